@@ -11,6 +11,7 @@
 #include "apps/flags.h"
 #include "apps/help.h"
 #include "apps/progress_line.h"
+#include "apps/terminal.h"
 #include "apps/verbs.h"
 #include "base/error.h"
 #include "base/json_text.h"
@@ -63,12 +64,12 @@ int run_calibrate(const CLI::App& app, const CalibrateFlags& f) {
   for (const CalibrationSample& s : c.samples)
     fmt::print(out, "{:<34}{:>9.1f} us{:>9.1f} us{:>8.0f}%\n", s.what, 1e6 * s.measured_seconds,
                1e6 * s.described_seconds, 100 * (s.described_seconds / s.measured_seconds - 1));
-  fmt::print(
-      out,
+  const std::string found = fmt::format(
       "{:.1f} GFLOP/s in f32, {:.1f} in bf16, memory {:.1f} GB/s; written to {}: plan with --machine {} "
       "--software echelon --precision f32 or bf16\n",
       c.machine.peak(Precision::f32) / 1e9, c.machine.peak(Precision::bf16) / 1e9,
       c.machine.memory_bandwidth / 1e9, file, file);
+  fmt::print(out, "{}", fitted(found, line_columns(out)));
   if (f.json) {
     nlohmann::ordered_json samples = nlohmann::ordered_json::array();
     for (const CalibrationSample& s : c.samples)

@@ -22,6 +22,7 @@
 #include "apps/flag_needs.h"
 #include "apps/help.h"
 #include "apps/launch_words.h"
+#include "apps/terminal.h"
 #include "apps/topics.h"
 #include "apps/verbs.h"
 #include "base/edits.h"
@@ -38,7 +39,9 @@ constexpr const char* out_of_memory =
     "echelon: out of memory\n";  // printed as it is: formatting asks for some
 
 // Standard error may be on a full disk: fmt would throw, out of a handler.
-void say(const std::string& message) { std::fputs(("echelon: " + message + "\n").c_str(), stderr); }
+void say(const std::string& message) {
+  std::fputs(echelon::fitted("echelon: " + message + "\n", echelon::line_columns(stderr)).c_str(), stderr);
+}
 
 // Of its verbs, without those that --help does not list.
 std::vector<std::string> names_of(const CLI::App& app) {
