@@ -178,6 +178,24 @@ TEST(DeviceSeam, ABlockThatAnotherStreamUsesIsKeptUntilThatHasCome) {
   EXPECT_GT(later, 0);
 }
 
+TEST(DeviceSeam, ADeviceLostWhileBlocksAreTakenBackLeavesEachOnce) {
+  int lost = 0;
+  in_all_orders([&](FakeDriver& driver) {
+    Arena arena(&driver, 0);
+    const DeviceStream& other = arena.transfers("dp");
+    {
+      const Tensor x = of(arena, {32}), y = of(arena, {64});
+      y.in_use_until(other.record());
+      x.in_use_until(other.record());
+      other.synchronize();
+      x.in_use_until(other.record());  // of the two, one can be had again
+    }
+    driver.fail_after(FakeCall::run, 0);
+    lost += failure_of([&] { of(arena, {1024}); }).empty() ? 0 : 1;
+  });
+  EXPECT_GT(lost, 0);
+}
+
 TEST(DeviceSeam, OutOfMemorySaysWhatWasAskedAndWhatIsFree) {
   in_all_orders(
       [](FakeDriver& driver) {

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstdlib>
+#include <iterator>
 #include <utility>
 
 #include "base/error.h"
@@ -76,14 +77,14 @@ void Arena::give_to_system(std::byte* data) noexcept {
     std::free(data);
 }
 
+// Block by block: a device that is lost throws where it is asked, and then each is in one of the lists.
 void Arena::take_back_unused() {
-  std::erase_if(in_use_, [&](const InUse& block) {
-    if (!std::all_of(block.until.begin(), block.until.end(),
-                     [](const auto& event) { return event->has_happened(); }))
-      return false;
-    free_.emplace(block.capacity, block.data);
-    return true;
-  });
+  for (auto block = in_use_.begin(); block != in_use_.end();) {
+    const bool is_free = std::all_of(block->until.begin(), block->until.end(),
+                                     [](const auto& event) { return event->has_happened(); });
+    if (is_free) free_.emplace(block->capacity, block->data);
+    block = is_free ? in_use_.erase(block) : std::next(block);
+  }
 }
 
 std::shared_ptr<Block> Arena::allocate(std::size_t bytes, MemoryCategory category) {
