@@ -1,6 +1,9 @@
 #include "apps/stop_signals.h"
 
+#include <fcntl.h>
 #include <unistd.h>
+
+#include <cerrno>
 
 #include "base/clock.h"
 #include "base/start_thread.h"
@@ -14,7 +17,27 @@ sigset_t stop_signals() {
   return signals;
 }
 
-StopSignals::StopSignals() {
+namespace {
+
+// SIGHUP too, where nohup has not made the process ignore it: blocked signals are never ignored.
+sigset_t signals_of_a_run() {
+  sigset_t signals = stop_signals();
+  struct sigaction hang_up {};
+  if (::sigaction(SIGHUP, nullptr, &hang_up) == 0 && hang_up.sa_handler != SIG_IGN) sigaddset(&signals, SIGHUP);
+  return signals;
+}
+
+// The terminal is gone: what is written there would fail, and the run with it.
+void leave_terminal() {
+  const int nowhere = ::open("/dev/null", O_WRONLY | O_CLOEXEC);
+  for (const int fd : {STDOUT_FILENO, STDERR_FILENO})
+    if (nowhere >= 0 && (::isatty(fd) == 1 || errno == EIO)) ::dup2(nowhere, fd);
+  if (nowhere >= 0) ::close(nowhere);
+}
+
+}  // namespace
+
+StopSignals::StopSignals() : signals_(signals_of_a_run()) {
   pthread_sigmask(SIG_BLOCK, &signals_, &before_);
   thread_ = start_thread("signals", [this] { take(); });
 }
@@ -31,6 +54,7 @@ void StopSignals::take() {
     int signal = 0;
     sigwait(&signals_, &signal);
     if (ending_) return;
+    if (signal == SIGHUP) leave_terminal();
     if (listens_ && !asked_.exchange(true)) first = Clock::now();
     if (asked_ && Clock::now() - first < one_stop_request) continue;
     ::kill(::getpid(), signal);

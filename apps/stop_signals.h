@@ -1,5 +1,5 @@
-// SIGTERM, SIGINT and SIGUSR1, which mpirun hands on without ending itself: the words by which a training is
-// asked to end after its step.
+// SIGTERM, SIGINT, SIGHUP and SIGUSR1, which mpirun hands on without ending itself: the words by which a training
+// is asked to end after its step.
 //
 // They are taken by a thread of their own, and blocked in every other: a handler would run on whichever
 // thread computes, and its frame lie where that thread's stack pointer says. Inside oneDNN's f32 products
@@ -37,7 +37,7 @@ class StopSignals {
  private:
   void take();
 
-  const sigset_t signals_ = stop_signals();
+  const sigset_t signals_;
   sigset_t before_{};
   std::atomic<bool> listens_{false}, asked_{false}, ending_{false};
   std::thread thread_;

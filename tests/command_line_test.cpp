@@ -735,6 +735,15 @@ TEST_F(CommandLine, AnInterruptLeavesWholeCheckpoints) {
   EXPECT_EQ(run({"generate", "--checkpoint", "ck", "--max-tokens", "2"}).status, 0);
 }
 
+// The terminal that it was started from has been closed.
+TEST_F(CommandLine, AHangUpLeavesWholeCheckpoints) {
+  struct sigaction hang_up {};
+  if (::sigaction(SIGHUP, nullptr, &hang_up) != 0 || hang_up.sa_handler == SIG_IGN) GTEST_SKIP() << "under nohup";
+  const Result stopped = interrupted([](int pid) { ::kill(pid, SIGHUP); });
+  EXPECT_EQ(stopped.status, 0) << stopped.err;
+  EXPECT_NE(stopped.out.find("stopped after step "), std::string::npos) << stopped.out;
+}
+
 // A handler that runs on a thread that computes may write over what oneDNN computes with.
 TEST_F(CommandLine, NoSignalIsHandledWhereItComputes) {
   int threads = 0, unblocked = 0;
