@@ -132,10 +132,10 @@ void add_checkpoint(CLI::App& program, int& status) {
   for (CLI::App* sub : {info, check, diff})
     sub->add_flag("--json", flags->json, "One JSON object on standard output");
   CLI::App* out = verb("export", "Write the model as Hugging Face's transformers reads it", [flags] {
-    (void)read_checkpoint_info(flags->path, "checkpoint export");
     with_progress("checkpoint export", false, [&](const Progress& progress) {
       report(progress, -1, "to " + flags->out);
       refuse_idle(*flags->exporting, {{"--shard-bytes", !flags->adapters, "with --adapters", {}}});
+      (void)read_checkpoint_info(flags->path, "checkpoint export");
       const auto dtype = flags->as.empty() ? std::optional<DType>() : parse_dtype(flags->as, "--dtype");
       if (flags->adapters)
         export_adapters(flags->path, flags->out, dtype);
