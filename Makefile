@@ -59,7 +59,7 @@ test-all: test
 	cmake --build --preset asan --target fast_tests
 	ctest --preset asan
 	cmake --preset tsan
-	cmake --build --preset tsan --target comm_tests training_tests
+	cmake --build --preset tsan --target thread_tests
 	ctest --preset tsan
 
 build: packages
