@@ -1115,7 +1115,8 @@ class IdleFlags : public CommandLine {
   // Each line is refused, and every flag of the verb is known.
   void expect_refused(const Words& verb, const std::vector<Line>& idle) const {
     for (const Line& line : idle)
-      refused(joined(verb, line.words), {line.words.front(), "has no effect " + line.where, "leave it out"});
+      if (is_taken(3))
+        refused(joined(verb, line.words), {line.words.front(), "has no effect " + line.where, "leave it out"});
   }
   void expect_known(const Words& verb, const std::vector<Line>& idle, const Words& alone) const {
     std::set<std::string> known(alone.begin(), alone.end());
