@@ -30,7 +30,7 @@ void expect_verified(const Plan& plan) {
   EXPECT_TRUE(report.pass) << to_json(report, plan);
 }
 
-TEST(BalanceScope, OfTheBatchIsTheSameOnEveryMesh) {
+TEST(BalanceScope, OfTheBatchIsTheSameOnEveryMesh) {  // long
   for (const ModelSpec& model : {odd_mixtral(), odd_deepseek()})
     for (auto [dp, tp, pp, cp] : {std::tuple{3, 1, 1, 1}, {2, 2, 1, 1}, {1, 1, 2, 1}, {2, 2, 2, 2}}) {
       Plan plan = batch_plan(model, dp, tp, pp, cp);
@@ -46,7 +46,7 @@ TEST(BalanceScope, OfTheBatchIsTheSameOnEveryMesh) {
 }
 
 // Where all forward passes come first there may be several microbatches.
-TEST(BalanceScope, OfTheBatchTakesMicrobatchesThatComeFirst) {
+TEST(BalanceScope, OfTheBatchTakesMicrobatchesThatComeFirst) {  // long
   for (auto [dp, tp] : {std::pair{1, 1}, {2, 2}})
     for (const Recompute& recompute : {Recompute::none, Recompute::full}) {
       Plan plan = batch_plan(odd_deepseek(4), dp, tp, 2);

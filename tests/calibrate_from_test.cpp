@@ -244,7 +244,7 @@ TEST(CalibrateFrom, BrokenRunsDoNotPull) {
 }
 
 // Steps of a program whose numbers are known: the fit prices others of its steps as it does.
-TEST(CalibrateFrom, FindsAProgramsNumbers) {
+TEST(CalibrateFrom, FindsAProgramsNumbers) {  // long
   Software truth = load_software("current");
   truth.product_efficiency = 0.8;
   truth.elementwise_passes = 2.5;
@@ -283,7 +283,7 @@ TEST(CalibrateFrom, FindsAProgramsNumbers) {
 
 // vTrain's all-reduces inside a node of eight A100, and SimuMax's products: as files, beginning with another
 // machine.
-TEST(CalibrateFrom, PublishedTablesOfA100) {
+TEST(CalibrateFrom, PublishedTablesOfA100) {  // long
   const auto links = published::find("vtrain_nccl_allreduce_lut.csv"),
              operators = published::find("simumax_operator_efficiency.csv");
   if (!links || !operators) GTEST_SKIP() << "the tables are not there; set ECHELON_PUBLISHED to their folder";

@@ -107,7 +107,7 @@ TEST(CollectivesTraining, ARingSendsTwiceTheGradients) {
 
 // A whole run and `verify`, as the command line asks for them: every kind of training that has collectives
 // finishes, and predicted and measured traffic are the same whichever algorithm sends.
-TEST(CollectivesTraining, RunsVerifiesAndIsPredicted) {
+TEST(CollectivesTraining, RunsVerifiesAndIsPredicted) {  // long
   const TemporaryDirectory directory;
   std::ofstream(directory / "text") << text_of_letters(4000);
   const TokenData data({directory / "text"}, bytes_vocab);

@@ -134,7 +134,7 @@ class CommandLine : public testing::Test {
   const fs::path directory_ = top_.path() / "here";
 };
 
-TEST_F(CommandLine, SaysThatRanksShareCores) {
+TEST_F(CommandLine, SaysThatRanksShareCores) {  // long
   const Words two_ranks = training({"--steps", "1", "--warmup", "0", "--dp", "2", "--sample", "0"});
   const std::string on_one_core = "taskset -cp $(taskset -cp $$ | grep -o '[0-9]*$') $$ >/dev/null";
   const std::string said = "2 ranks on 1 core: ranks share cores";
@@ -377,7 +377,7 @@ TEST_F(CommandLine, LogsGoToSeveralPlacesAtOnce) {
 }
 
 // The page of a run is drawn from its log: while it ran, and again.
-TEST_F(CommandLine, RunsAreReportedAsAPage) {
+TEST_F(CommandLine, RunsAreReportedAsAPage) {  // long
   const Words few{"--sample", "0", "--checkpoint", "ck", "--save-every", "2", "--json"};
   const json first = one_object(run(joined(
       training({"--steps", "3", "--pp", "2", "--log", "run.jsonl", "--report", "a.html"}), few)));
@@ -492,7 +492,7 @@ TEST_F(CommandLine, TrainsResumesAndGenerates) {
 }
 
 // It went on in silence, on samples that nothing had been trained on.
-TEST_F(CommandLine, ARunIsNotResumedOnOtherData) {
+TEST_F(CommandLine, ARunIsNotResumedOnOtherData) {  // long
   const auto train = [&](const char* steps, const Words& more) {
     return run(joined(training({"--steps", steps, "--checkpoint", "ck", "--sample", "0"}), more));
   };
@@ -513,7 +513,7 @@ TEST_F(CommandLine, ARunIsNotResumedOnOtherData) {
   EXPECT_EQ(train("3", {"--resume"}).status, 0);
 }
 
-TEST_F(CommandLine, StepsThatWereSkippedAreInTheSummary) {
+TEST_F(CommandLine, StepsThatWereSkippedAreInTheSummary) {  // long
   const Words blown{"--steps",  "4",    "--warmup",       "0", "--lr",     "1e30",
                     "--on-nan", "skip", "--val-fraction", "0", "--sample", "0"};
   const Result r = run(training(blown));
@@ -666,7 +666,7 @@ TEST_F(CommandLine, BenchAnswersInOneObject) {
   EXPECT_EQ(operations["dissemination_barrier"]["steps"], 1);
 }
 
-TEST_F(CommandLine, AFullDiskEndsTheRunAndKeepsTheEarlierCheckpoint) {
+TEST_F(CommandLine, AFullDiskEndsTheRunAndKeepsTheEarlierCheckpoint) {  // long
   ASSERT_EQ(run(training({"--steps", "1", "--checkpoint", "ck", "--sample", "0"})).status, 0);
   const std::string before = listing();
   const auto blocks = fs::file_size(at("ck/step-00000001/optimizer.safetensors")) / 2 / 512;
@@ -771,7 +771,7 @@ TEST_F(CommandLine, NoSignalIsHandledWhereItComputes) {
 
 // As timeout(1) asks a command to end: itself, and at once the group that it is in. It is stopped meanwhile,
 // so that it finds both, however slow this is; two of one kind would be one.
-TEST_F(CommandLine, ASignalToTheWholeGroupIsOneRequest) {
+TEST_F(CommandLine, ASignalToTheWholeGroupIsOneRequest) {  // long
   for (const std::string verb : {"train", "launch -- train"}) {
     const CommandResult r = run_command(
         "cd '" + directory_.string() + "'; rm -rf ck; setsid '" + ECHELON_BINARY + "' " + verb +
@@ -785,7 +785,7 @@ TEST_F(CommandLine, ASignalToTheWholeGroupIsOneRequest) {
   }
 }
 
-TEST_F(CommandLine, ASecondRunOnADirectoryIsRefused) {
+TEST_F(CommandLine, ASecondRunOnADirectoryIsRefused) {  // long
   Result second, third;
   const Result first = interrupted([&](int process) {
     second = run(training({"--steps", "9", "--checkpoint", "ck"}));
@@ -803,7 +803,7 @@ TEST_F(CommandLine, ASecondRunOnADirectoryIsRefused) {
     EXPECT_EQ(run({"checkpoint", "verify", path}).status, 0) << path;
 }
 
-TEST_F(CommandLine, LaunchGoesOnFromTheLastCheckpoint) {
+TEST_F(CommandLine, LaunchGoesOnFromTheLastCheckpoint) {  // long
   const Words saving{"--steps", "6", "--save-every", "2", "--async-save", "off", "--sample", "0"};
   ASSERT_EQ(run(joined(training(saving), {"--checkpoint", "whole"})).status, 0);
   const auto launched = [&](const Words& launch, const Words& more) {
@@ -849,7 +849,7 @@ TEST_F(CommandLine, LaunchGoesOnFromTheLastCheckpoint) {
   refused({"launch", "--hosts", "a:x", "--", "train", "--checkpoint", "x"}, {"--hosts x"});
 }
 
-TEST_F(CommandLine, CheckpointsAreLookedAtComparedAndConverted) {
+TEST_F(CommandLine, CheckpointsAreLookedAtComparedAndConverted) {  // long
   ASSERT_EQ(
       run(training({"--steps", "2", "--save-every", "1", "--checkpoint", "ck", "--dp", "2", "--tp", "3"}))
           .status,
@@ -893,7 +893,7 @@ TEST_F(CommandLine, CheckpointsAreLookedAtComparedAndConverted) {
 }
 
 // Fine-tuned text goes in and out by the tokenizer that came with the weights.
-TEST_F(CommandLine, ATokenizerGoesWithItsModel) {
+TEST_F(CommandLine, ATokenizerGoesWithItsModel) {  // long
   const std::string tuned = std::string(ECHELON_SOURCE_DIR) + "/tests/fixtures/fine_tune";
   const Result trained =
       run({"train", "--from", tuned, "--data", tuned + "/records.jsonl", "--steps", "1", "--global-batch",
@@ -934,7 +934,7 @@ TEST_F(CommandLine, SaysWhatItTrainedWhereAFileCannotBeWrittenAnyMore) {
 }
 
 // Text ends its documents with the tokenizer's end of text; whose the ids of a token file are nothing says.
-TEST_F(CommandLine, DocumentsEndAsTheTokenizerSays) {
+TEST_F(CommandLine, DocumentsEndAsTheTokenizerSays) {  // long
   const std::string tuned = std::string(ECHELON_SOURCE_DIR) + "/tests/fixtures/fine_tune";
   const auto by = [&](const std::string& data, const Words& more) {
     return joined({"train", "--from", tuned, "--data", data, "--steps", "1", "--global-batch", "2", "--seq-len",
@@ -950,7 +950,7 @@ TEST_F(CommandLine, DocumentsEndAsTheTokenizerSays) {
 }
 
 // Several prompts, on several ranks, are the same texts as one after the other.
-TEST_F(CommandLine, PromptsAreContinuedOnAnyMesh) {
+TEST_F(CommandLine, PromptsAreContinuedOnAnyMesh) {  // long
   ASSERT_EQ(run(training({"--steps", "2", "--checkpoint", "ck", "--sample", "0"})).status, 0);
   const Words generating{"generate", "--checkpoint", "ck", "--threads", "1", "--max-tokens", "5", "--json"};
   write("prompts.txt", "To be\n\nor not\nto\n");
@@ -980,7 +980,7 @@ TEST_F(CommandLine, PromptsAreContinuedOnAnyMesh) {
 }
 
 // A conversation is the text that its format makes of its turns.
-TEST_F(CommandLine, AConversationIsKept) {
+TEST_F(CommandLine, AConversationIsKept) {  // long
   const Words model{"train",
                     "--data",
                     "text.txt",
@@ -1053,7 +1053,7 @@ TEST_F(CommandLine, HelpNamesEveryFlag) {
     EXPECT_NE(r.out.find(flag), std::string::npos) << flag;
 }
 
-TEST_F(CommandLine, HelpTellsOfTopicsAndVerbs) {
+TEST_F(CommandLine, HelpTellsOfTopicsAndVerbs) {  // long
   const Result all = run({"help"});
   EXPECT_EQ(all.status, 0) << all.err;
   const std::string list = all.out.substr(all.out.find("\nTopics"));
@@ -1257,7 +1257,7 @@ TEST_F(IdleFlags, OfADryRun) {
 }
 
 // Without its colours a text is the one that a file gets.
-TEST_F(CommandLine, ColoursRepeatWhatTheWordsSay) {
+TEST_F(CommandLine, ColoursRepeatWhatTheWordsSay) {  // long
   const auto without_colours = [](std::string text) {
     for (std::size_t at; (at = text.find("\x1b[")) != std::string::npos;)
       text.erase(at, text.find('m', at) + 1 - at);
@@ -1388,7 +1388,7 @@ TEST_F(IdleFlags, OfTheOtherVerbs) {
   expect_known({"view"}, viewing, {"--out"});
 }
 
-TEST_F(IdleFlags, OfThePlannersVerbs) {
+TEST_F(IdleFlags, OfThePlannersVerbs) {  // long
   const std::vector<Line> planning{
       {{"--schedule", "zb-v", "--pp", "1"}, "with --pp 1"},
       {{"--layers-per-stage", "auto", "--pp", "1"}, "with --pp 1"},
@@ -1469,7 +1469,7 @@ TEST_F(IdleFlags, OfThePlannersVerbs) {
 }
 
 // An empty prompt is a prompt; any other empty value is none.
-TEST_F(CommandLine, EmptyValuesAreRefused) {
+TEST_F(CommandLine, EmptyValuesAreRefused) {  // long
   for (const char* flag : {"--trace", "--timeline", "--report", "--machine", "--schedule", "--log", "--checkpoint",
                            "--mask", "--model", "--plan", "--staleness", "--straggle", "--memory-limit"})
     refused(std::string(flag) == "--model" ? Words{"train", "--data", "text.txt", flag, ""}
@@ -1486,7 +1486,7 @@ TEST_F(CommandLine, EmptyValuesAreRefused) {
 }
 
 // What a model reads is said where it is not what one would expect.
-TEST_F(CommandLine, BytesAreNotFedToATokenizersIds) {
+TEST_F(CommandLine, BytesAreNotFedToATokenizersIds) {  // long
   const auto config = [](int vocab) {
     return R"({"model_type": "gpt2", "n_layer": 1, "n_embd": 8, "n_head": 2, "n_positions": 32, "vocab_size": )" +
            std::to_string(vocab) + "}";
@@ -1528,7 +1528,7 @@ TEST_F(CommandLine, BytesAreNotFedToATokenizersIds) {
   EXPECT_EQ(run({"generate", "--checkpoint", "in257", "--prompt", "To", "--max-tokens", "2"}).status, 0);
 }
 
-TEST_F(CommandLine, TextBecomesTokensOnceAndWeightsAreStartedFrom) {
+TEST_F(CommandLine, TextBecomesTokensOnceAndWeightsAreStartedFrom) {  // long
   fs::create_directory(at("in"));
   std::string records;
   for (int i = 0; i < 20; ++i)
@@ -1617,7 +1617,7 @@ TEST_F(CommandLine, JsonIsOneLineOfUtf8) {
   one_line(json::parse(none.out));
 }
 
-TEST_F(CommandLine, AsynchronousTraining) {
+TEST_F(CommandLine, AsynchronousTraining) {  // long
   const auto with = [](const Words& more) {
     return joined(training({"--dp", "2", "--sample", "0", "--json"}), more);
   };

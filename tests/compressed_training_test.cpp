@@ -82,7 +82,7 @@ std::string difference(const Parts& a, const Parts& b) {
 
 // What is in a bucket, on which pipeline rank and in which shard changes nothing, but that packed sums are
 // rounded once less where ZeRO cuts them.
-TEST(CompressedTraining, BitsDependOnTheParametersOwnGradients) {
+TEST(CompressedTraining, BitsDependOnTheParametersOwnGradients) {  // long
   const ModelSpec model = odd_llama(false, 2, 4);
   const Parts plain = train_on_mesh(plan_of(model, {3}, "none"));
   ASSERT_EQ(difference(train_on_mesh(plan_of(model, {3, 1, 2}, "none")), plain), "");
@@ -142,7 +142,7 @@ TEST(CompressedTraining, RunsWithoutFlushes) {
 }
 
 // With all of a matrix's rank nothing is left to compress, and with all elements nothing is left out.
-TEST(CompressedTraining, IsExactWhereNothingIsLeftOut) {
+TEST(CompressedTraining, IsExactWhereNothingIsLeftOut) {  // long
   for (const Shape& shape : {Shape{3, 1, 1}, Shape{2, 2, 2}, Shape{2, 1, 1, 2}}) {
     const ModelSpec model = odd_gpt2(true, 4);
     EXPECT_EQ(difference(train_on_mesh(plan_of(model, shape, "powersgd:24")),
@@ -160,7 +160,7 @@ TEST(CompressedTraining, IsExactWhereNothingIsLeftOut) {
 
 // PowerSGD's uncompressed first steps too: where the run ends in them, just after them, or goes on from a
 // checkpoint among them.
-TEST(CompressedTraining, TrafficIsPredictedForTheStepThatIsMeasured) {
+TEST(CompressedTraining, TrafficIsPredictedForTheStepThatIsMeasured) {  // long
   const TemporaryDirectory directory;
   std::ofstream(directory / "text") << std::string(3000, 'a');
   const TokenData data({directory / "text"}, bytes_vocab);

@@ -254,7 +254,7 @@ TEST(ControlNetwork, TheDoorStandsAFlood) {
   EXPECT_EQ(strangers.did().heard, 0);
 }
 
-TEST(ControlDoor, LetsInNobodyWithAnotherSecretOrRank) {
+TEST(ControlDoor, LetsInNobodyWithAnotherSecretOrRank) {  // long
   ControlDoor door(1, 4, {"127.0.0.1"}), other(1, 4, {"127.0.0.1"});
   std::jthread admits([&](const std::stop_token& stop) { door.admit(Clock::now() + patience, stop); });
   const std::string invitation = door.invitation();

@@ -449,7 +449,7 @@ VerifyReport verified_by_library(const Plan& plan) {
   return report;
 }
 
-TEST(DeviceGroups, TrainWithinTheBoundsOfOneRank) {
+TEST(DeviceGroups, TrainWithinTheBoundsOfOneRank) {  // long
   std::vector<Plan> plans{odd_plan(odd_llama(), 2, 2, true), odd_plan(odd_gpt2(false), 3, 1, false),
                           pipeline_plan(odd_llama(false, 2, 4), "1f1b", 2, 1, 2, 4)};
   plans.push_back(odd_plan(odd_llama(), 3, 1, false));

@@ -66,7 +66,7 @@ TEST(DeviceKernelsTraining, Dense) {
   expect_the_references(odd_plan(odd_llama(), 1, 2, true));
 }
 
-TEST(DeviceKernelsTraining, KeysInBlocks) {
+TEST(DeviceKernelsTraining, KeysInBlocks) {  // long
   Plan plan = context_plan(Family::llama, {ContextKind::ring, ContextBalance::zigzag, 2, 1});
   plan.mask = AttentionMask::document;
   expect_the_references(plan);

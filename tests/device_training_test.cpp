@@ -102,7 +102,7 @@ TEST(DeviceTraining, DataAndTensorParallel) {
   expect_bits_of_the_host(in("bf16", odd_plan(odd_gpt2(), 2, 2, true)));
 }
 
-TEST(DeviceTraining, ADeviceForEachRank) {
+TEST(DeviceTraining, ADeviceForEachRank) {  // long
   expect_bits_of_the_host(odd_plan(odd_llama(), 2, 2, true), 3, 4);
   expect_bits_of_the_host(odd_plan(odd_gpt2(false), 3, 1, false), 1, 2);  // one alone, two on the other
   Plan plan = odd_plan(odd_llama(), 3, 1, false);
@@ -135,7 +135,7 @@ TEST(DeviceTraining, ShardedData) {
   expect_bits_of_the_host(in("bf16", plan));
 }
 
-TEST(DeviceTraining, OffloadedOptimizerState) {
+TEST(DeviceTraining, OffloadedOptimizerState) {  // long
   for (const int zero : {0, 2}) {
     Plan plan = odd_plan(odd_llama(), 2, 1, false);
     plan.zero = zero;
@@ -172,7 +172,7 @@ TEST(DeviceTraining, Pipelines) {
   expect_bits_of_the_host(plan);
 }
 
-TEST(DeviceTraining, ContextParallel) {
+TEST(DeviceTraining, ContextParallel) {  // long
   for (const ContextCase& c : context_cases(2)) expect_bits_of_the_host(context_plan(Family::llama, c));
   Plan plan = context_plan(Family::llama, {ContextKind::hybrid, ContextBalance::zigzag, 4, 2});
   plan.mask = AttentionMask::document;
@@ -442,7 +442,7 @@ TEST_F(DeviceRuns, EndWithTheHostsWeightsAndHoldAndSendWhatWasPredicted) {
   expect_clean(*driver);
 }
 
-TEST_F(DeviceRuns, OffloadWhatWasPredicted) {
+TEST_F(DeviceRuns, OffloadWhatWasPredicted) {  // long
   const TrainSummary host = run(request("kept", nullptr));
   const auto driver = std::make_shared<FakeDriver>();
   TrainRequest offloading = request("offloaded", driver);
@@ -462,7 +462,7 @@ TEST_F(DeviceRuns, OffloadWhatWasPredicted) {
   EXPECT_EQ(run(offloading).fingerprint, run(again).fingerprint);
 }
 
-TEST_F(DeviceRuns, ALostDeviceLeavesTheLastCheckpointToGoOnFrom) {
+TEST_F(DeviceRuns, ALostDeviceLeavesTheLastCheckpointToGoOnFrom) {  // long
   const auto asked = [&](const std::string& name, std::shared_ptr<FakeDriver> driver) {
     TrainRequest r = request(name.c_str(), std::move(driver));
     r.priced_step = StepPrediction();  // nothing runs on the device before the training
@@ -491,7 +491,7 @@ TEST_F(DeviceRuns, ALostDeviceLeavesTheLastCheckpointToGoOnFrom) {
   EXPECT_GT(stopped_between, 0);
 }
 
-TEST_F(DeviceRuns, ALostDeviceIsNamedWithItsRanks) {
+TEST_F(DeviceRuns, ALostDeviceIsNamedWithItsRanks) {  // long
   std::set<std::string> seen;
   for (const int others : {300, 301, 302, 303, 304, 305}) {
     const auto driver = std::make_shared<FakeDriver>(FakeDriver::Options{.devices = 2});
@@ -605,7 +605,7 @@ TEST(DeviceTraining, StopsWholeWhereverTheDeviceFails) {
 }
 
 // At every call of them: what is received lies in memory that goes with the communicator, before the rank's.
-TEST(DeviceTraining, CollectivesByMessagesStopWholeToo) {
+TEST(DeviceTraining, CollectivesByMessagesStopWholeToo) {  // long
   const Plan plan = odd_plan(odd_llama(), 3, 1, false);
   for (const Collectives collectives : {Collectives::ring, Collectives::halving_doubling}) {
     const auto sum_twice = [&](FakeDriver& driver) {

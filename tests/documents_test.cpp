@@ -427,7 +427,7 @@ void run_document(const fs::path& document) {
 }
 
 // What `make train` runs, and what it says then.
-TEST(Documents, TheQuickStartGoesOnAsItSays) {
+TEST(Documents, TheQuickStartGoesOnAsItSays) {  // long
   if (!has_f32()) GTEST_SKIP() << "this build has f64 alone";
   std::string makefile = read_bytes(fs::path(ECHELON_SOURCE_DIR) / "Makefile");
   for (const auto& [variable, value] :

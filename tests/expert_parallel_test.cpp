@@ -198,7 +198,7 @@ TEST(ExpertParallel, EqualsOneRankUnderZero) {
 }
 
 // The gradient of cross-entropy and losses together, along random directions.
-TEST(ExpertParallel, GradientsAreThoseOfTheLossWithItsBalanceTerms) {
+TEST(ExpertParallel, GradientsAreThoseOfTheLossWithItsBalanceTerms) {  // long
   for (const ModelSpec& model : {odd_mixtral(), odd_deepseek()})
     for (const Balancing& balancing : balancings(model)) {
       Plan plan = odd_plan(model, 1, 1, false);
@@ -325,7 +325,7 @@ double imbalance_after_planting(const Balancing& balancing) {
   return 8 * *std::max_element(tokens.begin(), tokens.end()) / static_cast<double>(counted * 8 * 16 * 2);
 }
 
-TEST(ExpertParallel, BalancingSpreadsAPlantedPreference) {
+TEST(ExpertParallel, BalancingSpreadsAPlantedPreference) {  // long
   EXPECT_GT(imbalance_after_planting({}), 2);
   EXPECT_LT(imbalance_after_planting({.expert_loss = 0.3}), 1.3);
   EXPECT_LT(imbalance_after_planting({.bias_rate = 0.01}), 1.3);

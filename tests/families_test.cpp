@@ -400,7 +400,7 @@ ModelSpec odd_predictor(bool experts) {
 }
 
 // The table is read twice, and so is the output matrix; tied they are one.
-TEST(MultiTokenPrediction, GradientsAreTheDerivativesOfBothLosses) {
+TEST(MultiTokenPrediction, GradientsAreTheDerivativesOfBothLosses) {  // long
   for (const bool tied : {false, true}) {
     ModelSpec model = odd_predictor(true);
     model.tied_embedding = tied;

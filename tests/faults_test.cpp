@@ -125,7 +125,7 @@ TEST(Faults, AShiftedVocabularyIsNamed) {
     }
 }
 
-TEST(Faults, AShardThatIsOffByOneIsNamed) {
+TEST(Faults, AShardThatIsOffByOneIsNamed) {  // long
   Faults faults;
   faults.shard_shift = 1;
   for (int zero : {0, 1, 2, 3})

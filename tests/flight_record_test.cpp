@@ -48,7 +48,7 @@ class FlightRecord : public testing::Test {
   const TemporaryDirectory directory_;
 };
 
-TEST_F(FlightRecord, ARunThatDoesNotFailLeavesNothing) {
+TEST_F(FlightRecord, ARunThatDoesNotFailLeavesNothing) {  // long
   EXPECT_EQ(train(in_tmp(), "").status, 0);
   EXPECT_TRUE(entries(directory_ / "tmp").empty());
   EXPECT_EQ(train("", "--record " + (directory_ / "records/here")).status, 0);

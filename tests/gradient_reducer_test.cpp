@@ -13,7 +13,7 @@ namespace {
 
 using namespace compression_tests;
 
-TEST(GradientReducer, SendsAndHoldsWhatIsPredicted) {
+TEST(GradientReducer, SendsAndHoldsWhatIsPredicted) {  // long
   for (int n = 1; n <= 5; ++n)
     for (const std::string& compress : every_method)
       for (DType dtype : {DType::f32, DType::f64})

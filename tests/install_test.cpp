@@ -130,7 +130,7 @@ TEST_F(Install, WritesNothingIntoTheBuildButItsList) {
   EXPECT_EQ(listing(), before);
 }
 
-TEST_F(Install, ManPagesHaveEveryFlag) {
+TEST_F(Install, ManPagesHaveEveryFlag) {  // long
   if (!is_here("man")) GTEST_SKIP() << "man is not installed";
   for (const auto& [page, verbs] : pages) {
     const std::string file = (share() / "man/man1" / (page + ".1.gz")).string();

@@ -162,7 +162,7 @@ TEST(LaunchFiles, NanotronsAndDeepSpeeds) {
 }
 
 // With what would be legal.
-TEST(LaunchFiles, RefusesWhatAProgramDoesNotRun) {
+TEST(LaunchFiles, RefusesWhatAProgramDoesNotRun) {  // long
   struct Case {
     const char* program;
     const char* model;
@@ -260,7 +260,7 @@ const std::vector<Question>& textbook_questions() {
 
 // The answers of docs/planning.md to the textbook questions are plans that Megatron-Core is started with: all
 // that the command says is what the plan has, and what its arguments take.
-TEST_F(LaunchFor, StartsTheTextbookAnswers) {
+TEST_F(LaunchFor, StartsTheTextbookAnswers) {  // long
   for (const Question& question : textbook_questions()) {
     SCOPED_TRACE(question.text);
     const checks::CommandResult planned =
@@ -280,7 +280,7 @@ TEST_F(LaunchFor, StartsTheTextbookAnswers) {
 }
 
 // Megatron-Bridge takes the same by other names, and torchtitan has its own.
-TEST_F(LaunchFor, StartsTheTextbookAnswersElsewhere) {
+TEST_F(LaunchFor, StartsTheTextbookAnswersElsewhere) {  // long
   const Question& question = textbook_questions().front();
   ASSERT_EQ(run(question.text + " --top 1 --launch-for megatron-bridge --launch-out out").status, 0);
   EXPECT_NE(read("out/bridge.yaml").find("  context_parallel_size: "), std::string::npos);

@@ -365,7 +365,7 @@ void InvariantNumerics::expect_one_a_column(const std::vector<MeshRow>& rows, st
   fmt::print("{} meshes, {} runs of {} steps\n", rows.size(), runs, steps);
 }
 
-TEST_F(InvariantNumerics, EveryMeshHasTheSameBits) {
+TEST_F(InvariantNumerics, EveryMeshHasTheSameBits) {  // long
   std::vector<MeshRow> rows = meshes();
   if (!takes_all_cases())
     rows = {{},
@@ -392,7 +392,7 @@ TEST_F(InvariantNumerics, EveryTwelfthMeshHasThemFor20Steps) {
 }
 
 // With a number of ranks that blocks do not divide into, one of them has the whole output layer.
-TEST_F(InvariantNumerics, ThreeContextParallelRanksHaveTheSameBits) {
+TEST_F(InvariantNumerics, ThreeContextParallelRanksHaveTheSameBits) {  // long
   std::set<std::string> found;
   for (const MeshRow& row :
        {MeshRow{}, MeshRow{.cp = 3, .micro_batch = 2},
@@ -406,7 +406,7 @@ TEST_F(InvariantNumerics, ThreeContextParallelRanksHaveTheSameBits) {
 }
 
 // Adapters, and parts that training leaves as they are.
-TEST_F(InvariantNumerics, TunedModelsHaveTheSameBits) {
+TEST_F(InvariantNumerics, TunedModelsHaveTheSameBits) {  // long
   const MeshRow gathered{.cp = 2, .micro_batch = 2, .kind = ContextKind::allgather};
   const auto expect_same = [&](const FineTuning& tuning, const std::vector<MeshRow>& rows) {
     std::set<std::string> found;
@@ -426,7 +426,7 @@ TEST_F(InvariantNumerics, TunedModelsHaveTheSameBits) {
   expect_same(frozen, {{}, cut, gathered, {.tp = 2, .sp = true, .zero = 0}});
 }
 
-TEST(InvariantPrediction, IsThatOfEachRank) {
+TEST(InvariantPrediction, IsThatOfEachRank) {  // long
   const MeshRow gathered{.cp = 4, .micro_batch = 2, .kind = ContextKind::allgather};
   for (const MeshRow& row : {MeshRow{.cp = 2, .zero = 1, .micro_batch = 2}, gathered,
                              MeshRow{.tp = 2, .cp = 2, .sp = true, .micro_batch = 1},
@@ -442,7 +442,7 @@ TEST(InvariantPrediction, IsThatOfEachRank) {
 }
 
 // A checkpoint has no mesh: a training that goes on with another one ends with the same weights.
-TEST_F(InvariantNumerics, AnotherMeshGoesOnWithTheSameBits) {
+TEST_F(InvariantNumerics, AnotherMeshGoesOnWithTheSameBits) {  // long
   const auto request = [](const MeshRow& row) {
     TrainRequest r;
     r.plan = plan_of(row, {"llama-tiny", "f32"});
@@ -475,7 +475,7 @@ TEST_F(InvariantNumerics, AnotherMeshGoesOnWithTheSameBits) {
 }
 
 // A gradient that is wrong by a millionth is within what rounding allows, and not within nothing.
-TEST(InvariantVerify, AllowsNoDifference) {
+TEST(InvariantVerify, AllowsNoDifference) {  // long
   for (const Column& column : {Column{"gpt2-tiny", "f32"}, Column{"mixtral-tiny", "f32"}}) {
     const bool dense = column.model == std::string("gpt2-tiny");
     Plan plan = plan_of({.dp = 2, .tp = dense ? 2 : 1, .pp = dense ? 1 : 2, .zero = 1}, column);

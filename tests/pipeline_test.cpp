@@ -210,7 +210,7 @@ TEST(Pipeline, ProgramsOfAStreamAreItsPieces) {
   }
 }
 
-TEST(Pipeline, OptimizerWithoutABarrierGivesTheSameBits) {
+TEST(Pipeline, OptimizerWithoutABarrierGivesTheSameBits) {  // long
   Guesses guesses;
   for (auto [schedule, pp, dp, tp, microbatches] : {std::tuple{"zb-h1", 2, 1, 1, 4},
                                                     {"zb-h2", 3, 1, 1, 1},
@@ -225,7 +225,7 @@ TEST(Pipeline, OptimizerWithoutABarrierGivesTheSameBits) {
   EXPECT_GT(guesses.wrong, 15);
 }
 
-TEST(Pipeline, VerifyProvesTheOptimizerWithoutABarrier) {
+TEST(Pipeline, VerifyProvesTheOptimizerWithoutABarrier) {  // long
   for (auto [dp, tp] : {std::pair{1, 1}, {2, 2}}) {
     Plan plan = pipeline_plan(odd_llama(false, 2, 8), "zb-v", 2, dp, tp, 4);
     plan.optimizer_barrier = false;

@@ -82,7 +82,7 @@ TEST_F(PlanCommand, NothingFits) {
             std::string::npos);
 }
 
-TEST_F(PlanCommand, RefusesWhatCannotBe) {
+TEST_F(PlanCommand, RefusesWhatCannotBe) {  // long
   refused("--gpus 0", {"--gpus 0", "from 1"});
   refused("--gpus 64 --dp 8 --global-batch 4",
           {"--dp 8", "only 4 sequences", "legal: up to 4, or --global-batch of at least 8"});
@@ -106,7 +106,7 @@ TEST_F(PlanCommand, RefusesWhatCannotBe) {
   refused("--plan absent.toml", {"--plan absent.toml"});
 }
 
-TEST_F(PlanCommand, ExplainsWritesAndReadsBack) {
+TEST_F(PlanCommand, ExplainsWritesAndReadsBack) {  // long
   const CommandResult said =
       run(std::string(small) + "--explain --against tp=8,zero=1 --out plan.toml --html plan.html");
   EXPECT_EQ(said.status, 0);

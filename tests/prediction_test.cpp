@@ -335,7 +335,7 @@ void expect_predicted_stream(const Plan& plan, const PipelineLayout& pipeline, i
   });
 }
 
-TEST(Prediction, IsExactForStreams) {
+TEST(Prediction, IsExactForStreams) {  // long
   for (auto [schedule, microbatches] :
        {std::pair{"pipedream", 1}, {"pipedream", 2}, {"pipedream", 5}, {"2bw", 3}, {"2bw", 7}})
     for (auto [dp, tp, sp, compress] : {std::tuple{1, 1, false, "none"},
@@ -457,7 +457,7 @@ TEST(Prediction, IsExactInLaterStepsOfInvariantNumerics) {
 }
 
 // Of a whole run: rank 0's numbers as its summary has them, and as programs read them.
-TEST(Prediction, OfARunIsExactOrSaysWhatItAssumes) {
+TEST(Prediction, OfARunIsExactOrSaysWhatItAssumes) {  // long
   const TemporaryDirectory directory;
   {
     std::ofstream text(directory / "text");
@@ -662,7 +662,7 @@ TEST(Textbook, ActivationsOfALayer) {
 
 // With it a rank never holds more, whatever is recomputed and however the pipeline runs, wherever the peak
 // is.
-TEST(Textbook, SequenceParallelismHoldsLess) {
+TEST(Textbook, SequenceParallelismHoldsLess) {  // long
   for (const ModelSpec& model : {odd_gpt2(true, 4), odd_llama(false, 2, 5), odd_mixtral(4), odd_deepseek(5)})
     for (const int t : {2, 4})
       for (const Recompute& recompute : {Recompute::none, Recompute::selective, Recompute::full})

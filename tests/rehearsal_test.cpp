@@ -23,7 +23,7 @@ Plan with_mesh(ModelSpec model, int dp, int tp, int pp, int cp = 1) {
 }
 
 // Each is a plan that runs, on the ranks that share a layer's work.
-TEST(Rehearsal, RunsALayerOnTheRanksThatShareIt) {
+TEST(Rehearsal, RunsALayerOnTheRanksThatShareIt) {  // long
   for (const ModelSpec& model : {odd_gpt2(), odd_llama(), odd_mixtral(), odd_deepseek(), even_mixtral(2)})
     for (const auto& [dp, tp, cp, ep] :
          {std::tuple{1, 1, 1, 1}, {2, 2, 1, 1}, {1, 1, 2, 1}, {1, 2, 2, 2}, {4, 1, 1, 4}}) {

@@ -145,7 +145,7 @@ class ReplicaCheckRuns : public testing::Test {
   std::unique_ptr<TokenData> data_;
 };
 
-TEST_F(ReplicaCheckRuns, NothingIsFoundWhereNothingIsPlanted) {
+TEST_F(ReplicaCheckRuns, NothingIsFoundWhereNothingIsPlanted) {  // long
   for (const Plan& plan : plans()) {
     if (!is_taken(12)) continue;
     SCOPED_TRACE(name_of(plan));
@@ -169,7 +169,7 @@ TEST_F(ReplicaCheckRuns, NothingIsFoundWhereNothingIsPlanted) {
   }
 }
 
-TEST_F(ReplicaCheckRuns, NothingIsFoundInManySteps) {
+TEST_F(ReplicaCheckRuns, NothingIsFoundInManySteps) {  // long
   const char* const asked = std::getenv("ECHELON_QUIET_STEPS");
   const std::int64_t steps = asked != nullptr ? std::atoi(asked) : takes_all_cases() ? 1000 : 20;
   const std::vector shapes{
@@ -257,7 +257,7 @@ class Trials : public ReplicaCheckRuns {
   std::map<FlipWhere, Count> counts_;
 };
 
-TEST_F(Trials, FlipsAreFoundAndTheirRankIsNamed) {
+TEST_F(Trials, FlipsAreFoundAndTheirRankIsNamed) {  // long
   const char* const asked = std::getenv("ECHELON_FLIPS");
   const int flips = asked != nullptr ? std::atoi(asked) : takes_all_cases() ? 200 : 4;
   const std::vector<Plan> all = plans();

@@ -164,7 +164,7 @@ TEST(RoutingSimulation, DependsOnTheSeedAndOnNothingElse) {
   EXPECT_NE(simulate(r, {"none"}).front().chosen, together[0].chosen);
 }
 
-TEST(RoutingSimulation, WaysOfBalancingDoWhatTheyAreFor) {
+TEST(RoutingSimulation, WaysOfBalancingDoWhatTheyAreFor) {  // long
   RoutingRequest r = request_of();
   r.popularity = one_popular_expert(12, 4, 0.5);
   r.steps = 100;

@@ -54,7 +54,7 @@ class RunControl : public testing::Test {
 };
 
 // One rank hears of it; all end behind the same step, and what follows is as if nobody had asked.
-TEST_F(RunControl, ARunThatIsAskedToStopCanGoOn) {
+TEST_F(RunControl, ARunThatIsAskedToStopCanGoOn) {  // long
   for (const auto& [dp, pp, schedule] :
        {std::tuple{2, 1, "1f1b"}, {1, 2, "1f1b"}, {2, 2, "pipedream"}, {1, 1, "1f1b"}}) {
     SCOPED_TRACE(fmt::format("dp {} pp {} {}", dp, pp, schedule));

@@ -43,7 +43,7 @@ TEST(Search, LayersOfEveryKindArePriced) {
 
 // What each rank chooses by itself is the best of all that they could choose together, wherever the memory
 // ends; and where it ends between what the ranks keep, better than the same for all.
-TEST(Search, RanksChooseTheirRecomputation) {
+TEST(Search, RanksChooseTheirRecomputation) {  // long
   int mixed = 0, faster = 0;
   for (const auto& [pp, schedule] :
        {std::pair{2, "1f1b"}, {3, "1f1b"}, {2, "zb-v"}, {2, "interleaved"}, {2, "dualpipe"}}) {
@@ -145,7 +145,7 @@ TEST(Search, ListsOfRecomputationAreForSoManyRanks) {
 }
 
 // The ranking with bounds is that of simulating everything.
-TEST(Search, FindsWhatSimulatingEverythingFinds) {
+TEST(Search, FindsWhatSimulatingEverythingFinds) {  // long
   for (const auto& [name, gpus, batch] :
        {std::tuple{"gpt2-1.5b", 4, 16}, {"llama-2-7b", 8, 32}, {"mixtral-8x7b", 16, 16}}) {
     if (!checks::is_taken(6)) continue;

@@ -190,7 +190,7 @@ TEST_F(SimulateCommand, TheNameOfTheFileSaysTheFormat) {
   refused("--format html --out a.txt", {"--format html", "legal: text, rows, lowered"});
 }
 
-TEST_F(SimulateCommand, RefusesWrongRequestsByName) {
+TEST_F(SimulateCommand, RefusesWrongRequestsByName) {  // long
   refused("--schedule zigzag", {"--schedule zigzag", "zb-v"});
   refused("--compare 1f1b,zigzag", {"--compare zigzag", "zb-v"});
   refused("--compare 1f1b --schedule gpipe", {"--schedule", "--compare"});

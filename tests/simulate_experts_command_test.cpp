@@ -88,7 +88,7 @@ TEST_F(SimulateExperts, DrawsBeforeAndAfter) {
   EXPECT_EQ(std::count(csv.output.begin(), csv.output.end(), '\n'), 1 + 2 * 5 * 8);
 }
 
-TEST_F(SimulateExperts, RefusesInOneSentence) {
+TEST_F(SimulateExperts, RefusesInOneSentence) {  // long
   refused("--moe --pp 4", {"--pp", "--moe"});
   refused("--experts 4", {"--experts", "--moe"});
   refused("--moe --ep 3", {"--ep 3", "8 experts"});

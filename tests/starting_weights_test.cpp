@@ -67,7 +67,7 @@ Mesh mesh_of(Axis axis, int size) {
 }
 
 // The way over `checkpoint import` and --resume, which the fixtures of transformers hold to its numbers.
-TEST_F(FromWeights, AreThoseThatAnImportContinuesFrom) {
+TEST_F(FromWeights, AreThoseThatAnImportContinuesFrom) {  // long
   int runs = 0;
   for (const char* model : {"gpt2", "llama", "mixtral"})
     for (const auto& [mesh, zero] : {std::pair{Mesh{}, 0},
@@ -130,7 +130,7 @@ TEST_F(FromWeights, AreRefusedWhereTheyDoNotFit) {
 }
 
 // The one window of the records is a sequence and its next token (fixtures/fine_tune/make_fixture.py).
-TEST_F(FromWeights, AreTunedOnRecordsWithTheLossOfTransformers) {
+TEST_F(FromWeights, AreTunedOnRecordsWithTheLossOfTransformers) {  // long
   const fs::path fixture = fs::path(ECHELON_SOURCE_DIR) / "tests/fixtures/fine_tune";
   const auto expected = nlohmann::json::parse(read_text((fixture / "expected.json").string()));
   DataReading reading;

@@ -264,7 +264,7 @@ TEST(StepModel, IntervalsAreWiderFarFromWhatWasMeasured) {
 
 // For this repository's trainer a plan says what the trainer's own prediction says, to the byte, for every
 // pipeline rank; that this is what a run holds, tests/prediction_test.cpp shows.
-TEST(StepModel, MemoryOfThisTrainerIsItsOwnAccount) {
+TEST(StepModel, MemoryOfThisTrainerIsItsOwnAccount) {  // long
   Workload work = checks::workload_of(load_model("llama-tiny"), 64, 32, Precision::f32, load_machine("h100"),
                                       load_software("echelon"), exact_memory());
   StepModel model(work);

@@ -160,7 +160,7 @@ void play_random_program(unsigned seed, Collectives collectives) {
   });
 }
 
-TEST(ThreadPrograms, RandomProgramsOnTwoAxesFinishWithTheRightValues) {
+TEST(ThreadPrograms, RandomProgramsOnTwoAxesFinishWithTheRightValues) {  // long
   for (Collectives collectives : every_collectives)
     for (unsigned seed = 1; seed <= (collectives == Collectives::direct ? 25 : 8); ++seed) {
       SCOPED_TRACE(std::string(collectives_name(collectives)) + ", seed " + std::to_string(seed));

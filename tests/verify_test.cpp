@@ -161,7 +161,7 @@ TEST(Verify, TheBoundIsTheOneStated) {
 // Where true gradients are zero, or small differences of large numbers, rounding is all that both runs have.
 // With one token a sequence no query or key has a gradient; with one word none has; a norm of one number lets
 // none by.
-TEST(Verify, IllConditionedModelsPass) {
+TEST(Verify, IllConditionedModelsPass) {  // long
   std::int64_t judged = 0;
   const int wanted = takes_all_cases() ? 40 : 16;
   const int visited = for_each_random_request(1000, wanted, [&](const VerifyRequest& request) {

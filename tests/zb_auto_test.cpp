@@ -188,7 +188,7 @@ void against_brute_force(int ranks, int microbatches, bool any_order, int trials
   }
 }
 
-TEST(ZbAuto, BruteForceInOrder) {
+TEST(ZbAuto, BruteForceInOrder) {  // long
   against_brute_force(2, 2, false, 60, 1);
   against_brute_force(3, 2, false, 60, 2);
   against_brute_force(2, 3, false, 30, 3);
@@ -247,7 +247,7 @@ Schedule random_order(std::mt19937& random, int ranks, int microbatches, const A
   return schedule;
 }
 
-TEST(ZbAuto, NoOrderBeatsTheBound) {
+TEST(ZbAuto, NoOrderBeatsTheBound) {  // long
   std::mt19937 random(17);
   int finished = 0;
   for (int trial = 0; trial < 12; ++trial) {
@@ -282,7 +282,7 @@ TEST(ZbAuto, FindsTheSameAgain) {
   }
 }
 
-TEST(ZbAuto, SmallCasesAreExact) {
+TEST(ZbAuto, SmallCasesAreExact) {  // long
   int proven = 0;
   std::mt19937 random(11);
   for (int trial = 0; trial < 8; ++trial) {

@@ -97,7 +97,7 @@ TEST(Zero, GivesTheBitsUnderEverySchedule) {
 
 // A sum over ranks is grouped as a halving tree, so that a sum inside blocks of neighbours and then across
 // them is the same sum where the number of blocks is a power of two.
-TEST(Hsdp, GivesTheBitsOfPlainDataParallelism) {
+TEST(Hsdp, GivesTheBitsOfPlainDataParallelism) {  // long
   for (auto [dp, hsdp] : {std::pair{4, 2}, {4, 4}, {6, 2}})
     for (const ModelSpec& model : {odd_gpt2(true), odd_llama(false)})
       for (int tp : {1, 2}) {
@@ -116,7 +116,7 @@ TEST(Hsdp, GivesTheBitsOfPlainDataParallelism) {
 
 // HSDP with blocks of one rank is plain data parallelism. Otherwise the sum over the blocks of the sums
 // inside them may be grouped in another way than the sum over all ranks: equal to the bound.
-TEST(Hsdp, Verifies) {
+TEST(Hsdp, Verifies) {  // long
   for (auto [dp, tp, hsdp] : {std::tuple{4, 2, 2}, {6, 1, 3}, {6, 1, 2}})
     for (const ModelSpec& model : {odd_gpt2(true), odd_llama(false)})
       for (int zero : stages) {
