@@ -9,10 +9,12 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <span>
 #include <vector>
 
 #include "base/philox.h"
 #include "tensor/kernels.h"
+#include "tensor/split_weights.h"
 
 namespace echelon {
 namespace {
@@ -207,6 +209,21 @@ void AdamW(benchmark::State& state) {
     return Measured{[=, &b] { b.kernels->adamw(p, g, m, v, {.lr = 1e-4}); }, bytes({p, p, g, m, m, v, v})};
   });
 }
+// Of --precision bf16: weights as values and what they are rounded off by.
+void AdamWSplit(benchmark::State& state) {
+  measure(state, [](Bench& b) {
+    const Tensor p = b.random({10'000'000}), g = b.random({10'000'000}), m = b.random({10'000'000});
+    const Tensor v = b.random({10'000'000});
+    b.kernels->fill(v, 1.0);
+    const Tensor values(b.arena, MemoryCategory::other, DType::bf16, p.shape()),
+        remainders(b.arena, MemoryCategory::other, DType::i16, p.shape());
+    const std::span<const float> weights(p.host<float>(), static_cast<std::size_t>(p.numel()));
+    split_values(weights, values);
+    split_remainders(weights, remainders);
+    return Measured{[=, &b] { b.kernels->adamw(values, g, m, v, {.lr = 1e-4}, remainders); },
+                    bytes({values, values, remainders, remainders, g, m, m, v, v})};
+  });
+}
 void SumSquares(benchmark::State& state) {
   measure(state, [](Bench& b) {
     const Tensor x = b.random({20'000'000});
@@ -225,6 +242,7 @@ ECHELON_PASS(LayerNormBackward);
 ECHELON_PASS(BiasGradient);
 ECHELON_PASS(CrossEntropy);
 ECHELON_PASS(AdamW);
+ECHELON_PASS(AdamWSplit);
 ECHELON_PASS(SumSquares);
 
 }  // namespace

@@ -190,8 +190,9 @@ void FakeCollectives::sum(const std::vector<const std::byte*>& from, std::int64_
       return add_in_turn<bf16>(asked.op, turned, to, count);
     case DType::i32:
       return add_in_turn<std::int32_t>(asked.op, turned, to, count);
+    case DType::i16:
     case DType::u8:
-      driver_.complain("packed bytes are added");
+      driver_.complain("packed bytes or remainders are added");
   }
 }
 

@@ -58,7 +58,7 @@ TEST(Fingerprint, ShowsOneBitOfOneElementAndItsPlace) {
   const std::uint64_t whole = fingerprint_on(plan);
   const auto change = [&](const auto& change_of) {
     return fingerprint_on(plan, [&](const Rank& rank, const Trainer& trainer) {
-      const Tensor weights = trainer.parameters().all().front().own_master;
+      const Tensor weights = trainer.parameters().all().front().own_value;
       if (rank.index() == 0) change_of(weights.host<double>());
     });
   };

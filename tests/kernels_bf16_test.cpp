@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <array>
+#include <bit>
 #include <cmath>
 #include <cstring>
 #include <limits>
@@ -16,9 +17,11 @@
 
 #include "base/error.h"
 #include "base/philox.h"
+#include "base/split_weight.h"
 #include "case_choice.h"
 #include "tensor/host.h"
 #include "tensor/kernels.h"
+#include "tensor/split_weights.h"
 
 namespace echelon::kernels_bf16_test {
 namespace {
@@ -337,18 +340,50 @@ TEST_P(KernelsBf16, GradientOfLogitsIsF32OrBf16) {
   EXPECT_EQ(copy_to_host<float>(apart.held), copy_to_host<float>(p.held)) << "in place it has other bits";
 }
 
-TEST_P(KernelsBf16, AdamWRoundsACopyOfMasterWeights) {
-  const Operand p = wide(1, 1000), g = wide(1, 1000), m = wide(1, 1000), v = wide(1, 1000);
-  const Tensor alone = make(DType::f32, {1, 1000}), rounded = make(DType::bf16, {1, 1000});
+// Step after step the bits of weights that are f32, whatever they are; the last elements no vector holds.
+TEST_P(KernelsBf16, AdamWOfSplitWeightsIsThatOfWholeOnes) {
+  const std::int64_t count = 20'011;
+  const Operand p = wide(1, count), g = wide(1, count), m = wide(1, count), v = wide(1, count);
   kernels->fill(v.held, 0.5);
-  const Tensor m2 = make(DType::f32, {1, 1000}), v2 = make(DType::f32, {1, 1000});
-  kernels->copy(p.held, alone), kernels->copy(m.held, m2), kernels->copy(v.held, v2);
-  const AdamWStep step{.lr = 0.01, .weight_decay = 0.1, .step = 3};
-  kernels->adamw(p.held, g.held, m.held, v.held, step, rounded);
-  kernels->adamw(alone, g.held, m2, v2, step);
-  EXPECT_EQ(copy_to_host<float>(p.held), copy_to_host<float>(alone)) << "the copy changes the master";
-  for (std::int64_t i = 0; i < 1000; ++i)
-    ASSERT_EQ(rounded.host<bf16>()[i].bits, bf16(alone.host<float>()[i]).bits) << i;
+  std::vector<float> weights = copy_to_host<float>(p.held);
+  // What is as near to the next value as to this one, the smallest and largest, and what no step makes
+  // finite.
+  const std::array<float, 10> odd{std::bit_cast<float>(0x3f808000u),
+                                  std::bit_cast<float>(0xbf818000u),
+                                  0.0f,
+                                  -0.0f,
+                                  1e-45f,
+                                  std::numeric_limits<float>::max(),
+                                  std::numeric_limits<float>::lowest(),
+                                  std::numeric_limits<float>::infinity(),
+                                  std::bit_cast<float>(0x7f800001u),
+                                  std::bit_cast<float>(0xffffffffu)};
+  for (const std::size_t begin : {std::size_t{100}, weights.size() - odd.size()})
+    std::copy(odd.begin(), odd.end(), weights.begin() + static_cast<std::ptrdiff_t>(begin));
+  copy_from_host(weights, p.held);
+  const Tensor values = make(DType::bf16, {count}), remainders = make(DType::i16, {count});
+  split_values(weights, values), split_remainders(weights, remainders);
+  const Tensor m2 = make(DType::f32, {1, count}), v2 = make(DType::f32, {1, count});
+  kernels->copy(m.held, m2), kernels->copy(v.held, v2);
+  for (std::int64_t t = 1; t <= 3; ++t) {
+    const AdamWStep step{.lr = t == 1 ? 0.0 : 0.01, .weight_decay = 0.1, .step = t};
+    kernels->adamw(p.held, g.held, m.held, v.held, step);
+    kernels->adamw(values, g.held, m2, v2, step, remainders);
+    std::vector<float> joined(weights.size());
+    join_weights(values, remainders, joined);
+    for (std::int64_t i = 0; i < count; ++i) {
+      const float whole = p.held.host<float>()[i], here = joined[static_cast<std::size_t>(i)];
+      const SplitWeight expected(whole);
+      ASSERT_EQ(std::isnan(here), std::isnan(whole)) << i << " step " << t;
+      if (std::isnan(whole)) continue;
+      ASSERT_EQ(std::bit_cast<std::uint32_t>(here), std::bit_cast<std::uint32_t>(whole))
+          << i << " step " << t;
+      ASSERT_EQ(values.host<bf16>()[i].bits, expected.value.bits) << i << " step " << t;
+      ASSERT_EQ(remainders.host<std::int16_t>()[i], expected.remainder) << i << " step " << t;
+    }
+  }
+  EXPECT_EQ(copy_to_host<float>(m2), copy_to_host<float>(m.held));
+  EXPECT_EQ(copy_to_host<float>(v2), copy_to_host<float>(v.held));
 }
 
 // One parameter of 12 x 10 whose second dimension, or first, is cut over tp and whose elements are cut again,
@@ -472,6 +507,13 @@ TEST_P(KernelsBf16, WhatMustBeWideAndWhatMustNotIsChecked) {
   EXPECT_THROW(kernels->adamw(f32, f32, f32, f32, {.rounding = &right}), InvariantError);
   EXPECT_THROW(kernels->adamw(x, x, x, x, {.rounding = &right}), InvariantError);
   EXPECT_THROW(kernels->adamw(f32, f32, f32, f32, {}, f32), InvariantError);
+  const Tensor remainders = make(DType::i16, {2, 4}), few = make(DType::i16, {7});
+  EXPECT_THROW(kernels->adamw(f32, f32, f32, f32, {}, remainders), InvariantError);
+  EXPECT_THROW(kernels->adamw(x, f32, x, x, {}, remainders), InvariantError);
+  EXPECT_THROW(kernels->adamw(x, f32, f32, f32, {}, few), InvariantError);
+  EXPECT_THROW(kernels->adamw(x, f32, f32, f32, {.rounding = &right}, remainders), InvariantError);
+  EXPECT_THROW(kernels->copy(remainders, x), InvariantError);
+  EXPECT_THROW(kernels->add(remainders, remainders), InvariantError);
 }
 
 // Also across pieces that threads cut, depths that a processor's own products take at once or do not, and

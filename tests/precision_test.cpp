@@ -61,7 +61,10 @@ TEST(Precision, DTypesHaveSizesAndNames) {
   EXPECT_EQ(element_bytes(bf16), 2);
   EXPECT_STREQ(dtype_name(bf16), "bf16");
   EXPECT_EQ(wide(bf16), f32);
-  for (DType dtype : {f32, f64, i32, u8}) EXPECT_EQ(wide(dtype), dtype);
+  for (DType dtype : {f32, f64, i32, i16, u8}) EXPECT_EQ(wide(dtype), dtype);
+  EXPECT_EQ(element_bytes(i16), 2);
+  EXPECT_STREQ(dtype_name(i16), "i16");
+  EXPECT_EQ(dtype_of<std::int16_t>, i16);
   EXPECT_EQ(dtype_of<echelon::bf16>, bf16);
   EXPECT_EQ(dtype_of<Wide<echelon::bf16>>, f32);
 }

@@ -1,9 +1,11 @@
 // Training in bf16: proved, predicted, saved and gone on with as in any precision.
 #include <gtest/gtest.h>
 
+#include "base/split_weight.h"
 #include "case_choice.h"
 #include "checkpoint/checkpoint.h"
 #include "mesh_runs.h"
+#include "plan/memory.h"
 #include "schedule/schedules.h"
 #include "temporary_directory.h"
 #include "train/dry_run.h"
@@ -134,7 +136,8 @@ TEST(PrecisionTraining, IsPredictedToTheByte) {
     }
 }
 
-// A parameter's weights are kept in two bytes where layers compute with it, and in four beside it, or not.
+// A parameter's weights are kept in two bytes where layers compute with it, and in two more beside it, or
+// not.
 TEST(PrecisionTraining, HoldsWhatTheRecipeSays) {
   const auto held = [](const char* precision) {
     const Plan plan = plan_in(precision, odd_llama());
@@ -145,7 +148,7 @@ TEST(PrecisionTraining, HoldsWhatTheRecipeSays) {
   const Memory f32 = held("f32"), bf16 = held("bf16"), lean = held("bf16-lean");
   EXPECT_EQ(2 * parameters(bf16), parameters(f32));
   EXPECT_EQ(2 * parameters(lean), parameters(f32));
-  EXPECT_EQ(2 * optimizer(bf16), 3 * optimizer(f32));
+  EXPECT_EQ(4 * optimizer(bf16), 5 * optimizer(f32));
   EXPECT_EQ(2 * optimizer(lean), optimizer(f32));
   EXPECT_LT(bf16[MemoryCategory::activations], f32[MemoryCategory::activations]);
 }
@@ -176,12 +179,60 @@ TEST(PrecisionTraining, GoesOnFromItsMasterWeights) {
       load_checkpoint(rank, trainer.parameters(), read_checkpoint_info(path), false, {});
       EXPECT_EQ(gather(rank, trainer, ParameterTensor::value), weights);
       for (const Parameter& p : trainer.parameters().all()) {
-        const std::vector<double> master = copy_numbers_to_host(p.own_master),
+        const std::vector<double> master = copy_numbers_to_host(own_weights(rank, p)),
                                   value = copy_numbers_to_host(p.own_value);
         for (std::size_t i = 0; i < master.size(); ++i)
-          ASSERT_EQ(static_cast<double>(static_cast<float>(bf16(master[i]))), value[i]);
+          ASSERT_EQ(static_cast<double>(SplitWeight(static_cast<float>(master[i])).value), value[i]);
       }
     });
+  }
+}
+
+// docs/precision.md has these.
+TEST(PrecisionTraining, BytesAParameterAreThoseOfTheTable) {
+  for (const auto& [precision, bytes] :
+       {std::pair{"f32", 16}, {"bf16", 16}, {"bf16-lean", 10}, {"f64", 32}}) {
+    const Plan plan = plan_in(precision, odd_llama());
+    on_mesh(plan, [&, bytes = bytes](const Rank& rank) {
+      const std::int64_t before = rank.arena().live().total();
+      const ParameterStore parameters(rank, plan, PipelineLayout(plan), 1);
+      const StateBytes each = state_bytes(plan);
+      EXPECT_EQ(rank.arena().live().total() - before, bytes * parameters.layout().size()) << precision;
+      EXPECT_EQ(each.value + each.gradient + each.optimizer, bytes) << precision;
+    });
+  }
+}
+
+// Whatever the ranks hold of the weights: values whole, and what completes them cut or not.
+TEST(PrecisionTraining, ResumesToTheLastBit) {
+  TemporaryDirectory directory;
+  for (const int zero : {0, 1, 3}) {
+    Plan plan = plan_in("bf16", odd_llama(), 2, 2);
+    plan.zero = zero;
+    const auto weights_after = [&](std::uint64_t seed, const std::string& from, const std::string& to) {
+      LogicalTensors weights;
+      on_mesh(plan, [&](const Rank& rank) {
+        Trainer trainer(rank, plan, {}, seed);
+        if (!from.empty()) load_checkpoint(rank, trainer.parameters(), read_checkpoint_info(from), false, {});
+        for (std::int64_t step = from.empty() ? 0 : 2; step < 4; ++step) {
+          if (step == 2 && !to.empty()) {
+            CheckpointInfo info;
+            info.step = info.updates = 2;
+            info.seed = 1;
+            info.model = plan.model;
+            info.dtype = plan.precision.master;
+            save_checkpoint(rank, trainer.parameters(), to, info, {});
+          }
+          (void)trainer.step(step, random_samples(plan), 1);
+        }
+        const auto here = gather(rank, trainer, ParameterTensor::value);
+        if (rank.index() == 0) weights = here;
+      });
+      return weights;
+    };
+    const std::string saved = directory / std::to_string(zero);
+    const LogicalTensors whole = weights_after(1, "", saved);
+    EXPECT_EQ(weights_after(99, saved, ""), whole) << "zero " << zero;
   }
 }
 

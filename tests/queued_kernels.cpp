@@ -87,15 +87,15 @@ Result QueuedKernels::ask(const char* name, Result (Kernels::*method)(Parameters
   return result;
 }
 
-void QueuedKernels::adamw(InOut p, T g, InOut m, InOut v, const AdamWStep& step, Out rounded) {
+void QueuedKernels::adamw(InOut p, T g, InOut m, InOut v, const AdamWStep& step, InOut remainder) {
   Uses uses;
   const auto work = [kernels = kernels_, own_p = held(p, uses), own_g = held(g, uses), own_m = held(m, uses),
-                     own_v = held(v, uses), own_rounded = held(rounded, uses), own = held(step, uses)] {
+                     own_v = held(v, uses), own_remainder = held(remainder, uses), own = held(step, uses)] {
     AdamWStep at = own.step;
     std::optional<StochasticRounding> rounding;
     if (own.random) rounding.emplace(StochasticRounding{*own.random, own.runs});
     at.rounding = rounding ? &*rounding : nullptr;
-    kernels->adamw(own_p, own_g, own_m, own_v, at, own_rounded);
+    kernels->adamw(own_p, own_g, own_m, own_v, at, own_remainder);
   };
   enqueue("adamw", std::move(uses), work);
 }

@@ -64,7 +64,7 @@ class QueuedKernels final : public KernelBackend {
   void exp_sum(InOut logits, T max, T targets, std::int64_t first_id, Out sum, Out target) override;
   void cross_entropy_backward(T p, T sum, T targets, std::int64_t first_id, double loss_scale, Out dlogits,
                               const LogitsCap& cap) override;
-  void adamw(InOut p, T g, InOut m, InOut v, const AdamWStep& step, Out rounded) override;
+  void adamw(InOut p, T g, InOut m, InOut v, const AdamWStep& step, InOut remainder) override;
   void merge_softmax(T parts, T targets, std::span<const std::int64_t> bounds, Out sum, Out target,
                      Out scales, Out shares) override;
   void merge_gradients(std::span<const Tensor> means, std::span<const Tensor> shares,

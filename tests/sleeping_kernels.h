@@ -70,7 +70,7 @@ class SleepingKernels final : public KernelBackend {
   void soft_cap(InOut, double) override { never(); }
   void exp_sum(InOut, T, T, std::int64_t, Out, Out) override { never(); }
   void cross_entropy_backward(T, T, T, std::int64_t, double, Out, const LogitsCap&) override { never(); }
-  void adamw(InOut, T, InOut, InOut, const AdamWStep&, Out) override { never(); }
+  void adamw(InOut, T, InOut, InOut, const AdamWStep&, InOut) override { never(); }
 
   void merge_softmax(const Tensor&, const Tensor&, std::span<const std::int64_t>, Out, Out, Out,
                      Out) override {

@@ -111,8 +111,8 @@ class TimedKernels final : public KernelBackend {
                               const LogitsCap& cap) override {
     inner_->cross_entropy_backward(p, sum, targets, first_id, loss_scale, dlogits, cap);
   }
-  void adamw(InOut p, T g, InOut m, InOut v, const AdamWStep& step, Out rounded) override {
-    inner_->adamw(p, g, m, v, step, rounded);
+  void adamw(InOut p, T g, InOut m, InOut v, const AdamWStep& step, InOut remainder) override {
+    inner_->adamw(p, g, m, v, step, remainder);
   }
 
   void merge_softmax(const Tensor& parts, const Tensor& targets, std::span<const std::int64_t> bounds,

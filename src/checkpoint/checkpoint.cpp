@@ -132,7 +132,7 @@ RouterBiases load_checkpoint(const Rank& rank, const ParameterStore& parameters,
           refuse_nonfinite<F>(info.path, p.spec.name, std::span<const F>(copy_to_host<F>(logical)));
         });
       const bool is_value = which == ParameterTensor::value;
-      scatter_logical(rank, is_value ? in_dtype(rank, logical, p.own_master.dtype()) : logical, p, which);
+      scatter_logical(rank, is_value ? in_dtype(rank, logical, rank.precision().master) : logical, p, which);
     }
   if (!values_only && info.residual_ranks > 0) load_carried(rank, parameters, reader, info, carried);
   return read_router_biases(reader);

@@ -12,6 +12,7 @@
 #include "checkpoint/logical_tensors.h"
 #include "checkpoint/router_biases.h"
 #include "tensor/host.h"
+#include "tensor/split_weights.h"
 
 namespace echelon {
 namespace {
@@ -85,6 +86,9 @@ void copy_stored_bytes(const OwnedTensor& tensor, std::vector<std::byte>& to) {
   const StoredType type = tensor.stored.type;
   to.resize(static_cast<std::size_t>(from.numel() * stored_type_bytes(type)));
   if (type == stored_type(from.dtype())) return copy_bytes_to_host(from, to);
+  if (tensor.remainder.defined())
+    return join_weights(from, tensor.remainder,
+                        {reinterpret_cast<float*>(to.data()), static_cast<std::size_t>(from.numel())});
   const std::vector<double> numbers = copy_numbers_to_host(from);
   check(type == StoredType::f32 && from.dtype() == DType::bf16, "a narrower number is stored as f32");
   const std::vector<float> wide(numbers.begin(), numbers.end());
@@ -114,7 +118,8 @@ std::vector<OwnedTensor> owned_weights(const Rank& rank, const ParameterStore& p
                                        const ModelSpec& model, const RouterBiases& biases) {
   std::vector<OwnedTensor> weights;
   each_owned(rank, parameters, [&](const Parameter& p, const Slice& slice, Range range) {
-    weights.push_back(owned(p.spec, p.spec.name, slice, range, p.own_master.flat(), rank.precision().master));
+    weights.push_back(owned(p.spec, p.spec.name, slice, range, p.own_value, rank.precision().master));
+    weights.back().remainder = p.own_remainder;
   });
   for (OwnedTensor& bias : owned_router_biases(rank, parameters, model, biases))
     weights.push_back(std::move(bias));

@@ -26,7 +26,10 @@ TensorPart parse_part(const std::string& key);
 
 struct OwnedTensor {
   StoredTensor stored;
-  Tensor data;  // may be narrower than what is stored: frozen weights have no master copy
+  // May be narrower than what is stored: of weights that are split the values, beside what they are rounded
+  // off by; of frozen ones all there is.
+  Tensor data;
+  Tensor remainder = {};
 };
 // One of the files that a rank writes; "model", "optimizer" or "compression".
 struct OwnedFile {

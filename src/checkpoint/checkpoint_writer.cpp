@@ -61,11 +61,21 @@ struct CheckpointWriter::State {
     std::vector<StoredTensor> declared;
     struct Copy {
       std::vector<std::byte> here{};
-      Tensor on_device{};  // to be copied, where it is not here
-      std::span<const std::byte> bytes() const {
-        return on_device.defined() ? std::span(pinned, static_cast<std::size_t>(on_device.bytes())) : here;
+      OwnedTensor on_device{};  // to be copied, where it is not here
+      // As it is stored, once it is copied.
+      std::span<const std::byte> bytes() {
+        if (on_device.remainder.defined()) copy_stored_bytes(on_pinned(), here);
+        if (!on_device.data.defined() || on_device.remainder.defined()) return here;
+        return {pinned, static_cast<std::size_t>(on_device.data.bytes())};
       }
-      const std::byte* pinned = nullptr;
+      std::byte* pinned = nullptr;  // the data, and behind it the remainder
+
+     private:
+      OwnedTensor on_pinned() const {
+        const auto& [stored, data, remainder] = on_device;
+        return {stored, Tensor::view_of(pinned, data.dtype(), data.shape()),
+                Tensor::view_of(pinned + data.bytes(), remainder.dtype(), remainder.shape())};
+      }
     };
     std::vector<Copy> copies;  // of each
   };
@@ -88,7 +98,8 @@ struct CheckpointWriter::State {
       for (CopiedFile& file : files) {
         SafetensorsWriter writer((unfinished / file.name).string(), file.declared, {{"format", "pt"}});
         for (std::size_t i = 0; i < file.copies.size(); ++i) {
-          writer.write(file.declared[i].name, file.copies[i].bytes().data(), file.copies[i].bytes().size());
+          const std::span<const std::byte> bytes = file.copies[i].bytes();
+          writer.write(file.declared[i].name, bytes.data(), bytes.size());
           file.copies[i].here = std::vector<std::byte>();  // `= {}` would keep its memory
           if (watch) watch("write");
         }
@@ -139,10 +150,11 @@ void CheckpointWriter::start(const ParameterStore& parameters, const CheckpointI
       copy.declared.push_back(tensor.stored);
       auto& to = copy.copies.emplace_back();
       // What is carried of compression changes before the next update.
-      const bool beside = tensor.data.device() == Device::cuda && file.kind != "compression" &&
-                          tensor.stored.type == stored_type(tensor.data.dtype());
+      const bool beside =
+          tensor.data.device() == Device::cuda && file.kind != "compression" &&
+          (tensor.stored.type == stored_type(tensor.data.dtype()) || tensor.remainder.defined());
       if (beside)
-        to.on_device = tensor.data;
+        to.on_device = tensor;
       else
         copy_stored_bytes(tensor, to.here);
     }
@@ -158,7 +170,8 @@ void CheckpointWriter::queue_copies(State& state, const ParameterStore& paramete
   std::size_t total = 0;
   for (const State::CopiedFile& file : state.files)
     for (const auto& copy : file.copies)
-      if (copy.on_device.defined()) total += static_cast<std::size_t>(copy.on_device.bytes());
+      for (const Tensor& tensor : {copy.on_device.data, copy.on_device.remainder})
+        if (tensor.defined()) total += static_cast<std::size_t>(tensor.bytes());
   if (total == 0) return;
   DeviceStream& stream = rank_.arena().transfers("checkpoint");
   if (!pinned_ || pinned_->bytes() < total) {
@@ -170,14 +183,16 @@ void CheckpointWriter::queue_copies(State& state, const ParameterStore& paramete
     stream.wait_for(*rank_.arena().stream().record());
     for (State::CopiedFile& file : state.files)
       for (auto& copy : file.copies) {
-        if (!copy.on_device.defined()) continue;
-        const auto bytes = static_cast<std::size_t>(copy.on_device.bytes());
-        if (bytes > 0)
-          stream.driver().copy(
-              {.kind = CopyKind::to_host, .to = to, .from = copy.on_device.address(), .row_bytes = bytes},
-              stream.handle());
         copy.pinned = to;
-        to += bytes;
+        for (const Tensor& tensor : {copy.on_device.data, copy.on_device.remainder}) {
+          if (!tensor.defined()) continue;
+          const auto bytes = static_cast<std::size_t>(tensor.bytes());
+          if (bytes > 0)
+            stream.driver().copy(
+                {.kind = CopyKind::to_host, .to = to, .from = tensor.address(), .row_bytes = bytes},
+                stream.handle());
+          to += bytes;
+        }
       }
     state.copied = stream.record();
   } catch (...) {

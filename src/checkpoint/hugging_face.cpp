@@ -765,8 +765,8 @@ void HuggingFaceWeights::load(const Rank& rank, const ParameterStore& parameters
     order_rows(inverse(rows_in_files(model_, p.spec)), values);
     if (const double less = less_in_files(model_, p.spec); less != 0)
       for (double& x : values) x += less;
-    const Tensor logical(rank.arena(), MemoryCategory::other, p.own_master.dtype(), p.spec.shape);
-    // Of what is trained: a large number of F64 is infinite in f32.
+    const Tensor logical(rank.arena(), MemoryCategory::other, rank.precision().master, p.spec.shape);
+    // Of the weights: a large number of F64 is infinite in f32.
     copy_numbers_from_host(values, logical);
     with_stored_type(logical, [&]<class F>(F) {
       refuse_nonfinite<F>(stored_->directory(), place.name, std::span<const F>(copy_to_host<F>(logical)));

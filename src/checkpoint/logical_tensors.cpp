@@ -20,13 +20,11 @@ void copy_runs(const ParamSpec& spec, int tp, int index, std::byte* logical, std
                });
 }
 
-bool has_master(const Parameter& p) { return !p.own_master.begins_with(p.own_value); }
-
-// What lies on this rank: the whole local tensor, or its own part.
+// What lies on this rank: the whole local tensor, or its own part. Of weights that are split the values.
 const Tensor& held(const Parameter& p, ParameterTensor which) {
   switch (which) {
     case ParameterTensor::value:
-      return has_master(p) || !p.value_stays ? p.own_master : p.value;
+      return p.value_stays ? p.value : p.own_value;
     case ParameterTensor::gradient:
       return p.own_gradient;
     case ParameterTensor::exp_avg:
@@ -38,19 +36,21 @@ const Tensor& held(const Parameter& p, ParameterTensor which) {
 }
 
 bool is_cut(const Parameter& p, ParameterTensor which) {
-  return p.shard_group != nullptr && !(which == ParameterTensor::value && p.value_stays && !has_master(p));
+  return p.shard_group != nullptr && !(which == ParameterTensor::value && p.value_stays);
 }
 
 }  // namespace
 
 Tensor local_tensor(const Rank& rank, const Parameter& parameter, ParameterTensor which) {
-  Tensor here = held(parameter, which);
+  const bool joins = which == ParameterTensor::value && parameter.own_remainder.defined();
+  Tensor here = joins ? own_weights(rank, parameter) : held(parameter, which);
   if (rank.arena().device() == Device::cuda && here.device() == Device::cpu) {  // offloaded
     const Tensor brought(rank.arena(), MemoryCategory::other, here.dtype(), here.shape());
     copy_anywhere(rank.kernels(), here, brought);
     here = brought;
   }
-  if (!is_cut(parameter, which)) return here.reshape(parameter.value.shape());
+  if (joins ? parameter.shard_group == nullptr : !is_cut(parameter, which))
+    return here.reshape(parameter.value.shape());
   Tensor local(rank.arena(), MemoryCategory::other, here.dtype(), parameter.value.shape());
   parameter.shard_group->all_gather(here, local.flat(), parameter.shard_sizes).wait();
   return local;
@@ -58,14 +58,16 @@ Tensor local_tensor(const Rank& rank, const Parameter& parameter, ParameterTenso
 
 void store_local(const Rank& rank, const Tensor& local, const Parameter& parameter, ParameterTensor which) {
   const Tensor& here = held(parameter, which);
+  if (which == ParameterTensor::value && local.dtype() != here.dtype()) {
+    const HostBytes weights(local, true);
+    check(local.dtype() == DType::f32 && here.dtype() == DType::bf16, "weights are rounded from f32 to bf16");
+    return store_weights(
+        {reinterpret_cast<const float*>(weights.data()), static_cast<std::size_t>(local.numel())},
+        {0, local.numel()}, parameter);
+  }
   const Range part = is_cut(parameter, which) ? parameter.own : Range{0, local.numel()};
   if (part.size() > 0 && !local.begins_with(here))  // which is a view, changed in place
     copy_anywhere(rank.kernels(), local.flat_range(part.begin, part.end), here.flat());
-  if (which != ParameterTensor::value || !has_master(parameter)) return;
-  const Range rounded = parameter.value_stays ? Range{0, local.numel()} : parameter.own;
-  if (rounded.size() > 0)
-    rank.kernels().copy(local.flat_range(rounded.begin, rounded.end),
-                        parameter.value_stays ? parameter.value.flat() : parameter.own_value);
 }
 
 Tensor gather_logical(const Rank& rank, const Parameter& parameter, ParameterTensor which) {
@@ -102,9 +104,10 @@ Tensor gather_logical(const Rank& rank, const ParamSpec& spec, const Tensor& loc
 void scatter_logical(const Rank& rank, const Tensor& logical, const Parameter& parameter,
                      ParameterTensor which) {
   const Tensor& here = held(parameter, which);
-  const Tensor local = is_cut(parameter, which) ? Tensor(rank.arena(), MemoryCategory::other, here.dtype(),
-                                                         parameter.value.shape())
-                                                : here.reshape(parameter.value.shape());
+  const bool in_place = !is_cut(parameter, which) && here.dtype() == logical.dtype();
+  const Tensor local =
+      in_place ? here.reshape(parameter.value.shape())
+               : Tensor(rank.arena(), MemoryCategory::other, logical.dtype(), parameter.value.shape());
   scatter_logical(rank, logical, parameter.spec, local);
   store_local(rank, local, parameter, which);
 }

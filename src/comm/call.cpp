@@ -31,7 +31,8 @@ std::string wrong_tensor(const Tensor& x, const char* name, std::int64_t count) 
 }
 
 std::string wrong_sum(const Tensor& x) {
-  return x.dtype() == DType::u8 ? "u8 is packed bytes, which have no sum" : "";
+  if (x.dtype() == DType::u8) return "u8 is packed bytes, which have no sum";
+  return x.dtype() == DType::i16 ? "i16 is what weights are rounded off by, which has no sum" : "";
 }
 
 std::string wrong_peer(int peer, const char* name, int size) {

@@ -156,8 +156,9 @@ void reduce_fused(ReduceOp op, DType from, DType to, std::span<const std::byte* 
       return to == DType::bf16 ? run(reduce_either<bf16, bf16>) : run(reduce_either<bf16, float>);
     case DType::i32:
       return run(reduce_either<std::int32_t, std::int32_t>);
+    case DType::i16:
     case DType::u8:
-      throw InvariantError("packed bytes have no sum");
+      throw InvariantError("neither packed bytes nor remainders have a sum");
   }
 }
 

@@ -8,7 +8,7 @@
 #include "base/philox.h"
 #include "spec/reduction_buckets.h"
 #include "tensor/host.h"
-#include "tensor/reference_view.h"
+#include "tensor/split_weights.h"
 
 namespace echelon {
 namespace {
@@ -43,6 +43,29 @@ void fill_initial(const ParamSpec& spec, int tp, int index, std::uint64_t seed, 
 }
 
 }  // namespace
+
+Tensor own_weights(const Rank& rank, const Parameter& p) {
+  if (!p.own_remainder.defined()) return p.own_value;
+  const Tensor weights(rank.arena(), MemoryCategory::other, DType::f32, {p.own.size()});
+  if (p.own.size() == 0) return weights;
+  const HostBytes bytes(weights, false);
+  join_weights(p.own_value, p.own_remainder,
+               {reinterpret_cast<float*>(bytes.data()), static_cast<std::size_t>(p.own.size())});
+  bytes.store();
+  return weights;
+}
+
+void store_weights(std::span<const float> weights, Range part, const Parameter& p) {
+  const auto elements = [&](Range range) {
+    return weights.subspan(static_cast<std::size_t>(range.begin - part.begin),
+                           static_cast<std::size_t>(range.size()));
+  };
+  if (p.value_stays)
+    split_values(elements({0, p.value.numel()}), p.value);
+  else if (p.own.size() > 0)
+    split_values(elements(p.own), p.own_value);
+  if (p.own_remainder.defined() && p.own.size() > 0) split_remainders(elements(p.own), p.own_remainder);
+}
 
 ParameterStore::ParameterStore(const Rank& rank, const Plan& plan, const PipelineLayout& pipeline,
                                std::uint64_t seed, const Faults& faults, Moments moments)
@@ -165,7 +188,7 @@ ParameterStore::Unit ParameterStore::make_unit(const ShardUnit& cut, std::int64_
 void ParameterStore::make_moments(const Plan& plan, std::int64_t own_size) {
   const PrecisionRecipe& precision = rank_->precision();
   if (precision.has_master())
-    master_ = Tensor(rank_->arena(), MemoryCategory::optimizer, precision.master, {own_size});
+    remainder_ = Tensor(rank_->arena(), MemoryCategory::optimizer, DType::i16, {own_size});
   if (plan.offload == Offload::optimizer) {
     offloaded_ = std::make_unique<OffloadedMoments>(*rank_, plan, own_size);
     exp_avg_ = offloaded_->exp_avg();
@@ -200,7 +223,7 @@ void ParameterStore::place(Parameter& p, std::size_t index, const Faults& faults
   if (frozen && p.value_stays) {
     p.own = {0, p.value.numel()};
     p.shard_sizes = {p.value.numel()};
-    p.own_value = p.own_master = p.value.flat();
+    p.own_value = p.value.flat();
     return;
   }
   const int shards = unit.cut.of(shards_);
@@ -214,13 +237,10 @@ void ParameterStore::place(Parameter& p, std::size_t index, const Faults& faults
     return flat.flat_range(begin, begin + own.size());
   };
   p.own_value = part(unit.own_value, 0);
-  if (frozen) {
-    p.own_master = p.own_value;
-    return;
-  }
+  if (frozen) return;
   const std::int64_t shift = unit.cut.of(shard_) > 0 && own.end < shard.end ? faults.shard_shift : 0;
   p.own_gradient = part(unit.own_gradient, shift);
-  p.own_master = master_.defined() ? part(master_, unit.own_begin) : p.own_value;
+  if (remainder_.defined()) p.own_remainder = part(remainder_, unit.own_begin);
   if (!exp_avg_.defined()) return;
   p.exp_avg = part(exp_avg_, unit.own_begin);
   p.exp_avg_sq = part(exp_avg_sq_, unit.own_begin);
@@ -236,11 +256,9 @@ void ParameterStore::fill_initial_values(std::uint64_t seed) {
       std::vector<F> values(static_cast<std::size_t>(part.size()));
       fill_initial(p.spec, tp, index, seed, part, values.data());
       if (held.dtype() == dtype_of<F>) return copy_from_host(values, held);
+      if constexpr (std::is_same_v<F, float>)
+        if (rank_->precision().has_master()) return store_weights(values, part, p);
       copy_numbers_from_host(std::vector<double>(values.begin(), values.end()), held);
-      if (!master_.defined() || p.spec.frozen) return;
-      const auto own = std::span<const F>(values).subspan(static_cast<std::size_t>(p.own.begin - part.begin),
-                                                          static_cast<std::size_t>(p.own.size()));
-      copy_from_host(own, p.own_master);
     };
     if (held.dtype() == DType::f64)
       fill(double());

@@ -4,6 +4,7 @@
 
 #include <map>
 #include <memory>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -33,11 +34,17 @@ struct Parameter {
   // cut in ZeRO 3 alone.
   Range own;
   Tensor own_value, own_gradient, exp_avg, exp_avg_sq;  // flat; no moments where these are elsewhere
-  // What the optimizer updates, flat: own_value itself, or the weights that it is the rounded copy of.
-  Tensor own_master;
+  // What own_value is rounded off by, where the optimizer updates wider weights (base/split_weight.h).
+  Tensor own_remainder;
   std::vector<std::int64_t> shard_sizes;  // of `own` on each rank that it is cut over
   Communicator* shard_group = nullptr;    // these ranks; nullptr where it is not cut
 };
+
+// What the optimizer updates of a parameter, flat: own_value, or f32 (category other) made of it and of what
+// it is rounded off by.
+Tensor own_weights(const Rank& rank, const Parameter& parameter);
+// What a rank holds of a parameter in bf16 becomes elements `part` of its local tensor, which are in f32.
+void store_weights(std::span<const float> weights, Range part, const Parameter& parameter);
 
 // Whether a rank's optimizer is its own. Elsewhere, on parameter servers: it has no moments.
 enum class Moments { here, elsewhere };
@@ -155,7 +162,7 @@ class ParameterStore {
   std::uint64_t seed_;
   Shards shards_, shard_;                              // how many, and which one this rank has
   Tensor values_, frozen_values_, gradients_;          // whole and flat, where they stay in memory
-  Tensor own_values_, master_, exp_avg_, exp_avg_sq_;  // this rank's shards, unit after unit
+  Tensor own_values_, remainder_, exp_avg_, exp_avg_sq_;  // this rank's shards, unit after unit
   std::unique_ptr<OffloadedMoments> offloaded_;        // behind the moments, where they are offloaded
   mutable std::vector<std::shared_ptr<DeviceEvent>> reads_;
   Tensor tied_gradient_;                               // defined where it is kept apart: of shared_name_

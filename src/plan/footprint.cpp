@@ -39,7 +39,7 @@ ParameterBytes parameter_bytes(const Workload& work) {
   const Software& s = work.software;
   if (work.precision == Precision::f32) {
     constexpr double width = 4;
-    const double copy = s.value_bytes < width ? width : 0;
+    const double copy = s.value_bytes < width ? s.master_bytes : 0;
     return {width, std::max(width, s.gradient_bytes), std::max(0.0, s.optimizer_bytes - copy), width, width};
   }
   // Products in 8 bits read parameters of 8 bits: casting them before they travel halves the gathers

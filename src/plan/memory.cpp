@@ -4,9 +4,9 @@ namespace echelon {
 
 StateBytes state_bytes(const Plan& plan) {
   const PrecisionRecipe& r = plan.precision;
-  const std::int64_t master = r.has_master() ? element_bytes(r.master) : 0,
+  const std::int64_t remainder = r.has_master() ? element_bytes(DType::i16) : 0,
                      moments = plan.offload == Offload::optimizer ? 0 : 2 * element_bytes(r.moments);
-  return {element_bytes(r.parameters), element_bytes(r.gradients), master + moments};
+  return {element_bytes(r.parameters), element_bytes(r.gradients), remainder + moments};
 }
 
 Memory kept_state(std::int64_t whole, std::int64_t own, int zero, const StateBytes& bytes) {

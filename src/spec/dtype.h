@@ -8,11 +8,15 @@
 
 namespace echelon {
 
-// u8: a packed payload, which is moved and never computed with.
-enum class DType { f32, f64, bf16, i32, u8 };
+// i16: what weights are rounded off by (base/split_weight.h). u8: a packed payload. Both are moved, and
+// numbers of neither are computed with.
+enum class DType { f32, f64, bf16, i32, i16, u8 };
 
 constexpr std::int64_t element_bytes(DType dtype) {
-  return dtype == DType::f64 ? 8 : dtype == DType::bf16 ? 2 : dtype == DType::u8 ? 1 : 4;
+  return dtype == DType::f64                           ? 8
+         : dtype == DType::bf16 || dtype == DType::i16 ? 2
+         : dtype == DType::u8                          ? 1
+                                                       : 4;
 }
 
 constexpr const char* dtype_name(DType dtype) {
@@ -20,6 +24,7 @@ constexpr const char* dtype_name(DType dtype) {
          : dtype == DType::f64  ? "f64"
          : dtype == DType::bf16 ? "bf16"
          : dtype == DType::i32  ? "i32"
+         : dtype == DType::i16  ? "i16"
                                 : "u8";
 }
 
@@ -31,6 +36,7 @@ inline constexpr DType dtype_of = std::is_same_v<T, float>          ? DType::f32
                                   : std::is_same_v<T, double>       ? DType::f64
                                   : std::is_same_v<T, bf16>         ? DType::bf16
                                   : std::is_same_v<T, std::int32_t> ? DType::i32
+                                  : std::is_same_v<T, std::int16_t> ? DType::i16
                                                                     : DType::u8;
 
 // "f32" or "f64"; RequestError naming `field` and the legal values otherwise.

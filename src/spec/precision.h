@@ -14,7 +14,7 @@ struct PrecisionRecipe {
   PrecisionRecipe(DType all);  // f32 or f64: everything in it
   std::string name = "f32";
   DType parameters = DType::f32;   // what layers compute with
-  DType master = DType::f32;       // what the optimizer updates; that of the parameters where it is they
+  DType master = DType::f32;       // of the weights that the optimizer updates, which parameters are or round
   DType gradients = DType::f32;    // of parameters, summed over microbatches
   DType moments = DType::f32;      // of the optimizer
   DType activations = DType::f32;  // and their gradients
@@ -23,7 +23,7 @@ struct PrecisionRecipe {
 
   bool operator==(const PrecisionRecipe&) const = default;
 
-  // Parameters are rounded copies of wider weights.
+  // Parameters are wider weights rounded, and kept beside them is what that rounds off (base/split_weight.h).
   bool has_master() const { return master != parameters; }
   // Narrow parameters are all there is of the weights: each step rounds them at random (Kernels::adamw).
   bool rounds_stochastically() const { return !has_master() && parameters != wide(parameters); }
@@ -32,10 +32,10 @@ struct PrecisionRecipe {
 // In the order in which they are named to users:
 //   f64        all f64, on the reference kernels
 //   f32        all f32; tf32: kept so, with a device's products in TF32 (spec/tf32.h)
-//   bf16       parameters and activations bf16; master weights, gradients and moments f32
+//   bf16       parameters and activations bf16; gradients, moments and the weights that parameters round f32
 //              (Micikevicius et al. 2018, https://arxiv.org/abs/1710.03740; Kalamkar et al. 2019,
 //              https://arxiv.org/abs/1905.12322)
-//   bf16-lean  parameters, moments and activations bf16, no master weights; gradients f32
+//   bf16-lean  parameters, which are all there is of the weights, moments and activations bf16; gradients f32
 //
 // Statistics are f32 in both of the latter.
 const std::vector<std::string>& recipe_names();

@@ -32,6 +32,7 @@ const std::vector<Field<Software>>& software_fields() {
       {"value_bytes", &Software::value_bytes, 1, 8},
       {"gradient_bytes", &Software::gradient_bytes, 1, 16},
       {"optimizer_bytes", &Software::optimizer_bytes, 0, 64},
+      {"master_bytes", &Software::master_bytes, 0, 4},
       {"reduced_bytes", &Software::reduced_bytes, 1, 8},
       {"logit_bytes", &Software::logit_bytes, 0, 64},
       {"fragmentation", &Software::fragmentation, 0, 10},

@@ -46,6 +46,7 @@ struct Software {
   // Bytes that training keeps for each parameter, beside its 2-byte value.
   double gradient_bytes = 4, optimizer_bytes = 12;
   double value_bytes = 2;
+  double master_bytes = 4;  // of optimizer_bytes those that no run in f32 keeps, whose values are the weights
   double reduced_bytes = 4;        // of each gradient that travels along dp
   double logit_bytes = 10;         // held for each logit in the output layer
   double fragmentation = 0.05;     // of activations, on top

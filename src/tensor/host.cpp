@@ -89,6 +89,7 @@ template std::vector<float> copy_to_host(const Tensor&);
 template std::vector<double> copy_to_host(const Tensor&);
 template std::vector<bf16> copy_to_host(const Tensor&);
 template std::vector<std::int32_t> copy_to_host(const Tensor&);
+template std::vector<std::int16_t> copy_to_host(const Tensor&);
 template std::vector<std::uint8_t> copy_to_host(const Tensor&);
 
 template <class T>
@@ -99,6 +100,7 @@ template void copy_from_host(std::span<const float>, Out);
 template void copy_from_host(std::span<const double>, Out);
 template void copy_from_host(std::span<const bf16>, Out);
 template void copy_from_host(std::span<const std::int32_t>, Out);
+template void copy_from_host(std::span<const std::int16_t>, Out);
 template void copy_from_host(std::span<const std::uint8_t>, Out);
 
 std::vector<double> copy_numbers_to_host(const Tensor& from) {

@@ -79,7 +79,7 @@ class KernelBackend {
   virtual void cross_entropy_backward(const Tensor& p, const Tensor& sum, const Tensor& targets,
                                       std::int64_t first_id, double loss_scale, Out dlogits,
                                       const LogitsCap& cap) = 0;
-  virtual void adamw(InOut p, const Tensor& g, InOut m, InOut v, const AdamWStep& step, Out rounded) = 0;
+  virtual void adamw(InOut p, const Tensor& g, InOut m, InOut v, const AdamWStep& step, InOut remainder) = 0;
 
   virtual void merge_softmax(const Tensor& parts, const Tensor& targets, std::span<const std::int64_t> bounds,
                              Out sum, Out target, Out scales, Out shares) = 0;

@@ -136,7 +136,9 @@ void Kernels::fill(Out x, double value) {
 }
 
 void Kernels::copy(const Tensor& from, Out to) {
-  require(is_float(from) && meets(from, to) && same_shape(from, to), "copy: from and to differ", from, to);
+  const bool remainders = from.defined() && from.dtype() == DType::i16 && like(from, to);
+  require((remainders || (is_float(from) && meets(from, to))) && same_shape(from, to),
+          "copy: from and to differ", from, to);
   if (backend_) backend_->copy(from, to);
 }
 
@@ -444,21 +446,23 @@ void Kernels::cross_entropy_backward(const Tensor& p, const Tensor& sum, const T
   if (backend_) backend_->cross_entropy_backward(p, sum, targets, first_id, loss_scale, dlogits, cap);
 }
 
-void Kernels::adamw(InOut p, const Tensor& g, InOut m, InOut v, const AdamWStep& step, Out rounded) {
+void Kernels::adamw(InOut p, const Tensor& g, InOut m, InOut v, const AdamWStep& step, InOut remainder) {
   const std::int64_t count = p->numel();
-  require(is_float(p) && p->contiguous() && wide_vector(p, g, count) && vector_like(p, m, count) &&
-              vector_like(p, v, count),
+  const bool split = remainder->defined();
+  const DType moments = split ? wide(p->dtype()) : p->dtype();
+  require(is_float(p) && p->contiguous() && wide_vector(p, g, count) && vector_of(m, moments, count) &&
+              vector_of(v, moments, count),
           "adamw: p, g, m and v differ", p, g, m, v);
-  require(!rounded->defined() || (p->dtype() == DType::f32 && vector_of(rounded, DType::bf16, count)),
-          "adamw: rounded is no bf16 for each f32 of p", p, rounded);
-  require((p->dtype() == DType::bf16) == (step.rounding != nullptr),
-          "adamw: weights are rounded at random in bf16 and nowhere else", p);
+  require(!split || (p->dtype() == DType::bf16 && vector_of(remainder, DType::i16, count)),
+          "adamw: remainder is no i16 for each bf16 of p", p, remainder);
+  require((p->dtype() == DType::bf16 && !split) == (step.rounding != nullptr),
+          "adamw: weights are rounded at random where they are bf16 alone", p);
   if (step.rounding != nullptr)
     require(std::accumulate(step.rounding->runs.begin(), step.rounding->runs.end(), std::int64_t{0},
                             [](std::int64_t sum, const LogicalRun& run) { return sum + run.count; }) == count,
             "adamw: it is not said which logical element each of p is", p);
   check(step.step >= 1, "adamw: steps count from 1");
-  if (backend_) backend_->adamw(p, g, m, v, step, rounded);
+  if (backend_) backend_->adamw(p, g, m, v, step, remainder);
 }
 
 Philox weight_rounding(std::uint64_t seed, const std::string& parameter, std::int64_t step) {

@@ -55,7 +55,7 @@ struct AttentionShape {
   Tensor first_keys = {};
 };
 
-// How weights in bf16 are updated where no master is kept: rounded up or down at random, as to nearest an
+// How weights that are bf16 alone are updated: rounded up or down at random, as to nearest an
 // update below half a unit would never be seen. Which way depends on the parameter, the step and the logical
 // element alone, and so not on the mesh.
 struct StochasticRounding {
@@ -69,7 +69,7 @@ struct AdamWStep {
   double lr = 0, beta1 = 0.9, beta2 = 0.95, eps = 1e-8, weight_decay = 0;
   std::int64_t step = 1;                         // 1 for the first: bias corrections are 1 - beta^step
   double gradient_scale = 1;                     // clipping: the gradient used is gradient_scale * g
-  const StochasticRounding* rounding = nullptr;  // of p in bf16; needed there, and not allowed elsewhere
+  const StochasticRounding* rounding = nullptr;  // of p that is bf16 alone; needed there, and nowhere else
 };
 
 // What each expert may keep of the choices of a scope, a run of rows of a microbatch.
@@ -125,7 +125,8 @@ class Kernels {
   void grouped_matmul(std::span<const MatrixProduct> products);
 
   void fill(Out x, double value);
-  // Same rows and cols; row strides allowed on both. One may be bf16 and the other f32, here and in add.
+  // Same rows and cols; row strides allowed on both. One may be bf16 and the other f32, here and in add; here
+  // both may be i16.
   void copy(const Tensor& from, Out to);
   void add(const Tensor& x, InOut y);  // y += x
   void scale(InOut x, double factor);
@@ -320,10 +321,10 @@ class Kernels {
   void orthonormalize_rows(InOut x, const Philox& fresh);
 
   // Decoupled weight decay (Loshchilov & Hutter 2019): p, m, v updated in place from g (wide), one pass.
-  // `rounded`, where defined: bf16, the new p rounded to nearest, for layers to compute with beside p as f32
-  // master weights. p, m and v in bf16 have no master: they are widened, updated in f32 and rounded, m and v
-  // to nearest, p as step.rounding says.
-  void adamw(InOut p, const Tensor& g, InOut m, InOut v, const AdamWStep& step, Out rounded = Tensor());
+  // `remainder`, where defined (i16): p is bf16, and with it the weights in f32 (base/split_weight.h); m and
+  // v are f32. Else p, m and v are of one dtype, and bf16 is all there is of the weights: widened, updated in
+  // f32 and rounded, m and v to nearest, p as step.rounding says.
+  void adamw(InOut p, const Tensor& g, InOut m, InOut v, const AdamWStep& step, InOut remainder = Tensor());
 
  private:
   std::shared_ptr<KernelBackend> backend_;

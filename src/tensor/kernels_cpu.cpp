@@ -130,6 +130,13 @@ class CpuKernels final : public HostBackend {
   }
 
   void copy(const Tensor& from, Out to) override {
+    if (from.dtype() == DType::i16) {
+      const Matrix<std::int16_t> x(from), y(to);
+      return team_.each_span(x, contiguous(x) && contiguous(y),
+                             [&](const std::int16_t* at, std::int64_t row, std::int64_t col, std::int64_t n) {
+                               std::copy_n(at, n, y[row] + col);
+                             });
+    }
     each_pair(from, to, []<class X, class Y>(const X* x, Y* y, std::int64_t n) {
       if constexpr (std::is_same_v<X, Y>)
         std::copy_n(x, n, y);
@@ -595,18 +602,24 @@ class CpuKernels final : public HostBackend {
     });
   }
 
-  void adamw(InOut tp, const Tensor& tg, InOut tm, InOut tv, const AdamWStep& step, Out trounded) override {
+  void adamw(InOut tp, const Tensor& tg, InOut tm, InOut tv, const AdamWStep& step,
+             InOut tremainder) override {
     const AdamWFactors factors = factors_of(step);
     const float* g = tg.host<float>();
-    if (tp->dtype() == DType::bf16)
-      return adamw_without_master(tp.host<bf16>(), g, tm.host<bf16>(), tv.host<bf16>(), tp->numel(),
-                                  *step.rounding, factors);
+    if (step.rounding != nullptr)
+      return adamw_at_random(tp.host<bf16>(), g, tm.host<bf16>(), tv.host<bf16>(), tp->numel(),
+                             *step.rounding, factors);
     float *m = tm.host<float>(), *v = tv.host<float>();
-    bf16* const rounded = trounded->defined() ? trounded.host<bf16>() : nullptr;
+    if (tremainder->defined()) {
+      std::int16_t* const remainder = tremainder.host<std::int16_t>();
+      return team_.each_span(
+          Matrix<bf16>(tp), true, [&](bf16* at, std::int64_t, std::int64_t first, std::int64_t n) {
+            wide_simd().adamw_split(at, remainder + first, g + first, m + first, v + first, factors, n);
+          });
+    }
     team_.each_span(Matrix<float>(tp), true,
                     [&](float* at, std::int64_t, std::int64_t first, std::int64_t n) {
-                      wide_simd().adamw(at, g + first, m + first, v + first,
-                                        rounded == nullptr ? nullptr : rounded + first, factors, n);
+                      wide_simd().adamw(at, g + first, m + first, v + first, factors, n);
                     });
   }
 
@@ -648,8 +661,8 @@ class CpuKernels final : public HostBackend {
   }
 
   // In the order of the runs of logical elements, whose words say how each is rounded.
-  void adamw_without_master(bf16* p, const float* g, bf16* m, bf16* v, std::int64_t count,
-                            const StochasticRounding& rounding, const AdamWFactors& factors) {
+  void adamw_at_random(bf16* p, const float* g, bf16* m, bf16* v, std::int64_t count,
+                       const StochasticRounding& rounding, const AdamWFactors& factors) {
     // Pieces as they lie, each with where its first element stands among the runs.
     constexpr std::int64_t piece = 4096;
     std::vector<std::int64_t> begins;  // of each run among the elements
@@ -670,8 +683,8 @@ class CpuKernels final : public HostBackend {
                                    static_cast<std::uint64_t>(n), words.data() + (at - first));
         at += n;
       }
-      wide_simd().adamw_without_master(p + first, g + first, m + first, v + first, words.data(), factors,
-                                       end - first);
+      wide_simd().adamw_at_random(p + first, g + first, m + first, v + first, words.data(), factors,
+                                  end - first);
     });
   }
 

@@ -3,8 +3,10 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
+#include <vector>
 
 #include "tensor/reference_view.h"
+#include "tensor/split_weights.h"
 
 namespace echelon {
 namespace {
@@ -263,12 +265,11 @@ class NoisyKernels final : public RoundingNoise {
     move(dlogits);
   }
 
-  void adamw(InOut p, const Tensor& g, InOut m, InOut v, const AdamWStep& step, Out rounded) override {
-    exact_.adamw(p, moved(g), m, v, step);
-    move(p);
+  void adamw(InOut p, const Tensor& g, InOut m, InOut v, const AdamWStep& step, InOut remainder) override {
+    exact_.adamw(p, moved(g), m, v, step, remainder);
+    remainder->defined() ? move_split(p, remainder) : move(p);
     move(m);
     move(v);
-    if (rounded->defined()) exact_.copy(p, rounded);
   }
 
  private:
@@ -313,6 +314,16 @@ class NoisyKernels final : public RoundingNoise {
     // What sums of bf16 are off by in f32 is far below a unit of bf16.
     const double size = x.dtype() == DType::bf16 ? 1 : units(terms);
     visit(x, [&](double value, double epsilon) { return value + sign() * size * epsilon * value; });
+  }
+
+  // Weights that are split, as the f32 that they are.
+  void move_split(const Tensor& values, const Tensor& remainders) {
+    if (!on_) return;
+    std::vector<float> weights(static_cast<std::size_t>(values.numel()));
+    join_weights(values, remainders, weights);
+    move(Tensor::view_of(weights.data(), DType::f32, {values.numel()}));
+    split_values(weights, values);
+    split_remainders(weights, remainders);
   }
 
   // x with every element off by so much, as a copy: an operand of sums of `terms`.

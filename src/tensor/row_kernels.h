@@ -32,6 +32,10 @@ class RowKernels : public Base {
   }
 
   void copy(const Tensor& from, Out to) override {
+    if (from.dtype() == DType::i16)
+      return this->elements(
+          "copy", to,
+          rows::Copy<std::int16_t, std::int16_t>{matrix<std::int16_t>(from), matrix<std::int16_t>(to)});
     this->with_pair(from, to,
                     [&, this]<class X, class Y>(const rows::Matrix<X>& x, const rows::Matrix<Y>& y) {
                       this->elements("copy", to, rows::Copy<X, Y>{x, y});
@@ -293,8 +297,8 @@ class RowKernels : public Base {
         });
   }
 
-  void adamw(InOut p, const Tensor& g, InOut m, InOut v, const AdamWStep& step, Out rounded) override {
-    with_stored_type(p, [&, this]<class T>(T) {
+  void adamw(InOut p, const Tensor& g, InOut m, InOut v, const AdamWStep& step, InOut remainder) override {
+    with_stored_type(m, [&, this]<class T>(T) {
       using F = Wide<T>;
       const double t = static_cast<double>(step.step);
       const rows::AdamWNumbers<F> numbers{.beta1 = F(step.beta1),
@@ -307,11 +311,9 @@ class RowKernels : public Base {
                                           .lr = F(step.lr),
                                           .eps = F(step.eps),
                                           .keep = F(1 - step.lr * step.weight_decay)};
-      const auto update = [&](const auto& stored) {
-        this->each_element(
-            "adamw", 1, p->numel(),
-            rows::AdamW<T, std::decay_t<decltype(stored)>>{data<T>(p), data<F>(g), data<T>(m), data<T>(v),
-                                                           data<bf16>(rounded), numbers, stored});
+      const auto update = [&]<class Weights>(const Weights& weights) {
+        this->each_element("adamw", 1, p->numel(),
+                           rows::AdamW<Weights, T>{weights, data<F>(g), data<T>(m), data<T>(v), numbers});
       };
       if constexpr (std::is_same_v<T, bf16>) {
         std::vector<rows::PlacedRun> runs;
@@ -321,9 +323,12 @@ class RowKernels : public Base {
           first += run.count;
         }
         const auto placed = this->launch().upload(std::span<const rows::PlacedRun>(runs));
-        update(rows::AtRandom{step.rounding->random.key(), placed.data(), std::ssize(runs)});
-      } else {
-        update(rows::AsTheyAre());
+        update(rows::WeightsRoundedAtRandom{data<bf16>(p), step.rounding->random.key(), placed.data(),
+                                            std::ssize(runs)});
+      } else if (!remainder->defined()) {
+        update(rows::WholeWeights<F>{data<F>(p)});
+      } else if constexpr (std::is_same_v<F, float>) {
+        update(rows::SplitWeights{data<bf16>(p), data<std::int16_t>(remainder)});
       }
     });
   }

@@ -554,9 +554,9 @@ float exp_sum(float* x, float max, Size n) {
   });
 }
 
-// What p becomes; m and v are stored.
-template <class D, class T>
-HWY_INLINE hn::Vec<D> adamw_step(D d, const T* p, const float* g, T* m, T* v, const AdamWFactors& f, Size i) {
+// What the weights become; m and v are stored.
+template <class D, class V, class T>
+HWY_INLINE V adamw_step(D d, V weights, const float* g, T* m, T* v, const AdamWFactors& f, Size i) {
   const auto gradient = Mul(load(d, g + i), Set(d, f.gradient_scale));
   const auto mean = MulAdd(load(d, m + i), Set(d, f.beta1), Mul(gradient, Set(d, f.one_minus_beta1)));
   const auto square =
@@ -565,26 +565,25 @@ HWY_INLINE hn::Vec<D> adamw_step(D d, const T* p, const float* g, T* m, T* v, co
   const auto step = Div(Mul(mean, Set(d, f.rate)), root);
   store(mean, d, m + i);
   store(square, d, v + i);
-  return Sub(Mul(load(d, p + i), Set(d, f.decay)), step);
+  return Sub(Mul(weights, Set(d, f.decay)), step);
 }
 
-void adamw(float* p, const float* g, float* m, float* v, bf16* rounded, const AdamWFactors& f, Size n) {
-  if (rounded == nullptr) {
-    each(n, [=](auto d, Size i) HWY_ATTR { store(adamw_step(d, p, g, m, v, f, i), d, p + i); });
-  } else {
-    each(n, [=](auto d, Size i) HWY_ATTR {
-      const auto updated = adamw_step(d, p, g, m, v, f, i);
-      store(updated, d, p + i);
-      store(updated, d, rounded + i);
-    });
-  }
+void adamw(float* p, const float* g, float* m, float* v, const AdamWFactors& f, Size n) {
+  each(n, [=](auto d, Size i) HWY_ATTR { store(adamw_step(d, load(d, p + i), g, m, v, f, i), d, p + i); });
 }
 
-void adamw_without_master(bf16* p, const float* g, bf16* m, bf16* v, const std::uint32_t* random,
-                          const AdamWFactors& f, Size n) {
+void adamw_split(bf16* p, std::int16_t* remainder, const float* g, float* m, float* v, const AdamWFactors& f,
+                 Size n) {
+  each(n, [=](auto d, Size i) HWY_ATTR {
+    store_split(adamw_step(d, load_split(d, p + i, remainder + i), g, m, v, f, i), d, p + i, remainder + i);
+  });
+}
+
+void adamw_at_random(bf16* p, const float* g, bf16* m, bf16* v, const std::uint32_t* random,
+                     const AdamWFactors& f, Size n) {
   each(n, [=](auto d, Size i) HWY_ATTR {
     const hn::RebindToUnsigned<decltype(d)> words;
-    const auto updated = adamw_step(d, p, g, m, v, f, i);
+    const auto updated = adamw_step(d, load(d, p + i), g, m, v, f, i);
     const auto whole = hn::BitCast(words, updated);
     const auto finite = hn::Lt(hn::Abs(updated), Set(d, std::numeric_limits<float>::infinity()));
     const auto moved = Add(whole, hn::ShiftRight<16>(hn::LoadU(words, random + i)));
@@ -734,7 +733,8 @@ constexpr WideSimd wide_passes{.max = max,
                                .soft_cap = soft_cap,
                                .exp_sum = exp_sum,
                                .adamw = adamw,
-                               .adamw_without_master = adamw_without_master};
+                               .adamw_split = adamw_split,
+                               .adamw_at_random = adamw_at_random};
 
 }  // namespace
 

@@ -108,12 +108,13 @@ struct WideSimd {
   void (*soft_cap)(float* x, float cap, Size n);  // x becomes cap tanh(x / cap)
   // x becomes exp(x - max); returns the sum.
   float (*exp_sum)(float* x, float max, Size n);
-  // `rounded`, unless null, becomes the new p.
-  void (*adamw)(float* p, const float* g, float* m, float* v, bf16* rounded, const AdamWFactors& factors,
-                Size n);
+  void (*adamw)(float* p, const float* g, float* m, float* v, const AdamWFactors& factors, Size n);
+  // p and its remainders are the weights in f32 (base/split_weight.h).
+  void (*adamw_split)(bf16* p, std::int16_t* remainder, const float* g, float* m, float* v,
+                      const AdamWFactors& factors, Size n);
   // p is rounded by the upper half of its word of `random` (bf16::stochastic), m and v to nearest.
-  void (*adamw_without_master)(bf16* p, const float* g, bf16* m, bf16* v, const std::uint32_t* random,
-                               const AdamWFactors& factors, Size n);
+  void (*adamw_at_random)(bf16* p, const float* g, bf16* m, bf16* v, const std::uint32_t* random,
+                          const AdamWFactors& factors, Size n);
 };
 
 // The passes for this processor.

@@ -12,6 +12,7 @@
 #include <cstdint>
 
 #include "base/bf16.h"
+#include "base/split_weight.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace echelon {
@@ -55,6 +56,29 @@ HWY_INLINE hn::Vec<hn::RebindToUnsigned<D>> nearest_bf16(D, V v) {  // in the up
 template <class D, class V>
 HWY_INLINE void store(V v, D d, bf16* x) {
   store_upper_half(nearest_bf16(d, v), d, x);
+}
+
+// Weights in f32 from their values and remainders, and back (base/split_weight.h).
+template <class D>
+HWY_INLINE hn::Vec<D> load_split(D d, const bf16* value, const std::int16_t* remainder) {
+  const hn::RebindToSigned<D> words;
+  const hn::Rebind<std::int16_t, D> half;
+  const auto rounded = hn::BitCast(words, load(d, value));
+  return hn::BitCast(d, hn::Add(rounded, hn::PromoteTo(words, hn::LoadU(half, remainder))));
+}
+template <class D, class V>
+HWY_INLINE void store_split(V weights, D d, bf16* value, std::int16_t* remainder) {
+  const hn::RebindToUnsigned<D> words;
+  const hn::RebindToSigned<D> numbers;
+  const hn::Rebind<std::int16_t, D> half;
+  const auto is_nan = hn::RebindMask(words, hn::IsNaN(weights));
+  const auto whole = hn::BitCast(words, weights);
+  const auto rounded = hn::Add(whole, hn::Set(words, 0x8000u));
+  const auto quiet = hn::Or(whole, hn::Set(words, 0x400000u));
+  store_upper_half(hn::IfThenElse(is_nan, quiet, rounded), d, value);
+  // The lower half with its sign, which no conversion has to cut.
+  const auto left = hn::ShiftRight<16>(hn::BitCast(numbers, hn::ShiftLeft<16>(whole)));
+  hn::StoreU(hn::DemoteTo(half, hn::IfThenZeroElse(hn::RebindMask(numbers, is_nan), left)), half, remainder);
 }
 
 }  // namespace

@@ -110,6 +110,7 @@ template float* Tensor::host<float>() const;
 template double* Tensor::host<double>() const;
 template bf16* Tensor::host<bf16>() const;
 template std::int32_t* Tensor::host<std::int32_t>() const;
+template std::int16_t* Tensor::host<std::int16_t>() const;
 template std::uint8_t* Tensor::host<std::uint8_t>() const;
 
 template <class T>
@@ -121,6 +122,7 @@ template float* Tensor::on_device<float>() const;
 template double* Tensor::on_device<double>() const;
 template bf16* Tensor::on_device<bf16>() const;
 template std::int32_t* Tensor::on_device<std::int32_t>() const;
+template std::int16_t* Tensor::on_device<std::int16_t>() const;
 template std::uint8_t* Tensor::on_device<std::uint8_t>() const;
 
 Tensor Tensor::row_range(std::int64_t begin, std::int64_t end) const {

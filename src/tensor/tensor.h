@@ -41,8 +41,8 @@ class Tensor {
   bool contiguous() const { return row_stride_ == cols() || rows() <= 1; }
 
   // What the host may read and write as its own: on the cpu alone. InvariantError on another device, and
-  // while the memory is released. T must be float, double, bf16, std::int32_t or std::uint8_t and match
-  // dtype() (checked). What works on any device is in tensor/host.h.
+  // while the memory is released. T must be float, double, bf16, std::int32_t, std::int16_t or std::uint8_t
+  // and match dtype() (checked). What works on any device is in tensor/host.h.
   template <class T>
   T* host() const;
   void* host_bytes() const;

@@ -15,7 +15,7 @@ OptimisticStep::OptimisticStep(const Rank& rank, const ParameterStore& parameter
       exp_avg_(rank.arena(), MemoryCategory::optimizer, rank.precision().moments, {guessed_moments}),
       exp_avg_sq_(rank.arena(), MemoryCategory::optimizer, rank.precision().moments, {guessed_moments}) {
   if (rank.precision().has_master())
-    master_ = Tensor(rank.arena(), MemoryCategory::optimizer, rank.precision().master, {guessed_moments});
+    remainder_ = Tensor(rank.arena(), MemoryCategory::optimizer, DType::i16, {guessed_moments});
 }
 
 void OptimisticStep::guess(const OptimizerOptions& options, double learning_rate, std::int64_t updates) {
@@ -34,14 +34,15 @@ void OptimisticStep::guess(const OptimizerOptions& options, double learning_rate
                    second = exp_avg_sq_.flat_range(0, end - begin);
       copy_anywhere(kernels, p.exp_avg.flat_range(begin, end), first);
       copy_anywhere(kernels, p.exp_avg_sq.flat_range(begin, end), second);
-      const Tensor value = guessed_.flat_range(offset + begin, offset + end);
-      Updated updated{value, p.gradient.flat_range(begin, end), first, second, {}};
-      if (master_.defined()) {
-        updated.weights = master_.flat_range(0, end - begin);
-        updated.rounded = value;
-        kernels.copy(p.own_master.flat_range(begin, end), updated.weights);
+      Tensor remainder;
+      if (remainder_.defined()) {
+        remainder = remainder_.flat_range(0, end - begin);
+        kernels.copy(p.own_remainder.flat_range(begin, end), remainder);
       }
-      adamw_part(*rank_, *parameters_, p, {begin, end}, updated, update);
+      adamw_part(*rank_, *parameters_, p, {begin, end},
+                 {guessed_.flat_range(offset + begin, offset + end), remainder,
+                  p.gradient.flat_range(begin, end), first, second},
+                 update);
     }
   }
   Tensor::swap_memory(parameters_->values(), guessed_);

@@ -24,7 +24,7 @@ class OptimisticStep {
   const Rank* rank_;
   const ParameterStore* parameters_;
   Tensor guessed_;  // values, or the true ones while the guess is what the layers see
-  Tensor exp_avg_, exp_avg_sq_, master_;
+  Tensor exp_avg_, exp_avg_sq_, remainder_;
   bool is_guess_ = false;
 };
 

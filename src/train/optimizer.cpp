@@ -172,7 +172,7 @@ void adamw_part(const Rank& rank, const ParameterStore& parameters, const Parame
     rounding.emplace(StochasticRounding{weight_rounding(parameters.seed(), p.spec.name, update.step), runs});
     update.rounding = &*rounding;
   }
-  rank.kernels().adamw(u.weights, u.gradient, u.exp_avg, u.exp_avg_sq, update, u.rounded);
+  rank.kernels().adamw(u.value, u.gradient, u.exp_avg, u.exp_avg_sq, update, u.remainder);
 }
 
 void adamw_step(const Rank& rank, const ParameterStore& parameters, const OptimizerOptions& options,
@@ -184,8 +184,8 @@ void adamw_step(const Rank& rank, const ParameterStore& parameters, const Optimi
       parameters.with_moments(p, [&](Range part, const Tensor& first, const Tensor& second) {
         const auto of = [&](const Tensor& own) { return own.flat().flat_range(part.begin, part.end); };
         adamw_part(rank, parameters, p, {p.own.begin + part.begin, p.own.begin + part.end},
-                   {of(p.own_master), of(p.own_gradient), first, second,
-                    rank.precision().has_master() ? of(p.own_value) : Tensor()},
+                   {of(p.own_value), p.own_remainder.defined() ? of(p.own_remainder) : Tensor(),
+                    of(p.own_gradient), first, second},
                    adamw_update(p.spec, options, learning_rate, updates, gradient_scale));
       });
   parameters.share_values();

@@ -46,10 +46,9 @@ double clip_factor(double norm, double clip);
 AdamWStep adamw_update(const ParamSpec& spec, const OptimizerOptions& options, double learning_rate,
                        std::int64_t updates, double gradient_scale);
 
-// Updates elements `part` of what a rank has of a parameter. `weights` are its master weights, or copies of
-// them, `rounded` the values that are made of them where these are others.
+// Updates elements `part` of what a rank has of a parameter: it, or copies of it.
 struct Updated {
-  Tensor weights, gradient, exp_avg, exp_avg_sq, rounded;
+  Tensor value, remainder, gradient, exp_avg, exp_avg_sq;  // no remainder where the values are the weights
 };
 void adamw_part(const Rank& rank, const ParameterStore& parameters, const Parameter& parameter, Range part,
                 const Updated& updated, AdamWStep update);

@@ -107,8 +107,7 @@ void FlipPlanter::strike_state() {
   for (const Parameter& p : parameters_->all()) {
     if (flip_.where == FlipWhere::weights) {
       all.push_back(p.value_stays ? p.value : p.own_value);
-      if (!p.spec.frozen && p.own_master.defined() && !p.own_master.begins_with(p.own_value))
-        all.push_back(p.own_master);
+      if (p.own_remainder.defined()) all.push_back(p.own_remainder);
     } else if (!p.spec.frozen) {
       all.push_back(p.exp_avg);
       all.push_back(p.exp_avg_sq);

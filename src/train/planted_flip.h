@@ -27,9 +27,10 @@ struct PlantedFlip {
 };
 std::string text_of(const PlantedFlip& flip);  // as on the command line: --flip R:S:B:WHERE
 
-// What the flip is of a rank's weights (masters too) and moments: before the step's first instruction. Of
-// gradients: those of a layer group when its passes are over and it has not been summed over ranks, or this
-// rank's sums. Of activations: what the step's first forward pass keeps for its backward pass.
+// What the flip is of a rank's weights (and what they are rounded off by) and moments: before the step's
+// first instruction. Of gradients: those of a layer group when its passes are over and it has not been summed
+// over ranks, or this rank's sums. Of activations: what the step's first forward pass keeps for its backward
+// pass.
 class FlipPlanter {
  public:
   // The witness outlives it.

@@ -134,8 +134,11 @@ double element_seconds(const Plan& plan, const Stand& stand, const RunOptions& o
       return Tensor(rank.arena(), MemoryCategory::other, dtype, {size});
     };
     const PrecisionRecipe& r = plan.precision;
-    const Tensor value = tensor(r.master, elements), gradient = tensor(r.gradients, elements),
+    const Tensor value = tensor(r.parameters, elements), gradient = tensor(r.gradients, elements),
                  first = tensor(r.moments, elements), second = tensor(r.moments, elements);
+    const Tensor remainder = r.has_master() ? tensor(DType::i16, elements) : Tensor();
+    if (remainder.defined())
+      copy_from_host(std::vector<std::int16_t>(static_cast<std::size_t>(elements)), remainder);
     const Tensor sums = tensor(DType::f64, norm_blocks(elements));
     for (const Tensor& t : {value, first, second}) rank.kernels().fill(t, 0.5);
     AdamWStep step;
@@ -148,7 +151,7 @@ double element_seconds(const Plan& plan, const Stand& stand, const RunOptions& o
     const auto once = [&] {
       rank.kernels().fill(gradient, 0.0);
       rank.kernels().sum_squares(gradient, norm_block, sums);
-      rank.kernels().adamw(value, gradient, first, second, step);
+      rank.kernels().adamw(value, gradient, first, second, step, remainder);
       rank.arena().synchronize();
     };
     time_together(all, watch, once, [&](double seconds) { best = std::min(best, seconds); });

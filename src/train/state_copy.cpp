@@ -47,7 +47,7 @@ std::vector<HeldState> held_state(const Rank& rank, const Trainer& trainer) {
     else
       add("weights", p.own_value, p.own);
     if (p.spec.frozen) continue;
-    if (rank.precision().has_master()) add("master weights", p.own_master, p.own);
+    add("remainder of the weights", p.own_remainder, p.own);
     add("first moment", p.exp_avg, p.own);
     add("second moment", p.exp_avg_sq, p.own);
   }

@@ -1,5 +1,6 @@
-// What a rank's training goes on from, between two steps: weights, masters, moments, what compression
-// carries, the biases of routers. Named tensor by tensor, and a copy of it all to go back to.
+// What a rank's training goes on from, between two steps: weights and what they are rounded off by, moments,
+// what compression carries, the biases of routers. Named tensor by tensor, and a copy of it all to go back
+// to.
 #pragma once
 
 #include <cstdint>

@@ -76,7 +76,7 @@ void Comparison::compare_wide(std::int64_t step) {
   if (!wide_) return;
   for (const Parameter& p : reference_->parameters().all()) {
     const Parameter& q = wide_->parameters().find(p.spec.name);
-    copy_numbers_from_host(copy_numbers_to_host(p.own_master), q.own_master);
+    copy_numbers_from_host(copy_numbers_to_host(own_weights(reference_->rank(), p)), q.own_value);
   }
   judge_.begin_wide();
   const double loss = wide_->compute_gradients(step, request_.samples), narrow = expected_.back();
@@ -342,8 +342,9 @@ void Comparison::take_reference_state() {
       const Numbers reference = reference_tensor(i, which);
       if (here(i) == nullptr) continue;
       const Parameter& p = *here(i);
-      const Tensor& kept = which == ParameterTensor::value ? p.own_master : p.exp_avg;
-      const Tensor local(rank_.arena(), MemoryCategory::other, kept.dtype(), p.value.shape());
+      const PrecisionRecipe& precision = rank_.precision();
+      const DType kept = which == ParameterTensor::value ? precision.master : precision.moments;
+      const Tensor local(rank_.arena(), MemoryCategory::other, kept, p.value.shape());
       std::vector<double> numbers(static_cast<std::size_t>(local.numel()));
       for_each_run(p.spec, rank_.size(Axis::tp), rank_.coordinate(Axis::tp),
                    [&](std::int64_t logical, std::int64_t begin, std::int64_t n) {

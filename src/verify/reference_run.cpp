@@ -1,6 +1,7 @@
 #include "verify/reference_run.h"
 
 #include <algorithm>
+#include <array>
 
 #include "base/error.h"
 #include "spec/tf32.h"
@@ -126,24 +127,29 @@ void ReferenceRun::follow(RoutingJudge& judge) {
   trainer_->stages().watch_routing(judge_);
 }
 
+// In the order of ParameterTensor, and behind them what the value is rounded off by.
+static std::array<Tensor, 5> tensors_of(const Parameter& p) {
+  return {p.value, p.gradient, p.exp_avg, p.exp_avg_sq, p.own_remainder};
+}
+
 ReferenceRun::State ReferenceRun::state() const {
   // A version is written once, and then only read.
   State s{{}, versions_, updates_, trainer_->stages().router_biases()};
   const auto copy_of = [&](const Tensor& t) {
-    if (!t.defined()) return t;  // of what is frozen
+    if (!t.defined()) return t;
     Tensor copy(rank_->arena(), MemoryCategory::other, t.dtype(), t.shape());
     kernels_->copy(t, copy);
     return copy;
   };
   for (const Parameter& p : parameters().all())
-    for (const Tensor& t : {p.value, p.gradient, p.exp_avg, p.exp_avg_sq}) s.tensors.push_back(copy_of(t));
+    for (const Tensor& t : tensors_of(p)) s.tensors.push_back(copy_of(t));
   return s;
 }
 
 void ReferenceRun::set_state(const State& s) {
   auto from = s.tensors.begin();
   for (const Parameter& p : parameters().all())
-    for (const Tensor& t : {p.value, p.gradient, p.exp_avg, p.exp_avg_sq}) {
+    for (const Tensor& t : tensors_of(p)) {
       if (t.defined()) kernels_->copy(*from, t);
       ++from;
     }
@@ -153,8 +159,13 @@ void ReferenceRun::set_state(const State& s) {
 }
 
 Tensor ReferenceRun::tensor_in(const State& s, const std::string& name, ParameterTensor which) const {
-  const std::ptrdiff_t index = &parameters().find(name) - parameters().all().data();
-  return s.tensors[static_cast<std::size_t>(4 * index) + static_cast<std::size_t>(which)];
+  const Parameter& p = parameters().find(name);
+  const Tensor* const of_p = s.tensors.data() + std::ssize(tensors_of(p)) * (&p - parameters().all().data());
+  if (which != ParameterTensor::value) return of_p[static_cast<std::size_t>(which)];
+  Parameter then = p;
+  then.own_value = of_p[0].flat();
+  then.own_remainder = of_p[4];
+  return own_weights(*rank_, then);
 }
 
 void ReferenceRun::keep_version() {

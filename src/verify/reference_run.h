@@ -42,7 +42,7 @@ class ReferenceRun {
   void follow(RoutingJudge& judge);
   // Everything that steps change, copied.
   struct State {
-    std::vector<Tensor> tensors;  // of each parameter, as in ParameterTensor
+    std::vector<Tensor> tensors;  // of each parameter
     std::deque<Tensor> versions;
     std::int64_t updates = 0;
     RouterBiases biases;

@@ -33,6 +33,7 @@ ncclDataType_t type_of(DType dtype) {
     case DType::f64:
       return ncclFloat64;
     case DType::bf16:
+    case DType::i16:  // which is moved, never summed
       return ncclBfloat16;
     case DType::i32:
       return ncclInt32;

@@ -68,10 +68,11 @@ void launch_reduction(const Reduction& reduction, StreamHandle stream) {
       return launch<float, bf16>(reduction, stream);
     case DType::i32:
       return launch<std::int32_t, std::int32_t>(reduction, stream);
+    case DType::i16:
     case DType::u8:
       break;
   }
-  throw InvariantError("packed bytes have no sum");
+  throw InvariantError("neither packed bytes nor remainders have a sum");
 }
 
 }  // namespace echelon
