@@ -811,7 +811,8 @@ ImportedModel import_hugging_face(const std::string& directory, const std::strin
     Arena arena;
     const auto kernels = make_kernels(arena, plan.precision, 1);
     const Rank rank(world, plan.mesh, index, plan.precision, arena, *kernels);
-    const ParameterStore parameters(rank, plan, PipelineLayout(plan), seed);
+    const ParameterStore parameters(rank, plan, PipelineLayout(plan), seed, {}, Moments::here,
+                                    FirstValues::read);
     weights.load(rank, parameters);
     CheckpointInfo info;
     info.seed = seed;

@@ -68,7 +68,8 @@ void store_weights(std::span<const float> weights, Range part, const Parameter& 
 }
 
 ParameterStore::ParameterStore(const Rank& rank, const Plan& plan, const PipelineLayout& pipeline,
-                               std::uint64_t seed, const Faults& faults, Moments moments)
+                               std::uint64_t seed, const Faults& faults, Moments moments,
+                               FirstValues first_values)
     : rank_(&rank),
       zero_(plan.zero_stage()),
       seed_(seed),
@@ -99,7 +100,7 @@ ParameterStore::ParameterStore(const Rank& rank, const Plan& plan, const Pipelin
   if (moments == Moments::here) make_moments(plan, shard_size(shard_units(layout_, shards_), shard_));
   if (zero_ == 3) make_gather(plan.zero_prefetch);
   for (std::size_t i = 0; i < parameters_.size(); ++i) place(parameters_[i], i, faults);
-  fill_initial_values(seed);
+  draw_initial_values(seed, first_values);
   if (keeps_tied_gradient_apart(plan, pipeline, rank.coordinate(Axis::dp), rank.coordinate(Axis::pp)) &&
       !find(shared_name_).spec.frozen) {
     tied_gradient_ = Tensor(rank.arena(), MemoryCategory::gradients, rank.precision().gradients,
@@ -246,12 +247,13 @@ void ParameterStore::place(Parameter& p, std::size_t index, const Faults& faults
   p.exp_avg_sq = part(exp_avg_sq_, unit.own_begin);
 }
 
-void ParameterStore::fill_initial_values(std::uint64_t seed) {
+void ParameterStore::draw_initial_values(std::uint64_t seed, FirstValues first_values) {
   const int tp = rank_->size(Axis::tp), index = rank_->coordinate(Axis::tp);
   for (const Parameter& p : parameters_) {
     const Tensor& held = p.value_stays ? p.value : p.own_value;
     const Range part = p.value_stays ? Range{0, p.value.numel()} : p.own;
     if (held.device() == Device::none) continue;
+    if (first_values == FirstValues::read && !p.spec.adapter) continue;
     const auto fill = [&]<class F>(F) {
       std::vector<F> values(static_cast<std::size_t>(part.size()));
       fill_initial(p.spec, tp, index, seed, part, values.data());

@@ -49,11 +49,16 @@ void store_weights(std::span<const float> weights, Range part, const Parameter& 
 // Whether a rank's optimizer is its own. Elsewhere, on parameter servers: it has no moments.
 enum class Moments { here, elsewhere };
 
+// What values are at first: drawn from the seed, or read from files by whoever asks for that, before anything
+// else is done with them. Adapters are drawn in any case, since files of weights may have none.
+enum class FirstValues { drawn, read };
+
 class ParameterStore {
  public:
-  // What the layout gives this rank. Values start from (seed, name, logical element) alone.
+  // What the layout gives this rank. Values that are drawn are so from (seed, name, logical element) alone.
   ParameterStore(const Rank& rank, const Plan& plan, const PipelineLayout& pipeline, std::uint64_t seed,
-                 const Faults& faults = {}, Moments moments = Moments::here);
+                 const Faults& faults = {}, Moments moments = Moments::here,
+                 FirstValues first_values = FirstValues::drawn);
 
   const std::vector<Parameter>& all() const { return parameters_; }  // of this rank, group by group
   // The whole model's, in the same order on every rank: what collectives over parameters walk.
@@ -148,7 +153,7 @@ class ParameterStore {
   void make_moments(const Plan& plan, std::int64_t own_size);
   void make_gather(int ahead);
   void place(Parameter& parameter, std::size_t index, const Faults& faults);
-  void fill_initial_values(std::uint64_t seed);
+  void draw_initial_values(std::uint64_t seed, FirstValues first_values);
   const Unit& unit_of(const Parameter& parameter) const;
   Communicator& group_of(const ShardUnit& cut) const;
   ShardedUnit sharded(const Unit& unit) const;

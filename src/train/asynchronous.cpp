@@ -156,14 +156,14 @@ void run_worker(Communicator& all, Trainer& trainer, const AsynchronousRun& run,
 
 ParameterServerRank::ParameterServerRank(const Rank& rank, const Plan& plan,
                                          const OptimizerOptions& optimizer, std::uint64_t seed,
-                                         const AsynchronousRun& run)
+                                         const AsynchronousRun& run, FirstValues first_values)
     : rank_(rank),
       plan_(plan),
       optimizer_(optimizer),
       run_(run),
       server_plan_(server_plan(plan, run.options.servers)),
       pipeline_(server_plan_),
-      parameters_(rank, server_plan_, pipeline_, seed) {}
+      parameters_(rank, server_plan_, pipeline_, seed, {}, Moments::here, first_values) {}
 
 StalenessMeasures ParameterServerRank::serve(Communicator& all,
                                              const std::function<void(const ServedStep&)>& on_step) {

@@ -68,7 +68,8 @@ class ParameterServerRank {
  public:
   // `rank`: of server_plan()'s mesh, whose rank 0 is world rank `workers`.
   ParameterServerRank(const Rank& rank, const Plan& plan, const OptimizerOptions& optimizer,
-                      std::uint64_t seed, const AsynchronousRun& run);
+                      std::uint64_t seed, const AsynchronousRun& run,
+                      FirstValues first_values = FirstValues::drawn);
 
   const ParameterStore& parameters() const { return parameters_; }
   // Optimizer steps that the parameters have had.

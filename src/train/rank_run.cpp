@@ -18,7 +18,7 @@ RankRun::RankRun(const SharedRun& shared, const Rank& rank, TrainSummary& summar
       rank_(rank),
       witness_(witness),
       trainer_(rank, shared.request.plan, shared.request.optimizer, shared.request.seed, hooks(),
-               shared.pipeline, shared.request.asynchronous ? Moments::elsewhere : Moments::here),
+               shared.pipeline, shared.request.asynchronous ? Moments::elsewhere : Moments::here, shared.first_values()),
       summary_(summary),
       meeting_(rank),
       writer_(rank, shared.request.checkpoint_directory),

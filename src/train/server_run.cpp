@@ -9,7 +9,8 @@ ServerRun::ServerRun(const SharedRun& shared, const Rank& rank, TrainSummary& su
     : shared_(shared),
       rank_(rank),
       run_(asynchronous_run(shared)),
-      server_(rank, shared.request.plan, shared.request.optimizer, shared.request.seed, run_),
+      server_(rank, shared.request.plan, shared.request.optimizer, shared.request.seed, run_,
+              shared.first_values()),
       summary_(summary) {}
 
 void ServerRun::run() {

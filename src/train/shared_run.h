@@ -23,6 +23,10 @@ struct SharedRun {
   RunOutputs* outputs = nullptr;       // used by rank 0 alone
   Utilization* utilization = nullptr;  // the same
   Clock::time_point epoch{};           // zero of the measured timeline
+
+  FirstValues first_values() const {
+    return request.from || !resumed.path.empty() ? FirstValues::read : FirstValues::drawn;
+  }
 };
 
 // The optimizer's step and what it cost, in tokens and seconds.

@@ -26,8 +26,9 @@ static std::unique_ptr<StepDriver> make_driver(TrainingParts& parts) {
 }
 
 Trainer::Trainer(const Rank& rank, const Plan& plan, const OptimizerOptions& optimizer, std::uint64_t seed,
-                 TrainerHooks hooks, std::shared_ptr<const PipelineLayout> pipeline, Moments moments)
-    : parts_(rank, plan, optimizer, seed, std::move(hooks), std::move(pipeline), moments),
+                 TrainerHooks hooks, std::shared_ptr<const PipelineLayout> pipeline, Moments moments,
+                 FirstValues first_values)
+    : parts_(rank, plan, optimizer, seed, std::move(hooks), std::move(pipeline), moments, first_values),
       driver_(make_driver(parts_)) {}
 
 FlushDriver& Trainer::flush() {

@@ -18,7 +18,7 @@ class Trainer {
   // `pipeline`: the plan's own, where several users share it. Without moments: for compute_gradients() alone.
   Trainer(const Rank& rank, const Plan& plan, const OptimizerOptions& optimizer, std::uint64_t seed,
           TrainerHooks hooks = {}, std::shared_ptr<const PipelineLayout> pipeline = nullptr,
-          Moments moments = Moments::here);
+          Moments moments = Moments::here, FirstValues first_values = FirstValues::drawn);
 
   // One training step, and the results of all steps that have become known by then, in order. Where the
   // schedule does not flush, or the optimizer has no barrier, ranks go on into the next step and a result is

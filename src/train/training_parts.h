@@ -52,14 +52,15 @@ struct TrainerHooks {
 
 struct TrainingParts {
   TrainingParts(const Rank& rank_, const Plan& plan_, const OptimizerOptions& optimizer_, std::uint64_t seed,
-                TrainerHooks hooks_, std::shared_ptr<const PipelineLayout> pipeline_, Moments moments)
+                TrainerHooks hooks_, std::shared_ptr<const PipelineLayout> pipeline_, Moments moments,
+                FirstValues first_values)
       : rank(rank_),
         plan(plan_),
         optimizer(optimizer_),
         hooks(std::move(hooks_)),
         pipeline(pipeline_ ? std::move(pipeline_) : std::make_shared<PipelineLayout>(plan)),
         programs(pipeline->programs(rank.coordinate(Axis::dp))),
-        parameters(rank, plan, *pipeline, seed, hooks.faults, moments),
+        parameters(rank, plan, *pipeline, seed, hooks.faults, moments, first_values),
         gradients(rank, plan, *pipeline, parameters, hooks.faults),
         stages(rank, plan, *pipeline, parameters, hooks.faults) {}
   TrainingParts(const TrainingParts&) = delete;
