@@ -520,6 +520,36 @@ INSTANTIATE_TEST_SUITE_P(Models, HuggingFace,
                            return name;
                          });
 
+// What else a type can be asked for than its fixture is: it is written as that type again.
+TEST(HuggingFaceConfig, IsOfTheTypeThatSaysTheModel) {
+  const auto changed = [](const char* fixture, const json& changes) {
+    json config = json::parse(read_text((fixtures / fixture / "config.json").string()));
+    for (const auto& [key, value] : changes.items())
+      if (value == "left out")
+        config.erase(key);
+      else
+        config[key] = value;
+    return config;
+  };
+  const auto written = [&](const char* fixture, const json& changes) {
+    const ModelSpec model = model_from_hugging_face(changed(fixture, changes).dump(), "x/config.json");
+    const std::string config = hugging_face_config(model, DType::f32);
+    EXPECT_EQ(to_toml(model_from_hugging_face(config, "x/config.json")), to_toml(model)) << fixture;
+    return json::parse(config)["model_type"].get<std::string>();
+  };
+  const json full{"full_attention", "full_attention"}, mixed{"sliding_attention", "full_attention"};
+  EXPECT_EQ(written("olmo3", {{"layer_types", full}}), "olmo3");
+  EXPECT_EQ(written("seed-oss", {{"hidden_size", 22}, {"attention_out_bias", true}}), "seed_oss");
+  // transformers heeds the types of layers of some models alone.
+  const auto refused = [&](const char* fixture, const json& changes, const std::vector<std::string>& words) {
+    expect_refusal([&] { model_from_hugging_face(changed(fixture, changes).dump(), "x/config.json"); },
+                   words);
+  };
+  refused("mistral", {{"layer_types", mixed}}, {"layer_types", "only sliding_attention is"});
+  refused("llama", {{"layer_types", mixed}, {"sliding_window", 4}},
+          {"layer_types", "only full_attention is"});
+}
+
 // The weights of its norms are small numbers there, and here 1 more.
 TEST(HuggingFaceConfig, NormsLessOneAreNotImportedInBf16) {
   const TemporaryDirectory directory;

@@ -436,9 +436,10 @@ TEST(ModelHuggingFace, Mistral) {
 // Layers with a window are all, or all but each n-th.
 TEST(ModelHuggingFace, Windows) {
   const auto window_of = [](const std::string& layers) {
-    const std::string four = replaced(mistral_json, "\"num_hidden_layers\": 32", "\"num_hidden_layers\": 4");
+    const std::string four = replaced(mistral_json, "\"num_hidden_layers\": 32", "\"num_hidden_layers\": 4"),
+                      ministral = replaced(four, "\"mistral\"", "\"ministral\"");
     return model_from_hugging_face(
-               replaced(four, "\"sliding_window\": null", "\"sliding_window\": 4096" + layers),
+               replaced(ministral, "\"sliding_window\": null", "\"sliding_window\": 4096" + layers),
                "x/config.json")
         .window;
   };

@@ -115,7 +115,7 @@ void add_window(const ModelSpec& m, ordered_json& config) {
     return;
   }
   if (type == "starcoder2") return;  // in all layers
-  if (!any && !type.starts_with("gemma") && type != "gpt_oss") return;
+  if (!any && !type.starts_with("gemma") && type != "gpt_oss" && type != "olmo3") return;
   if (type.starts_with("qwen")) {
     config["use_sliding_window"] = true;
     config["max_window_layers"] = 0;

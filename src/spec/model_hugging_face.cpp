@@ -249,9 +249,10 @@ void read_rope(const Config& config, double theta, std::optional<double> rotary_
         std::llround(std::min(std::floor(m.rope.factor * static_cast<double>(m.max_seq)), 0x1p31 - 1));
 }
 
-// Layers with a window, by layer_types where they are named: all, or all but each n-th. A window that no
-// trained sequence fills is none; returns it all the same.
-WindowSpec read_window(const Config& config, bool in_all, ModelSpec& m) {
+// Layers with a window, by layer_types where they are named: all, or all but each n-th. Where transformers
+// does not heed them (`typed`) they may only say what is so anyway. A window that no trained sequence fills
+// is none; returns it all the same.
+WindowSpec read_window(const Config& config, bool in_all, bool typed, ModelSpec& m) {
   std::vector<bool> in(static_cast<std::size_t>(m.num_layers), in_all);
   if (config.has("layer_types")) {
     const Json& types = config.required("layer_types");
@@ -261,6 +262,8 @@ WindowSpec read_window(const Config& config, bool in_all, ModelSpec& m) {
       if (types[i] != "full_attention" && types[i] != "sliding_attention")
         config.wrong("layer_types", "full_attention and sliding_attention");
       in[i] = types[i] == "sliding_attention";
+      if (!typed && in[i] != in_all)
+        config.wrong("layer_types", in_all ? "sliding_attention" : "full_attention");
     }
   }
   if (std::find(in.begin(), in.end(), true) == in.end()) return {};
@@ -277,6 +280,7 @@ WindowSpec read_window(const Config& config, bool in_all, ModelSpec& m) {
 struct LlamaDefaults {
   Activation activation = Activation::swiglu;
   bool windowed = false;  // where sliding_window is named
+  bool typed = false;     // its layers are of the kinds that layer_types says
   double rope_theta = 10000.0, norm_eps = 1e-6;
   bool tied = false;
   std::optional<bool> biased = {};  // all of attention; without a value its family has no such choice
@@ -322,7 +326,7 @@ void read_llama(const Config& config, const LlamaDefaults& defaults, ModelSpec& 
   if (!defaults.mlp_biased) config.only_boolean("mlp_bias", false);
   if (!defaults.dropped) config.only_real("attention_dropout", 0.0);
   if (m.num_layers > 100000) config.wrong("num_hidden_layers", "at most 100000");
-  read_window(config, defaults.windowed && config.has("sliding_window"), m);
+  read_window(config, defaults.windowed && config.has("sliding_window"), defaults.typed, m);
 }
 
 // What balances the experts in training (router_aux_loss_coef) is a run's to say.
@@ -343,7 +347,7 @@ void read_gpt_oss(const Config& config, ModelSpec& m) {
   config.required("num_key_value_heads");
   config.required("head_dim");  // transformers would take 64
   m.attention_sinks = true;
-  read_llama(config, {.rope_theta = theta, .norm_eps = 1e-5, .biased = true}, m);
+  read_llama(config, {.typed = true, .rope_theta = theta, .norm_eps = 1e-5, .biased = true}, m);
   if (!config.has("rope_scaling") && !config.has("rope_parameters")) {
     m.rope.scaling = RopeScaling::yarn;
     m.rope.factor = 32;
@@ -366,7 +370,7 @@ void read_gpt_oss(const Config& config, ModelSpec& m) {
 
 // Their window, where one is named, is of use_sliding_window alone, and of the layers from max_window_layers
 // on.
-void read_qwen(const Config& config, bool qwen2, ModelSpec& m) {
+void read_qwen(const Config& config, bool qwen2, bool typed, ModelSpec& m) {
   config.required("num_key_value_heads");
   if (!qwen2) config.required("head_dim");  // transformers would take 128
   const bool window = config.boolean_or("use_sliding_window", false);
@@ -377,7 +381,8 @@ void read_qwen(const Config& config, bool qwen2, ModelSpec& m) {
       config.wrong("max_window_layers", "0, or at least num_hidden_layers,");
   }
   const bool in_all = window && !config.has("layer_types") && config.required("max_window_layers") == 0;
-  read_llama(config, {.windowed = in_all, .biased = qwen2 ? std::optional<bool>() : false}, m);
+  read_llama(config, {.windowed = in_all, .typed = typed, .biased = qwen2 ? std::optional<bool>() : false},
+             m);
   if (!window && m.window.size > 0) config.wrong("use_sliding_window", "true beside sliding_attention");
   if (qwen2) m.qkv_bias = true;
   m.qk_norm = !qwen2;
@@ -420,7 +425,7 @@ void read_qwen_experts(const Config& config, ModelSpec& m) {
 }
 
 void read_qwen3_moe(const Config& config, ModelSpec& m) {
-  read_qwen(config, false, m);
+  read_qwen(config, false, false, m);
   read_qwen_experts(config, m);
 }
 
@@ -430,7 +435,6 @@ void read_qwen2_moe(const Config& config, ModelSpec& m) {
   config.required("num_key_value_heads");  // transformers would take 16
   config.only_boolean("use_sliding_window", false);
   read_llama(config, {}, m);
-  if (m.window.size > 0) config.wrong("layer_types", "full_attention");
   m.qkv_bias = config.boolean_or("qkv_bias", true);
   read_qwen_experts(config, m);
   if (m.experts == Experts::none) return;
@@ -444,7 +448,6 @@ void read_qwen2_moe(const Config& config, ModelSpec& m) {
 // Layers without positions: each n-th.
 void read_smollm3(const Config& config, ModelSpec& m) {
   read_llama(config, {.rope_theta = 2e6, .tied = true, .biased = false, .mlp_biased = true}, m);
-  if (m.window.size > 0) config.wrong("sliding_window", "null");
   const std::int64_t every = config.integer_or("no_rope_layer_interval", 4);
   m.rope.unturned_every = every > m.num_layers ? 0 : every;
   if (!config.has("no_rope_layers")) return;
@@ -476,7 +479,7 @@ void read_olmo2(const Config& config, ModelSpec& m) {
 void read_olmo3(const Config& config, ModelSpec& m) {
   constexpr double theta = 500000;
   m.rope.local_theta = config.real_or("rope_theta", theta);
-  read_llama(config, {.rope_theta = theta, .norm_eps = 1e-5}, m);
+  read_llama(config, {.typed = true, .rope_theta = theta, .norm_eps = 1e-5}, m);
   if (!config.has("layer_types")) {
     m.window = {config.names("sliding_window") ? config.integer("sliding_window") : 4096, 4};
     // This many layers have no full one.
@@ -565,11 +568,12 @@ void read_logit_scale(const Config& config, ModelSpec& m) {
 }
 
 // Command-R: attention and MLP of the same norm.
-void read_cohere(const Config& config, double theta, ModelSpec& m) {
+void read_cohere(const Config& config, bool typed, double theta, ModelSpec& m) {
   m.norm_kind = NormKind::layer_weight;
   m.parallel_residual = m.interleaved_rope = true;
   read_llama(config,
-             {.rope_theta = theta,
+             {.typed = typed,
+              .rope_theta = theta,
               .norm_eps = 1e-5,
               .tied = true,
               .biased = false,
@@ -582,11 +586,11 @@ void read_cohere(const Config& config, double theta, ModelSpec& m) {
 // Command-R7B and Command A: a window in all layers but each fourth, by default, and positions in these
 // alone.
 void read_cohere2(const Config& config, ModelSpec& m) {
-  read_cohere(config, 1e4, m);
+  read_cohere(config, true, 1e4, m);
   if (config.names("sliding_window")) config.required("sliding_window");
   WindowSpec window;
   if (config.has("layer_types")) {
-    window = read_window(config, false, m);
+    window = read_window(config, false, true, m);
   } else {
     window = {config.integer_or("sliding_window", 4096), config.integer_or("sliding_window_pattern", 4)};
     if (window.full_every > m.num_layers) window.full_every = 0;  // this many have no full one
@@ -642,7 +646,7 @@ void read_gemma(const Config& config, double theta, std::int64_t full_every, Mod
   config.required("num_key_value_heads");
   config.required("head_dim");
   config.required("query_pre_attn_scalar");
-  read_llama(config, {.activation = Activation::geglu, .rope_theta = theta, .tied = true}, m);
+  read_llama(config, {.activation = Activation::geglu, .typed = true, .rope_theta = theta, .tied = true}, m);
   if (!config.has("layer_types")) {
     m.window = {config.integer("sliding_window"), full_every};
     if (full_every == 1) m.window = {};
@@ -796,6 +800,13 @@ void read_mistral(const Config& config, ModelSpec& m) {
   read_llama(config, {.windowed = true}, m);
 }
 
+// With a window in some layers (Ministral-8B): all of them where layer_types is missing.
+void read_ministral(const Config& config, ModelSpec& m) {
+  if (!config.names("num_key_value_heads")) config.required("num_key_value_heads");
+  if (!config.names("sliding_window")) config.required("sliding_window");
+  read_llama(config, {.windowed = true, .typed = true}, m);
+}
+
 struct ModelType : TransformersType {
   void (*read)(const Config& config, ModelSpec& m);
   // Whether a model is written as this type, where none before it in the table is.
@@ -827,7 +838,7 @@ const std::vector<ModelType>& model_types() {
          return m.norm_kind == NormKind::layer_weight && (m.window.size > 0 || m.rope.unturned_every > 0);
        }},
       {{"cohere", "CohereForCausalLM"},
-       [](const Config& config, ModelSpec& m) { read_cohere(config, 5e5, m); },
+       [](const Config& config, ModelSpec& m) { read_cohere(config, false, 5e5, m); },
        [](M m) { return m.norm_kind == NormKind::layer_weight; }},
       {{"olmo", "OlmoForCausalLM"}, read_olmo, [](M m) { return m.norm_kind == NormKind::layer_plain; }},
       {{"glm4",
@@ -877,19 +888,21 @@ const std::vector<ModelType>& model_types() {
       {{"gemma3_text", "Gemma3ForCausalLM"}, read_gemma3, [](M m) { return m.norms_less_one; }},
       {{"granite", "GraniteForCausalLM"}, read_granite, [](M m) { return m.scales != ScaleSpec{}; }},
       {{"smollm3", "SmolLM3ForCausalLM"}, read_smollm3, [](M m) { return m.rope.unturned_every > 0; }},
-      // Which biases it has it says one by one.
+      // Which biases it has it says one by one, and heads may be of any width beside them.
       {{"seed_oss", "SeedOssForCausalLM"},
        read_seed_oss,
        [](M m) {
-         return !m.qk_norm && m.qkv_bias != m.attention_out_bias && (m.attention_out_bias || m.mlp_bias);
+         return !m.qk_norm && m.activation == Activation::swiglu && (m.attention_out_bias || m.mlp_bias) &&
+                (m.qkv_bias != m.attention_out_bias || m.hidden % m.num_heads != 0);
        }},
       {{"qwen2", "Qwen2ForCausalLM"},
-       [](const Config& config, ModelSpec& m) { read_qwen(config, true, m); },
+       [](const Config& config, ModelSpec& m) { read_qwen(config, true, true, m); },
        [](M m) { return m.qkv_bias && !m.attention_out_bias; }},
       {{"qwen3", "Qwen3ForCausalLM"},
-       [](const Config& config, ModelSpec& m) { read_qwen(config, false, m); },
+       [](const Config& config, ModelSpec& m) { read_qwen(config, false, true, m); },
        [](M m) { return m.qk_norm; }},
       {{"arcee", "ArceeForCausalLM"}, read_arcee, [](M m) { return m.activation == Activation::relu2; }},
+      {{"ministral", "MinistralForCausalLM"}, read_ministral, [](M m) { return m.window.full_every > 0; }},
       // A Mistral without a window is a Llama, but may have heads of any width.
       {{"mistral", "MistralForCausalLM"},
        read_mistral,
