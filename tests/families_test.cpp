@@ -234,6 +234,15 @@ const Row rows[] = {
      },
      {"post_feedforward_layernorm.weight", "self_attn.q_norm.weight", "self_attn.k_norm.weight"},
      "olmo2"},
+    {"exaone4",
+     [](ModelSpec& m) {
+       m.norm_place = NormPlace::after;
+       m.qk_norm = true;
+       m.window = {4, 2};
+       m.rope.unturned_every = 2;
+     },
+     {"post_feedforward_layernorm.weight", "self_attn.q_norm.weight", "self_attn.k_norm.weight"},
+     "exaone4"},
     {"gemma2",
      [](ModelSpec& m) {
        m.norm_place = NormPlace::both;

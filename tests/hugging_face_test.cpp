@@ -385,14 +385,14 @@ TEST_P(HuggingFace, WhatIsNotTheModelIsRefusedByName) {
   expect_contains(refusal([](auto& tensors) { tensors[1].type = StoredType::i32; }), {"I32", "BF16"});
 }
 
-// As a Gemma 3 that sees images is saved: its text model is one among others.
-TEST(HuggingFaceConfig, OfAModelThatSeesImagesTheTextModelIsRead) {
-  const fs::path text = fixtures / "gemma3";
+// As a Gemma 3 or a Mistral that sees images is saved: its text model is one among others.
+void check_text_model(const char* type, const char* fixture) {
+  const fs::path text = fixtures / fixture;
   const TemporaryDirectory directory;
   const auto save = [&](const char* name, const std::string& other) {
     const fs::path home = fs::path(directory / name);
     fs::create_directory(home);
-    const json config{{"model_type", "gemma3"},
+    const json config{{"model_type", type},
                       {"text_config", json::parse(read_text((text / "config.json").string()))},
                       {"vision_config", {{"hidden_size", 16}}}};
     write_file_atomically((home / "config.json").string(), config.dump());
@@ -424,6 +424,11 @@ TEST(HuggingFaceConfig, OfAModelThatSeesImagesTheTextModelIsRead) {
   expect_refusal(
       [&] { import_hugging_face(save("stranger", "audio_tower.bias"), directory / "no", DType::f32, 1); },
       {"audio_tower.bias"});
+}
+
+TEST(HuggingFaceConfig, OfAModelThatSeesImagesTheTextModelIsRead) {
+  check_text_model("gemma3", "gemma3");
+  check_text_model("mistral3", "mistral-uneven");
   // What a published configuration leaves out is as in every other Gemma 3.
   const ModelSpec few = model_from_hugging_face(
       R"({"model_type": "gemma3", "text_config": {"hidden_size": 2560, "intermediate_size": 10240,
@@ -513,7 +518,8 @@ INSTANTIATE_TEST_SUITE_P(Models, HuggingFace,
                                          "deepseek-v3", "llama-dynamic", "mistral-uneven", "qwen3-moe-dense",
                                          "deepseek-v3-mtp", "starcoder2", "stablelm", "cohere", "cohere2",
                                          "glm", "glm4", "olmo", "nemotron", "ernie4-5", "qwen2-moe",
-                                         "glm4-moe"),
+                                         "glm4-moe", "ministral", "exaone4", "minimax-m2", "dots1",
+                                         "glm4-moe-lite"),
                          [](const auto& instance) {
                            std::string name = instance.param;
                            std::erase(name, '-');
@@ -537,9 +543,18 @@ TEST(HuggingFaceConfig, IsOfTheTypeThatSaysTheModel) {
     EXPECT_EQ(to_toml(model_from_hugging_face(config, "x/config.json")), to_toml(model)) << fixture;
     return json::parse(config)["model_type"].get<std::string>();
   };
-  const json full{"full_attention", "full_attention"}, mixed{"sliding_attention", "full_attention"};
+  const json full{"full_attention", "full_attention"}, sliding{"sliding_attention", "sliding_attention"},
+      mixed{"sliding_attention", "full_attention"};
   EXPECT_EQ(written("olmo3", {{"layer_types", full}}), "olmo3");
   EXPECT_EQ(written("seed-oss", {{"hidden_size", 22}, {"attention_out_bias", true}}), "seed_oss");
+  EXPECT_EQ(written("ministral", {{"layer_types", sliding}}), "mistral");
+  EXPECT_EQ(written("exaone4", {{"sliding_window", nullptr}, {"layer_types", full}}), "exaone4");
+  EXPECT_EQ(written("exaone4", {{"sliding_window", 1000}}), "exaone4");
+  EXPECT_EQ(written("exaone4", {{"layer_types", "left out"}, {"sliding_window_pattern", 2}}), "exaone4");
+  EXPECT_EQ(written("minimax-m2", {{"rope_parameters", "left out"}, {"rotary_dim", 2}}), "minimax_m2");
+  EXPECT_EQ(written("deepseek-v3", {{"model_type", "kimi_k2"}}), "deepseek_v3");
+  EXPECT_EQ(written("glm4-moe-lite", {{"hidden_size", 26}}), "deepseek_v3");
+  EXPECT_EQ(written("glm4-moe-lite", {{"mlp_layer_types", {"sparse", "sparse"}}}), "deepseek_v3");
   // transformers heeds the types of layers of some models alone.
   const auto refused = [&](const char* fixture, const json& changes, const std::vector<std::string>& words) {
     expect_refusal([&] { model_from_hugging_face(changed(fixture, changes).dump(), "x/config.json"); },
@@ -548,6 +563,9 @@ TEST(HuggingFaceConfig, IsOfTheTypeThatSaysTheModel) {
   refused("mistral", {{"layer_types", mixed}}, {"layer_types", "only sliding_attention is"});
   refused("llama", {{"layer_types", mixed}, {"sliding_window", 4}},
           {"layer_types", "only full_attention is"});
+  refused("glm4-moe-lite", {{"mlp_layer_types", {"sparse", "dense"}}}, {"mlp_layer_types"});
+  refused("glm4-moe-lite", {{"first_k_dense_replace", 2}}, {"first_k_dense_replace", "only 1"});
+  refused("dots1", {{"layer_types", mixed}, {"sliding_window", 4}}, {"layer_types", "full_attention"});
 }
 
 // The weights of its norms are small numbers there, and here 1 more.

@@ -76,7 +76,9 @@ TEST(ModelSpec, PublishedCountsAreExact) {
       {"gpt-oss-20b", 20914757184},      {"gpt-oss-120b", 116829156672}, {"gpt-oss-tiny", 385520},
       {"starcoder2-3b", 3030371328},   {"command-r7b", 8028033024},  {"glm-4-9b", 9400279040},
       {"olmo-1b", 1176764416},         {"stablelm-2-1.6b", 1644515328},
-      {"qwen1.5-moe-a2.7b", 14315784192}, {"glm-4.5-air", 106852245504}};
+      {"qwen1.5-moe-a2.7b", 14315784192}, {"glm-4.5-air", 106852245504},
+      {"glm-4.7-flash", 29943390976},  {"kimi-k2", 1026408209408},   {"minimax-m2", 228689748992},
+      {"exaone-4-32b", 32003216384},   {"mistral-small-3.1-24b", 23572403200}};
   std::set<std::string> names;
   for (const std::string& name : model_preset_names()) names.insert(name);
   for (const auto& [name, count] : published) {

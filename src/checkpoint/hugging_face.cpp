@@ -87,6 +87,13 @@ std::pair<std::string, std::int64_t> tensor_of_all_experts(const std::string& na
           down ? 1 : 2};
 }
 
+std::string renamed(const TransformersType& type, std::string name) {
+  for (const auto& [ours, theirs] : type.renamed)
+    if (const auto at = name.find(ours); at != std::string::npos)
+      return name.replace(at, std::string(ours).size(), theirs);
+  return name;
+}
+
 // In model order, routers' biases last. Parts of one tensor are neighbours there, but for those of all
 // experts.
 std::vector<FileTensor> file_tensors(const ModelSpec& model) {
@@ -121,11 +128,7 @@ std::vector<FileTensor> file_tensors(const ModelSpec& model) {
     for (const auto& [part, whole] : latent)
       if (const auto at = name.find(part); at != std::string::npos)
         name.replace(at, std::string(part).size(), whole);
-    for (const auto& [ours, theirs] : type.renamed)
-      if (const auto at = name.find(ours); at != std::string::npos) {
-        name.replace(at, std::string(ours).size(), theirs);
-        break;
-      }
+    name = renamed(type, name);
     std::int64_t rows_in_turn = 0;
     for (const char* part : head_by_head)
       if (const auto at = name.find(part); model.family == Family::neox && at != std::string::npos) {
@@ -139,7 +142,7 @@ std::vector<FileTensor> file_tensors(const ModelSpec& model) {
     ParamSpec bias;
     bias.name = router_bias_name(model, layer);
     bias.shape = {model.num_experts};
-    tensors.push_back({bias.name, {bias}, 0, 0});
+    tensors.push_back({renamed(type, bias.name), {bias}, 0, 0});
   }
   return tensors;
 }
@@ -310,8 +313,9 @@ std::vector<T> rows_in_turn(const FileTensor& tensor, const std::vector<std::vec
 void write_router_bias(CheckpointReader& reader, const FileTensor& tensor, DType dtype,
                        SafetensorsWriter& writer) {
   std::vector<double> bias(static_cast<std::size_t>(tensor.numel()));  // of a run without: zeros
-  if (reader.has(tensor.name)) {
-    const auto bytes = reader.read_whole(tensor.name, tensor.shape(), DType::f64);
+  const std::string& name = tensor.parts.front().name;
+  if (reader.has(name)) {
+    const auto bytes = reader.read_whole(name, tensor.shape(), DType::f64);
     std::memcpy(bias.data(), bytes.data(), bytes.size());
   }
   std::vector<std::byte> bytes(static_cast<std::size_t>(tensor.numel() * element_bytes(dtype)));

@@ -68,7 +68,8 @@ void add_rope(const ModelSpec& m, ordered_json& config) {
       config["no_rope_layers"].push_back(m.is_turned(layer) ? 1 : 0);
   }
   const std::string type = config["model_type"];
-  const bool always = type == "stablelm" || type == "nemotron" || type.starts_with("glm"),
+  const bool always =
+                 type == "stablelm" || type == "nemotron" || type == "minimax_m2" || type.starts_with("glm"),
              partial = always || (m.rotary_dim > 0 && m.fused_projections);  // others turn whole heads
   if (partial) config["partial_rotary_factor"] = rotary_part(m);
   const bool scaled = r.scaling != RopeScaling::none;
@@ -105,9 +106,11 @@ void add_rope(const ModelSpec& m, ordered_json& config) {
 void add_window(const ModelSpec& m, ordered_json& config) {
   const bool any = m.window.size > 0;
   const std::string type = config["model_type"];
-  if (any || type == "mistral" || type == "mixtral" || type == "phi3" || type == "starcoder2")
+  if (any || type == "mistral" || type == "mixtral" || type == "phi3" || type == "starcoder2" ||
+      type == "exaone4")
     config["sliding_window"] = any ? ordered_json(m.window.size) : ordered_json();
-  if (type == "cohere2") {  // layers have a window where they have positions
+  // Layers have a window where they have positions.
+  if (type == "cohere2" || (type == "exaone4" && (any || m.rope.unturned_every > 0))) {
     if (!any) config["sliding_window"] = m.max_seq;
     config["layer_types"] = json::array();
     for (std::int64_t layer = 0; layer < m.num_layers; ++layer)
@@ -115,7 +118,7 @@ void add_window(const ModelSpec& m, ordered_json& config) {
     return;
   }
   if (type == "starcoder2") return;  // in all layers
-  if (!any && !type.starts_with("gemma") && type != "gpt_oss" && type != "olmo3") return;
+  if (!any && !type.starts_with("gemma") && type != "gpt_oss" && type != "olmo3" && type != "exaone4") return;
   if (type.starts_with("qwen")) {
     config["use_sliding_window"] = true;
     config["max_window_layers"] = 0;
@@ -236,9 +239,9 @@ std::string hugging_face_config(const ModelSpec& m, DType dtype) {
               {"rope_parameters",
                {{"rope_type", "default"}, {"rope_theta", m.rope.theta}, {"partial_rotary_factor", part}}}};
   } else {
-    const bool mixtral = type == "mixtral", gpt_oss = type == "gpt_oss", olmoe = type == "olmoe",
-               qwen_moe = type == "qwen2_moe" || type == "qwen3_moe", deepseek = m.latent_attention(),
-               glm4_moe = type == "glm4_moe", seed_oss = type == "seed_oss",
+    const bool mixtral = type == "mixtral" || type == "minimax_m2", gpt_oss = type == "gpt_oss",
+               olmoe = type == "olmoe", qwen_moe = type == "qwen2_moe" || type == "qwen3_moe",
+               deepseek = m.latent_attention(), glm4_moe = type == "glm4_moe", seed_oss = type == "seed_oss",
                relu2 = m.activation == Activation::relu2;
     if (m.experts == Experts::deepseek && !deepseek && !olmoe && !qwen_moe && !glm4_moe)
       refuse(

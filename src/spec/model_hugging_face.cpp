@@ -290,6 +290,7 @@ struct LlamaDefaults {
   const char* bias_key = "attention_bias";
   std::optional<double> rotary_part = {};  // without a value its family turns whole heads
   bool dropped = false;                    // its dropout is left out
+  std::int64_t head_dim = 0;               // which other keys say; 0: as usual
 };
 
 void read_llama(const Config& config, const LlamaDefaults& defaults, ModelSpec& m) {
@@ -298,8 +299,9 @@ void read_llama(const Config& config, const LlamaDefaults& defaults, ModelSpec& 
   m.hidden = config.integer("hidden_size");
   m.num_heads = config.integer("num_attention_heads");
   m.num_kv_heads = config.integer_or("num_key_value_heads", m.num_heads);
-  m.head_dim = config.has("head_dim") ? config.integer("head_dim")
-                                      : even_head_dim(config, "num_attention_heads", "hidden_size");
+  m.head_dim = defaults.head_dim > 0    ? defaults.head_dim
+               : config.has("head_dim") ? config.integer("head_dim")
+                                        : even_head_dim(config, "num_attention_heads", "hidden_size");
   m.mlp_hidden = config.integer("intermediate_size");
   m.vocab = config.integer("vocab_size");
   m.max_seq = config.integer("max_position_embeddings");
@@ -583,10 +585,8 @@ void read_cohere(const Config& config, bool typed, double theta, ModelSpec& m) {
   config.only_boolean("use_qk_norm", false);
 }
 
-// Command-R7B and Command A: a window in all layers but each fourth, by default, and positions in these
-// alone.
-void read_cohere2(const Config& config, ModelSpec& m) {
-  read_cohere(config, true, 1e4, m);
+// A window in all layers but each fourth, by default, and positions in these alone.
+void read_turned_windows(const Config& config, ModelSpec& m) {
   if (config.names("sliding_window")) config.required("sliding_window");
   WindowSpec window;
   if (config.has("layer_types")) {
@@ -598,6 +598,12 @@ void read_cohere2(const Config& config, ModelSpec& m) {
     if (window.size < m.max_seq) m.window = window;
   }
   m.rope.unturned_every = window.size == 0 ? 1 : window.full_every;
+}
+
+// Command-R7B and Command A.
+void read_cohere2(const Config& config, ModelSpec& m) {
+  read_cohere(config, true, 1e4, m);
+  read_turned_windows(config, m);
 }
 
 // GLM-4 of 2024 and, with norms behind attention and MLP too, of 2025.
@@ -731,30 +737,77 @@ void read_groups(const Config& config, std::int64_t groups, std::int64_t most, s
   m.router.group_best = m.experts_per_token / m.router.most_groups == best ? 0 : best;
 }
 
-// DeepSeek V2 and V3: what routes differs. V3 may have a module that predicts one more token.
-void read_deepseek(const Config& config, bool v3, ModelSpec& m) {
-  const std::int64_t dense = read_dense_layers(config, v3 ? 3 : 0);
+// Multi-head latent attention, in layers that are a Llama's otherwise.
+void read_latent(const Config& config, LlamaDefaults defaults, ModelSpec& m) {
   for (const char* key : {"kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim"})
     config.required(key);
-  read_llama(config, {}, m);
+  m.rotary_dim = config.integer("qk_rope_head_dim");
+  defaults.head_dim = config.integer("qk_nope_head_dim") + m.rotary_dim;
+  read_llama(config, defaults, m);
   m.kv_rank = config.integer("kv_lora_rank");
   if (!config.names("q_lora_rank")) config.required("q_lora_rank");  // null says that there is none
   m.q_rank = config.integer_or("q_lora_rank", 0);
-  m.rotary_dim = config.integer("qk_rope_head_dim");
-  m.head_dim = config.integer("qk_nope_head_dim") + m.rotary_dim;
   m.value_head_dim = config.integer("v_head_dim");
   config.only_boolean("rope_interleave", true);
   read_sharpening(config, m);
-  if (v3) read_module(config, m);
+}
+
+// By sigmoids, and biases beside them, of the best groups (DeepSeek-V3).
+void read_sigmoid_routing(const Config& config, bool normalise, std::int64_t groups, std::int64_t most,
+                          ModelSpec& m) {
+  config.only_text("scoring_func", "sigmoid", {"sigmoid"});
+  config.only_text("topk_method", "noaux_tc", {"noaux_tc"});
+  m.router.scores = RouterScores::sigmoid;
+  m.router.normalise = config.boolean_or("norm_topk_prob", normalise);
+  read_groups(config, groups, most, 2, m);
+}
+
+// DeepSeek-V3, and Kimi K2 with it. It may have a module that predicts one more token.
+void read_deepseek3(const Config& config, ModelSpec& m) {
+  const std::int64_t dense = read_dense_layers(config, 3);
+  read_latent(config, {}, m);
+  read_module(config, m);
   if (dense >= m.num_layers) return;
-  read_deepseek_experts(config, dense, v3 ? 2.5 : 1, m);
-  config.only_text("scoring_func", v3 ? "sigmoid" : "softmax", {v3 ? "sigmoid" : "softmax"});
-  if (v3) {
-    config.only_text("topk_method", "noaux_tc", {"noaux_tc"});
-    m.router.scores = RouterScores::sigmoid;
-    m.router.normalise = config.boolean_or("norm_topk_prob", true);
-    return read_groups(config, 8, 4, 2, m);
+  read_deepseek_experts(config, dense, 2.5, m);
+  read_sigmoid_routing(config, true, 8, 4, m);
+}
+
+// Layers with an MLP in place of experts: the first ones, as mlp_layer_types has them, or so many.
+std::int64_t read_dense_kinds(const Config& config, std::int64_t otherwise) {
+  const char* const key = "mlp_layer_types";
+  std::int64_t dense = otherwise;
+  if (config.has(key)) {
+    const Json& kinds = config.required(key);
+    if (!kinds.is_array() || std::ssize(kinds) != config.integer("num_hidden_layers"))
+      config.wrong(key, "a list of one for each layer");
+    const auto sparse = [](const Json& kind) { return kind == "sparse"; };
+    const auto first = std::find_if(kinds.begin(), kinds.end(), sparse);
+    dense = first - kinds.begin();
+    if (!std::all_of(first, kinds.end(), sparse) ||
+        std::any_of(kinds.begin(), first, [](const Json& kind) { return kind != "dense"; }))
+      config.wrong(key, "dense, so many times, and sparse behind them");
   }
+  if (read_dense_layers(config, dense) != dense)
+    config.wrong("first_k_dense_replace", fmt::format("{}, as {} has it,", dense, key));
+  return dense;
+}
+
+// GLM-4.7-Flash: DeepSeek-V3's layers without groups of experts.
+void read_glm4_moe_lite(const Config& config, ModelSpec& m) {
+  const std::int64_t dense = read_dense_kinds(config, 1);
+  read_latent(config, {.norm_eps = 1e-5}, m);
+  read_module(config, m);
+  if (dense >= m.num_layers) return;
+  read_deepseek_experts(config, dense, 1.8, m);
+  read_sigmoid_routing(config, true, 1, 1, m);
+}
+
+void read_deepseek2(const Config& config, ModelSpec& m) {
+  const std::int64_t dense = read_dense_layers(config, 0);
+  read_latent(config, {}, m);
+  if (dense >= m.num_layers) return;
+  read_deepseek_experts(config, dense, 1, m);
+  config.only_text("scoring_func", "softmax", {"softmax"});
   config.only_text("topk_method", "greedy", {"greedy", "group_limited_greedy"});
   config.only_boolean("norm_topk_prob", false);  // transformers does not heed it
   m.router.normalise = false;
@@ -771,9 +824,51 @@ void read_glm4_moe(const Config& config, ModelSpec& m) {
   read_module(config, m);
   if (dense >= m.num_layers) config.wrong("first_k_dense_replace", fmt::format("0 to {}", m.num_layers - 1));
   read_deepseek_experts(config, dense, 1, m);
+  read_sigmoid_routing(config, true, 1, 1, m);
+}
+
+// dots.llm1: the same behind norms of heads, and positions of whole heads. A window would be in the layers
+// from max_window_layers on.
+void read_dots1(const Config& config, ModelSpec& m) {
+  const std::int64_t dense = read_dense_layers(config, 0);
+  config.required("num_key_value_heads");  // transformers would take 32
+  if (!config.has("layer_types") && !(config.names("sliding_window") && !config.has("sliding_window")) &&
+      config.integer_or("max_window_layers", 62) < config.integer("num_hidden_layers"))
+    config.wrong("max_window_layers", "at least num_hidden_layers");
+  read_llama(config, {}, m);
+  m.qk_norm = true;
+  if (dense >= m.num_layers) config.wrong("first_k_dense_replace", fmt::format("0 to {}", m.num_layers - 1));
+  read_deepseek_experts(config, dense, 1, m);
+  read_sigmoid_routing(config, false, 1, 1, m);
+}
+
+// MiniMax-M2: a mixture of Mixtral's kind in every layer, routed as DeepSeek-V3's, behind norms over all
+// queries and all keys.
+void read_minimax_m2(const Config& config, ModelSpec& m) {
+  for (const char* key : {"num_key_value_heads", "head_dim"})
+    config.required(key);  // transformers would take 8 and 128
+  read_llama(config, {.rope_theta = 5e6, .rotary_part = 1.0}, m);
+  if (config.has("rotary_dim")) {  // of published configurations
+    const std::int64_t turned = config.integer("rotary_dim");
+    m.rotary_dim = turned == m.head_dim ? 0 : turned;
+  }
+  m.qk_norm = m.qk_norm_whole = true;
+  m.experts = Experts::mixtral;
+  m.num_experts = config.integer("num_local_experts");
+  m.experts_per_token = config.integer("num_experts_per_tok");
+  m.expert_hidden = m.mlp_hidden;
+  config.only_real("router_jitter_noise", 0.0);
+  config.only_text("scoring_func", "sigmoid", {"sigmoid"});
   m.router.scores = RouterScores::sigmoid;
-  m.router.normalise = config.boolean_or("norm_topk_prob", true);
-  read_groups(config, 1, 1, 2, m);
+}
+
+// EXAONE 4: norms behind attention and MLP, and of heads. Without a window all layers have positions.
+void read_exaone4(const Config& config, ModelSpec& m) {
+  config.required("num_key_value_heads");  // transformers would take 32
+  read_llama(config, {.typed = true, .norm_eps = 1e-5}, m);
+  m.norm_place = NormPlace::after;
+  m.qk_norm = true;
+  if (!config.names("sliding_window") || config.has("sliding_window")) read_turned_windows(config, m);
 }
 
 // Of a Gemma 3 that sees images, which says of its text what is not as usual: with the rest.
@@ -785,6 +880,18 @@ Json text_of_gemma3(const Config& config) {
                 {"sliding_window", 4096}};
   whole.update(text);
   whole["model_type"] = "gemma3_text";
+  return whole;
+}
+
+// Of a Mistral that sees images (Small 3.1 and 3.2). Whether the output matrix is the embedding's, the whole
+// says.
+Json text_of_mistral3(const Config& config) {
+  Json whole = config.required("text_config");
+  if (!whole.is_object()) config.wrong("text_config", "an object");
+  Config(whole, config.where()).only_text("model_type", "mistral", {"mistral"});
+  whole["model_type"] = "mistral";
+  if (config.has("tie_word_embeddings"))
+    whole["tie_word_embeddings"] = config.boolean_or("tie_word_embeddings", false);
   return whole;
 }
 
@@ -816,6 +923,9 @@ struct ModelType : TransformersType {
 bool normed_experts(const ModelSpec& m) {
   return m.experts == Experts::deepseek && m.qk_norm && m.num_shared_experts == 0;
 }
+
+// Of types whose models are written as another one's, which is the same in other words.
+bool never(const ModelSpec& /*model*/) { return false; }
 
 // Behind those that are special cases of theirs.
 const std::vector<ModelType>& model_types() {
@@ -857,20 +967,31 @@ const std::vector<ModelType>& model_types() {
          return m.interleaved_rope && m.qkv_bias == m.attention_out_bias && m.qkv_bias == m.mlp_bias;
        }},
       {{"helium", "HeliumForCausalLM"}, read_helium, [](M m) { return m.interleaved_rope; }},
+      {{"minimax_m2",
+        "MiniMaxM2ForCausalLM",
+        {{"gate.e_score_correction_bias", "e_score_correction_bias"}},
+        true},
+       read_minimax_m2,
+       [](M m) {
+         return m.experts == Experts::mixtral && m.router.scores == RouterScores::sigmoid && m.qk_norm_whole;
+       }},
       {{"mixtral", "MixtralForCausalLM"}, read_mixtral, [](M m) { return m.experts == Experts::mixtral; }},
       {{"gpt_oss", "GptOssForCausalLM"}, read_gpt_oss, [](M m) { return m.experts == Experts::gpt_oss; }},
       {{"deepseek_v2", "DeepseekV2ForCausalLM"},
-       [](const Config& config, ModelSpec& m) { read_deepseek(config, false, m); },
+       read_deepseek2,
        [](M m) {
          return m.latent_attention() && m.experts == Experts::deepseek &&
                 m.router.scores == RouterScores::softmax;
        }},
       {{"deepseek_v3", "DeepseekV3ForCausalLM", {}, true, true},
-       [](const Config& config, ModelSpec& m) { read_deepseek(config, true, m); },
+       read_deepseek3,
        [](M m) { return m.latent_attention(); }},
+      {{"kimi_k2", "DeepseekV3ForCausalLM", {}, true, true}, read_deepseek3, never},
+      {{"glm4_moe_lite", "Glm4MoeLiteForCausalLM", {}, true, true}, read_glm4_moe_lite, never},
       {{"glm4_moe", "Glm4MoeForCausalLM", {}, true, true},
        read_glm4_moe,
        [](M m) { return m.experts == Experts::deepseek && m.router.scores == RouterScores::sigmoid; }},
+      {{"dots1", "Dots1ForCausalLM", {}, true}, read_dots1, never},
       {{"qwen2_moe", "Qwen2MoeForCausalLM"}, read_qwen2_moe, [](M m) { return m.shared_gate; }},
       {{"olmoe", "OlmoeForCausalLM"}, read_olmoe, [](M m) { return normed_experts(m) && m.qk_norm_whole; }},
       {{"qwen3_moe", "Qwen3MoeForCausalLM"}, read_qwen3_moe, normed_experts},
@@ -881,6 +1002,9 @@ const std::vector<ModelType>& model_types() {
       {{"olmo2", "Olmo2ForCausalLM"},
        read_olmo2,
        [](M m) { return m.norm_place == NormPlace::after && m.qk_norm_whole; }},
+      {{"exaone4", "Exaone4ForCausalLM"},
+       read_exaone4,
+       [](M m) { return m.norm_place == NormPlace::after && m.qk_norm; }},
       {{"gemma", "GemmaForCausalLM"},
        read_gemma1,
        [](M m) { return m.norms_less_one && m.norm_place == NormPlace::before; }},
@@ -942,7 +1066,7 @@ constexpr OtherType other_types[] = {
 };
 
 [[noreturn]] void refuse_model_type(const std::string& where, const std::string& type) {
-  std::vector<std::string> legal{"gemma3"};  // whose text model is read
+  std::vector<std::string> legal{"gemma3", "mistral3"};  // whose text models are read
   for (const ModelType& one : model_types()) legal.emplace_back(one.name);
   std::sort(legal.begin(), legal.end());
   const auto* other = std::find_if(std::begin(other_types), std::end(other_types),
@@ -966,6 +1090,7 @@ static ModelSpec model_of(const Json& object, const std::string& where) {
   config.required("model_type");
   const std::string type = config.text_or("model_type", "");
   if (type == "gemma3") return model_of(text_of_gemma3(config), where);
+  if (type == "mistral3") return model_of(text_of_mistral3(config), where);
   ModelSpec m;
   m.name = model_name(where, type);
   const auto found = std::find_if(model_types().begin(), model_types().end(),
