@@ -2,6 +2,7 @@
 
 #include <fmt/core.h>
 
+#include <ctime>
 #include <iostream>
 #include <nlohmann/json.hpp>
 #include <sstream>
@@ -86,6 +87,13 @@ std::vector<std::string> read_prompts(const std::string& path) {
   return prompts;
 }
 
+std::tm time_here() {
+  const std::time_t now = std::time(nullptr);
+  std::tm here{};
+  ::localtime_r(&now, &here);
+  return here;
+}
+
 // All ranks are threads of this process: each makes the same text of the same tokens, and one writes it.
 class Generation {
  public:
@@ -140,35 +148,29 @@ class Generation {
 
   // Turns from standard input, a line each, until it ends.
   void chat(const Rank& rank, const ParameterStore& parameters, const RouterBiases& biases,
-            const ChatFormat& format, std::vector<std::int32_t>& shared) const {
+            const ChatTemplate& chat, std::vector<std::int32_t>& shared) const {
     const auto meet = [&] {
       for (Axis axis : all_axes) rank.along(axis).barrier().wait();
     };
-    const auto turn = [&](const std::string& role, const std::string& content) {
-      return format.before_role + role + format.after_role + content + format.end + format.after_end;
-    };
     const bool leads = rank.index() == 0, asks = leads && is_terminal(stdout);
-    std::string behind = format.begin;  // what the text has, and the history not yet
-    if (!flags_.system.empty()) behind += turn("system", flags_.system);
+    nlohmann::json messages = nlohmann::json::array();
+    if (!flags_.system.empty()) messages.push_back({{"role", "system"}, {"content", flags_.system}});
     std::vector<std::string> stops = flags_.stops;
-    stops.emplace_back(format.end);
-    std::vector<std::int32_t> history;
-    for (bool first = true;; first = false) {
+    if (std::string end = chat.answer_end(); !end.empty()) stops.push_back(std::move(end));
+    for (;;) {
       if (leads) {
         shared.clear();
         std::string line;
         if (asks) fmt::print("> ");
         std::fflush(stdout);
         if (std::getline(std::cin, line)) {
-          const std::string text =
-              behind + turn("user", line) + format.before_role + format.assistant + format.after_role;
-          const auto ids = first ? tokenizer_->encode_whole(text) : tokenizer_->encode(text);
-          shared = history;
-          shared.insert(shared.end(), ids.begin(), ids.end());
+          messages.push_back({{"role", "user"}, {"content", line}});
+          const std::string text = chat.render(messages, true, time_here());
+          shared = chat.writes_all() ? tokenizer_->encode(text) : tokenizer_->encode_whole(text);
         }
       }
       meet();
-      history = shared;
+      const std::vector<std::int32_t> history = shared;
       meet();
       if (history.empty()) return;
       GenerateOptions options = flags_.options;
@@ -180,16 +182,15 @@ class Generation {
         return;
       }
       options.max_tokens = std::min(options.max_tokens, room);
-      const std::vector<std::int32_t> answer =
-          run(rank, parameters, biases, history, options, stops, [&](std::int32_t, const std::string& piece) {
-            if (!leads) return;
-            std::fwrite(piece.data(), 1, piece.size(), stdout);
-            std::fflush(stdout);
-          });
+      std::string answer;
+      run(rank, parameters, biases, history, options, stops, [&](std::int32_t, const std::string& piece) {
+        answer += piece;
+        if (!leads) return;
+        std::fwrite(piece.data(), 1, piece.size(), stdout);
+        std::fflush(stdout);
+      });
       if (leads) fmt::print("\n");
-      history.insert(history.end(), answer.begin(), answer.end());
-      const bool ended = tokenizer_->decode(answer).ends_with(format.end);
-      behind = (ended ? "" : format.end) + std::string(format.after_end);
+      messages.push_back({{"role", "assistant"}, {"content", answer}});
     }
   }
 
@@ -218,13 +219,19 @@ Plan generate_plan(const GenerateFlags& f, const CheckpointInfo& info) {
   return plan;
 }
 
-const ChatFormat& format_of(const GenerateFlags& f, const CheckpointInfo& info) {
-  const ChatFormat& format = f.chat_format.empty() ? chat_format_beside(info.path)
-                                                   : chat_format_named(f.chat_format, "--chat-format");
-  if (!f.system.empty() && !format.has_system)
-    refuse("--system: conversations in the format {} have none; legal: to say it in the first turn",
-           format.name);
-  return format;
+std::shared_ptr<const ChatTemplate> template_of(const GenerateFlags& f, const CheckpointInfo& info) {
+  auto chat = f.chat_format.empty() ? chat_template_beside(info.path)
+                                    : chat_template_named(f.chat_format, "--chat-format");
+  if (f.system.empty()) return chat;
+  try {
+    using nlohmann::json;
+    chat->render(
+        json::array({{{"role", "system"}, {"content", f.system}}, {{"role", "user"}, {"content", ""}}}), true,
+        time_here());
+  } catch (const RequestError& error) {
+    refuse("--system: {}; legal: to say it in the first turn", error.what());
+  }
+  return chat;
 }
 
 // Loads the weights on every rank, and does `work` there.
@@ -270,7 +277,7 @@ void GenerateFlags::read() {
   } else if (!f.stops.empty()) {
     refuse("--stop: with --prompt-tokens no text is made; legal: --stop with --prompt");
   }
-  if (f.chat) format = &format_of(f, info);
+  if (f.chat) chat_template = template_of(f, info);
   if (!f.prompts_file.empty()) f.prompts = read_prompts(f.prompts_file);
   if (f.prompts.empty()) f.prompts.emplace_back();
   for (const std::string& prompt : f.prompts) {
@@ -307,7 +314,7 @@ void hold_conversation(const GenerateFlags& f, const std::function<void()>& on_l
   std::vector<std::int32_t> shared;
   on_ranks(f, days, on_load,
            [&](const Rank& rank, const ParameterStore& parameters, const RouterBiases& biases) {
-             generation.chat(rank, parameters, biases, *f.format, shared);
+             generation.chat(rank, parameters, biases, *f.chat_template, shared);
            });
 }
 

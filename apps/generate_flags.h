@@ -11,7 +11,7 @@
 
 #include "apps/flags.h"
 #include "checkpoint/checkpoint.h"
-#include "data/chat_format.h"
+#include "data/chat_template.h"
 #include "spec/plan.h"
 #include "text/tokenizer.h"
 #include "train/generate.h"
@@ -44,7 +44,7 @@ struct GenerateFlags {
   Plan plan;
   RunOptions run_options;
   std::shared_ptr<const Tokenizer> tokenizer;  // nullptr: ids are shown
-  const ChatFormat* format = nullptr;          // of a conversation
+  std::shared_ptr<const ChatTemplate> chat_template;  // of a conversation
   std::vector<GeneratedText> texts;            // prompts, and no texts yet; none of a conversation
 };
 void add_generate_flags(CLI::App& app, const std::shared_ptr<GenerateFlags>& flags);

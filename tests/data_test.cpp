@@ -8,6 +8,7 @@
 #include <atomic>
 #include <cstring>
 #include <filesystem>
+#include <nlohmann/json.hpp>
 #include <thread>
 
 #include "data/record.h"
@@ -71,7 +72,7 @@ class Data : public testing::Test {
   }
   DataReading by(std::shared_ptr<const Tokenizer> tokenizer, std::uint64_t identity = 7) const {
     DataReading r = reading();
-    r.text = {std::move(tokenizer), &chatml(), identity};
+    r.text = {std::move(tokenizer), chatml(), identity};
     return r;
   }
   const checks::TemporaryDirectory directory_;
@@ -142,6 +143,35 @@ TEST_F(Data, OfRecordsTheAnswersAloneCount) {
   write("d/b.jsonl", "{\"prompt\": \"Q\", \"completion\": \"A\"}\n");
   write("d/a.txt", "T");
   EXPECT_EQ(shown(TokenData({path("d")}, bytes_vocab, reading())), "[T|]Q[A|]");
+}
+
+// Some tokenizers begin each text with a space, or join what is on both sides of where an answer begins.
+TEST_F(Data, OfAConversationTheTokensAreThoseOfTheWholeText) {
+  const std::string file = write("talk.jsonl",
+                                 "{\"messages\": [{\"role\": \"user\", \"content\": \"Is it so?\"}, "
+                                 "{\"role\": \"assistant\", \"content\": \"Yes, it is.\"}]}");
+  const nlohmann::json talk = nlohmann::json::parse(checks::read_bytes(file))["messages"];
+  for (const char* name : {"llama2", "mistral", "llama3", "qwen", "gpt2"}) {
+    const std::string fixtures = std::string(ECHELON_SOURCE_DIR) + "/tests/fixtures/tokenizers/";
+    write(std::string(name) + "/tokenizer.json", checks::read_bytes(fixtures + name + ".json"));
+    write(std::string(name) + "/chat_template.jinja",
+          "<s>{% for m in messages %}"
+          "{{ '[INST] ' ~ m.content ~ ' [/INST]' if m.role == 'user' else ' ' ~ m.content ~ '</s>' }}"
+          "{% endfor %}");
+    DataReading r = reading();
+    r.text = text_tokens(path(name));
+    const Ids whole = r.text.tokenizer->encode(r.text.chat->render(talk, false, {}));
+    const Ids ids = marked(TokenData({file}, r.text.tokenizer->vocab(), r));
+    ASSERT_GE(ids.size(), whole.size()) << name;
+    Ids counted;
+    for (std::size_t i = 0; i < whole.size(); ++i) {
+      EXPECT_EQ(ids[i] & 0x7fffffff, whole[i]) << name << " " << i;
+      if (ids[i] >= 0) counted.push_back(ids[i]);
+    }
+    std::string said = r.text.tokenizer->decode(counted);
+    said.erase(0, said.find_first_not_of(' '));
+    EXPECT_EQ(said, "Yes, it is.</s>") << name;
+  }
 }
 
 TEST_F(Data, WhatIsNoRecordIsRefusedByFileAndLine) {

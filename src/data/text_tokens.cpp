@@ -34,7 +34,7 @@ bool has_tokenizer(const std::string& directory) {
 
 TextTokens text_tokens(const std::string& path) {
   if (path == "bytes") return {};
-  TextTokens text{read_tokenizer(path), &chat_format_beside(path), 0};
+  TextTokens text{read_tokenizer(path), chat_template_beside(path), 0};
   const std::string file = tokenizer_file(path);
   if (!file.empty()) text.identity = std::max<std::uint64_t>(1, checksum(OpenFile(file, "--tokenizer")));
   return text;

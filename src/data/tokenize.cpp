@@ -169,6 +169,38 @@ class WorkReader {
   int most_refused_ = 32;  // places; a tokenizer that has none is not asked at every line
 };
 
+// The parts of one text: its tokens, of which those count that have something of a part that does.
+void append_as_one(Ids& to, const Tokenizer& tokenizer, const std::vector<TextPart>& parts) {
+  std::string text;
+  Ids apart, whole;
+  for (const TextPart& part : parts) {
+    text += part.text;
+    append(apart, tokenizer.encode(part.text), part.counted);
+  }
+  append(whole, tokenizer.encode(text), false);
+  const auto same_id = [](std::uint32_t a, std::uint32_t b) { return ((a ^ b) & ~not_counted) == 0; };
+  if (std::equal(apart.begin(), apart.end(), whole.begin(), whole.end(), same_id)) {
+    to.insert(to.end(), apart.begin(), apart.end());
+    return;
+  }
+  // Tokens of the text that are those of its first `size` bytes alone.
+  const auto tokens_of_first = [&](std::size_t size) {
+    Ids first;
+    append(first, tokenizer.encode(text.substr(0, size)), false);
+    return std::mismatch(first.begin(), first.end(), whole.begin(), whole.end()).first - first.begin();
+  };
+  std::size_t at = 0;
+  for (const TextPart& part : parts) {
+    const std::size_t end = at + part.text.size();
+    if (part.counted) {
+      const auto last = end == text.size() ? std::ssize(whole) : tokens_of_first(end);
+      for (auto i = tokens_of_first(at); i < last; ++i) whole[static_cast<std::size_t>(i)] &= ~not_counted;
+    }
+    at = end;
+  }
+  to.insert(to.end(), whole.begin(), whole.end());
+}
+
 void encode(TextWork& work, const OpenFile& file, const TextTokens& text, const Surroundings& around,
             bool records) {
   const Tokenizer& tokenizer = *text.tokenizer;
@@ -179,9 +211,12 @@ void encode(TextWork& work, const OpenFile& file, const TextTokens& text, const 
     record.parts.push_back({std::move(work.text), true});
   const bool all =
       std::all_of(record.parts.begin(), record.parts.end(), [](const TextPart& p) { return p.counted; });
-  if (work.begins) append(work.ids, around.before, all);
+  if (work.begins && !record.begun) append(work.ids, around.before, all);
   const std::size_t nothing = work.ids.size();
-  for (const TextPart& part : record.parts) append(work.ids, tokenizer.encode(part.text), part.counted);
+  if (record.is_one)
+    append_as_one(work.ids, tokenizer, record.parts);
+  else
+    for (const TextPart& part : record.parts) append(work.ids, tokenizer.encode(part.text), part.counted);
   if (records && work.ids.size() == nothing) {
     work.ids.clear();
     return;
@@ -281,7 +316,7 @@ std::string cached_tokens(const OpenFile& file, const std::string& directory, co
   const bool records = holds_records(file.path());
   const std::array<std::uint64_t, 6> facts{
       recipe_version, checksum(file), static_cast<std::uint64_t>(file.size()), text.identity,
-      records ? checksum(std::as_bytes(std::span(std::string_view(text.chat->name)))) : 0,
+      records ? text.chat->identity() : 0,
       // What the bytes are of: the same may be a text and a compressed one by another name.
       static_cast<std::uint64_t>(records) | (is_compressed(file.path()) ? 2u : 0u)};
   const fs::path path =

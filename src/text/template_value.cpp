@@ -1,0 +1,206 @@
+#include "text/template_value.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+#include <nlohmann/json.hpp>
+
+namespace echelon {
+
+const TemplateValue* TemplateValue::Map::find(const std::string& key) const {
+  const auto found =
+      std::find_if(items.begin(), items.end(), [&](const auto& item) { return item.first == key; });
+  return found == items.end() ? nullptr : &found->second;
+}
+
+void TemplateValue::Map::set(const std::string& key, TemplateValue value) {
+  for (auto& [name, held] : items)
+    if (name == key) {
+      held = std::move(value);
+      return;
+    }
+  items.emplace_back(key, std::move(value));
+}
+
+const TemplateValue::List* TemplateValue::list() const {
+  const auto* held = as<std::shared_ptr<List>>();
+  return held == nullptr ? nullptr : held->get();
+}
+
+const TemplateValue::Map* TemplateValue::map() const {
+  const auto* held = as<std::shared_ptr<Map>>();
+  return held == nullptr ? nullptr : held->get();
+}
+
+TemplateValue::Map* TemplateValue::map_to_set() const {
+  const auto* held = as<std::shared_ptr<Map>>();
+  return held == nullptr || !(*held)->is_namespace ? nullptr : held->get();
+}
+
+double TemplateValue::number() const {
+  if (const bool* b = as<bool>()) return *b ? 1 : 0;
+  if (const auto* i = as<std::int64_t>()) return static_cast<double>(*i);
+  const double* d = as<double>();
+  return d == nullptr ? 0 : *d;
+}
+
+bool TemplateValue::holds() const {
+  if (is_number()) return number() != 0;
+  if (const auto* text = as<std::string>()) return !text->empty();
+  if (list() != nullptr) return !list()->empty();
+  if (map() != nullptr) return map()->is_namespace || !map()->items.empty();
+  return as<Macro>() != nullptr;
+}
+
+static std::string real_text(double d) {
+  if (std::isnan(d)) return "nan";
+  if (std::isinf(d)) return d > 0 ? "inf" : "-inf";
+  std::string text = fmt::format("{}", d);
+  if (text.find_first_of(".e") == std::string::npos) text += ".0";
+  return text;
+}
+
+std::string TemplateValue::text() const {
+  if (is_undefined()) return "";
+  if (const auto* text = as<std::string>()) return *text;
+  return shown();
+}
+
+// As Python quotes a text.
+static std::string quoted(const std::string& text) {
+  const char quote = text.find('\'') != std::string::npos && text.find('"') == std::string::npos ? '"' : '\'';
+  std::string out(1, quote);
+  for (const char c : text) {
+    if (c == quote || c == '\\')
+      out += {'\\', c};
+    else if (c == '\n')
+      out += "\\n";
+    else if (c == '\r')
+      out += "\\r";
+    else if (c == '\t')
+      out += "\\t";
+    else if (static_cast<unsigned char>(c) < 0x20 || c == 0x7f)
+      out += fmt::format("\\x{:02x}", static_cast<unsigned>(c));
+    else
+      out += c;
+  }
+  return out + quote;
+}
+
+std::string TemplateValue::shown() const {
+  if (as<None>() != nullptr) return "None";
+  if (const bool* b = as<bool>()) return *b ? "True" : "False";
+  if (const auto* i = as<std::int64_t>()) return fmt::format("{}", *i);
+  if (const double* d = as<double>()) return real_text(*d);
+  if (const auto* text = as<std::string>()) return quoted(*text);
+  std::string out;
+  if (list() != nullptr) {
+    for (const TemplateValue& one : *list()) out += (out.empty() ? "" : ", ") + one.shown();
+    return "[" + out + "]";
+  }
+  if (map() != nullptr) {
+    for (const auto& [key, value] : map()->items)
+      out += (out.empty() ? "" : ", ") + quoted(key) + ": " + value.shown();
+    return "{" + out + "}";
+  }
+  return as<Macro>() != nullptr ? "<Macro>" : "Undefined";
+}
+
+static void write_json(const TemplateValue& value, std::int64_t indent, std::int64_t depth,
+                       std::string& out) {
+  const auto line = [&](std::int64_t levels) {
+    if (indent >= 0) out += "\n" + std::string(static_cast<std::size_t>(indent * levels), ' ');
+  };
+  const auto* list = value.list();
+  const auto* map = value.map();
+  if (list == nullptr && map == nullptr) {
+    if (const auto* text = value.as<std::string>())
+      out += nlohmann::json(*text).dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
+    else if (const bool* b = value.as<bool>())
+      out += *b ? "true" : "false";
+    else if (value.is_number())
+      out += value.text();
+    else
+      out += "null";
+    return;
+  }
+  const std::size_t count = list != nullptr ? list->size() : map->items.size();
+  out += list != nullptr ? '[' : '{';
+  for (std::size_t i = 0; i < count; ++i) {
+    if (i > 0) out += indent >= 0 ? "," : ", ";
+    line(depth + 1);
+    if (map != nullptr)
+      out +=
+          nlohmann::json(map->items[i].first).dump(-1, ' ', false, nlohmann::json::error_handler_t::replace) +
+          ": ";
+    write_json(list != nullptr ? (*list)[i] : map->items[i].second, indent, depth + 1, out);
+  }
+  if (count > 0) line(depth);
+  out += list != nullptr ? ']' : '}';
+}
+
+std::string TemplateValue::json(std::int64_t indent) const {
+  std::string out;
+  write_json(*this, indent, 0, out);
+  return out;
+}
+
+const char* TemplateValue::kind() const {
+  if (is_undefined()) return "undefined";
+  if (as<None>() != nullptr) return "none";
+  if (is_number()) return "a number";
+  if (as<std::string>() != nullptr) return "a text";
+  if (list() != nullptr) return "a list";
+  return map() != nullptr ? "a mapping" : "a macro";
+}
+
+bool TemplateValue::operator==(const TemplateValue& other) const {
+  if (is_number() && other.is_number()) {
+    const auto *i = as<std::int64_t>(), *j = other.as<std::int64_t>();
+    return i != nullptr && j != nullptr ? *i == *j : number() == other.number();
+  }
+  if (const auto* text = as<std::string>())
+    return other.as<std::string>() != nullptr && *text == *other.as<std::string>();
+  if (list() != nullptr) return other.list() != nullptr && *list() == *other.list();
+  if (map() != nullptr) {
+    if (other.map() == nullptr || map()->items.size() != other.map()->items.size()) return false;
+    return std::all_of(map()->items.begin(), map()->items.end(), [&](const auto& item) {
+      const TemplateValue* there = other.map()->find(item.first);
+      return there != nullptr && item.second == *there;
+    });
+  }
+  return value_.index() == other.value_.index() && as<Macro>() == nullptr;
+}
+
+template <class Json>
+static TemplateValue value_of(const Json& json) {
+  switch (json.type()) {
+    case Json::value_t::boolean:
+      return json.template get<bool>();
+    case Json::value_t::number_integer:
+    case Json::value_t::number_unsigned:
+      return json.template get<std::int64_t>();
+    case Json::value_t::number_float:
+      return json.template get<double>();
+    case Json::value_t::string:
+      return json.template get<std::string>();
+    case Json::value_t::array: {
+      TemplateValue::List list;
+      for (const auto& one : json) list.push_back(value_of(one));
+      return list;
+    }
+    case Json::value_t::object: {
+      TemplateValue::Map map;
+      for (const auto& [key, value] : json.items()) map.items.emplace_back(key, value_of(value));
+      return map;
+    }
+    default:
+      return None{};
+  }
+}
+
+TemplateValue template_value(const nlohmann::json& json) { return value_of(json); }
+TemplateValue template_value(const nlohmann::ordered_json& json) { return value_of(json); }
+
+}  // namespace echelon

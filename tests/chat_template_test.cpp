@@ -1,0 +1,175 @@
+// Chat templates as transformers renders them (fixtures/chat_templates/make_fixtures.py), and what of a
+// conversation the loss counts.
+#include "data/chat_template.h"
+
+#include <gtest/gtest.h>
+
+#include <filesystem>
+#include <nlohmann/json.hpp>
+#include <random>
+
+#include "base/error.h"
+#include "base/open_file.h"
+#include "refusals.h"
+#include "temporary_directory.h"
+
+namespace echelon::chat_template_test {
+namespace {
+
+using namespace checks;
+using nlohmann::json;
+using nlohmann::ordered_json;
+
+ordered_json fixture() {
+  const std::string path =
+      (std::filesystem::path(ECHELON_SOURCE_DIR) / "tests/fixtures/chat_templates/cases.json").string();
+  return ordered_json::parse(read_text(path));
+}
+
+TEST(TextTemplates, AreRenderedAsTransformersRendersThem) {
+  const ordered_json all = fixture();
+  std::size_t refused = 0;
+  for (const auto& [name, source] : all["templates"].items()) {
+    const TextTemplate rendered(source.get<std::string>(), name);
+    for (const ordered_json& one : all["cases"]) {
+      if (one["template"] != name) continue;
+      const TemplateValue variables = template_value(one["variables"]);
+      if (one.contains("text")) {
+        EXPECT_EQ(rendered.render(*variables.map(), {}), one["text"].get<std::string>()) << name;
+        continue;
+      }
+      ++refused;
+      EXPECT_THROW(rendered.render(*variables.map(), {}), RequestError) << one["refused"];
+    }
+  }
+  EXPECT_GT(refused, 0u);
+}
+
+TEST(TextTemplates, WhatIsNoTemplateIsRefusedByItsLine) {
+  const auto refused = [](const std::string& source, std::vector<std::string> words) {
+    words.push_back("here: line ");
+    expect_refusal([&] { TextTemplate(source, "here").render({}, {}); }, words);
+  };
+  refused("a\n{% if %}", {"line 2"});
+  refused("{% for x in y %}", {"endfor"});
+  refused("{{ x", {"}}"});
+  refused("{% include 'a' %}", {"include", "legal: if, for"});
+  refused("{{ x | shuffle }}", {"filter shuffle"});
+  refused("{{ x is strange }}", {"test strange"});
+  refused("{{ x.y.z }}", {"undefined"});
+  refused("{{ f(1) }}", {"f is no function"});
+  refused("{{ 'a' + 1 }}", {"a text and a number"});
+  refused("{{ raise_exception('No.') }}", {"No."});
+  refused("{{ 1 % 0 }}", {"divided by 0"});
+  refused("{{ " + std::string(300, '(') + "1" + std::string(300, ')') + " }}", {"levels"});
+  refused("{% macro m() %}{{ m() }}{% endmacro %}{{ m() }}", {"levels"});
+  const std::string loop = "{% for i in range(1000000) %}", end = "{% endfor %}";
+  expect_refusal([&] { TextTemplate(loop + loop + "{% set x = i %}" + end + end, "here").render({}, {}); },
+                 {"steps"});
+}
+
+TEST(TextTemplates, MutatedOnesAreRefusedOrRendered) {
+  const ordered_json all = fixture();
+  std::vector<TemplateValue> variables;
+  for (const ordered_json& one : all["cases"])
+    if (variables.size() < 4) variables.push_back(template_value(one["variables"]));
+  std::mt19937 random(5);
+  std::size_t rendered = 0;
+  for (const auto& [name, source] : all["templates"].items())
+    for (int i = 0; i < 150; ++i) {
+      std::string mutated = source.get<std::string>();
+      const std::size_t at = random() % mutated.size(), size = random() % 4;
+      if (i % 3 == 0)
+        mutated.erase(at, size + 1);
+      else if (i % 3 == 1)
+        mutated.insert(at, mutated.substr(random() % mutated.size(), 8 * size + 1));
+      else
+        mutated[at] = static_cast<char>(random() % 256);
+      try {
+        TextTemplate(mutated, "here").render(*variables[static_cast<std::size_t>(i) % 4].map(), {});
+        ++rendered;
+      } catch (const RequestError& error) {
+        EXPECT_EQ(std::string(error.what()).rfind("here: ", 0), 0u) << error.what();
+      }
+    }
+  EXPECT_GT(rendered, 0u);
+  // What hangs in a chain is as deep as what stands in brackets.
+  std::string chain = "{{ x";
+  for (int i = 0; i < 100000; ++i) chain += ".y";
+  EXPECT_THROW(TextTemplate(chain + " }}", "here"), RequestError);
+}
+
+std::string shown(const std::vector<TextPart>& parts) {
+  std::string text;
+  for (const TextPart& part : parts) text += part.counted ? "[" + part.text + "]" : part.text;
+  return text;
+}
+
+json talk(std::initializer_list<const char*> contents) {
+  json messages = json::array();
+  for (const char* content : contents)
+    messages.push_back({{"role", messages.size() % 2 == 0 ? "user" : "assistant"}, {"content", content}});
+  return messages;
+}
+
+TEST(ChatTemplates, WhatTheAssistantSaysCountsWithWhatEndsIt) {
+  const ordered_json all = fixture();
+  const auto of = [&](const char* name) {
+    TemplateValue::Map tokens;
+    tokens.set("bos_token", "<s>");
+    tokens.set("eos_token", "</s>");
+    return ChatTemplate(name, all["templates"][name].get<std::string>(), tokens, true);
+  };
+  const json two = talk({"a", " b ", "c", "d"});
+  const std::string headers = shown(of("headers").parts(two, "x"));
+  EXPECT_EQ(headers.substr(headers.find("<|head|>user")),
+            "<|head|>user<|/head|>\n\na<|end|><|head|>assistant<|/head|>\n\n[b<|end|>]"
+            "<|head|>user<|/head|>\n\nc<|end|><|head|>assistant<|/head|>\n\n[d<|end|>]");
+  EXPECT_EQ(shown(of("alternate").parts(two, "x")), "<s>[INST] a[/INST] [b</s>][INST] c[/INST] [d</s>]");
+  EXPECT_EQ(shown(of("lines").parts(talk({"a", "b"}), "x")), "<|user|>\na<|end|>\n[b<|end|>]\n</s>");
+  const std::string macros = shown(of("macros").parts(two, "x"));
+  EXPECT_EQ(macros.substr(macros.find("<|start|>")),
+            "<|start|>user<|message|>a<|end|><|start|>assistant<|message|>[ b <|end|>]"
+            "<|start|>user<|message|>c<|end|><|start|>assistant<|message|>[d<|return|>]");
+  // What is thought is said, where the template leaves it in.
+  EXPECT_EQ(shown(of("thoughts").parts(talk({"a", "b"}), "x")),
+            "<|im_start|>user\na<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\n[b<|im_end|>]\n");
+  EXPECT_EQ(shown(of("thoughts").parts(talk({"a", "<think>\nm\n</think>\n\nb"}), "x")),
+            "<|im_start|>user\na<|im_end|>\n<|im_start|>assistant\n[<think>\nm\n</think>\n\nb<|im_end|>]\n");
+  EXPECT_EQ(of("headers").answer_end(), "<|end|>");
+  EXPECT_EQ(of("alternate").answer_end(), "</s>");
+  EXPECT_EQ(of("macros").answer_end(), "<|return|>");
+  EXPECT_EQ(chatml()->answer_end(), "<|im_end|>");
+  const json begun = json::array({{{"role", "assistant"}, {"content", "x"}}});
+  expect_refusal([&] { of("alternate").parts(begun, "line 3"); }, {"line 3", "alternate!"});
+  EXPECT_THROW(ChatTemplate("x", "{{ messages[0].content }}", {}, true).parts(two, "line 1"), RequestError);
+}
+
+TEST(ChatTemplates, AreReadBesideTheTokenizer) {
+  const TemporaryDirectory directory;
+  const auto rendered = [&] { return chat_template_beside(directory.path())->render(talk({"a"}), true, {}); };
+  const std::string plain = "<|im_start|>user\na<|im_end|>\n<|im_start|>assistant\n";
+  EXPECT_EQ(rendered(), plain);
+  EXPECT_FALSE(chat_template_beside(directory.path())->writes_all());
+  write_text(directory / "tokenizer_config.json", R"({"bos_token": {"content": "<b>"}})");
+  EXPECT_EQ(rendered(), plain);
+  write_text(
+      directory / "tokenizer_config.json",
+      R"({"bos_token": {"content": "<b>"}, "chat_template": "{{ bos_token }}{{ messages[0].content }}"})");
+  EXPECT_EQ(rendered(), "<b>a");
+  EXPECT_TRUE(chat_template_beside(directory.path())->writes_all());
+  write_text(
+      directory / "tokenizer_config.json",
+      R"({"chat_template": [{"name": "tool_use", "template": "t"}, {"name": "default", "template": "d"}]})");
+  EXPECT_EQ(rendered(), "d");
+  write_text(directory / "chat_template.jinja", "{{ eos_token }}alone\n");
+  EXPECT_EQ(rendered(), "alone");
+  write_text(directory / "chat_template.jinja", "{% if %}");
+  expect_refusal(rendered, {directory / "chat_template.jinja", "line 1"});
+  std::filesystem::remove(directory / "chat_template.jinja");
+  write_text(directory / "tokenizer_config.json", R"({"chat_template": 3})");
+  expect_refusal(rendered, {"chat_template"});
+}
+
+}  // namespace
+}  // namespace echelon::chat_template_test
