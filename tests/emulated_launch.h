@@ -3,13 +3,20 @@
 // falling: what a lane reads before another has written it is no number, in one order or the other. Lanes
 // that do not all come to a sync() are an InvariantError. Under AddressSanitizer what lies outside of a
 // block's memory is found.
+//
+// 32 lanes are a warp, and play its instructions (tensor/rows/fragments.h) as the PTX ISA lays fragments out:
+// each waits for the others of its warp there. A warp runs on to the next sync() before the next one begins,
+// so that what it reads or overwrites too early is not what its neighbours have. copy_later() is done at once
+// in falling order, and at arrive() in rising order; until then no number is there.
 #pragma once
 
 #include <ucontext.h>
 
 #include <algorithm>
 #include <array>
+#include <cmath>
 #include <cstddef>
+#include <cstdint>
 #include <cstring>
 #include <exception>
 #include <functional>
@@ -18,6 +25,7 @@
 #include <vector>
 
 #include "base/error.h"
+#include "tensor/rows/fragments.h"
 #include "tensor/rows/team.h"
 #include "tensor/tensor.h"
 
@@ -30,13 +38,21 @@ class EmulatedBlock {
       : lanes_(static_cast<std::size_t>(lanes)),
         falling_(falling),
         shared_bytes_(shared_bytes),
-        shared_(new std::byte[shared_bytes]) {
+        shared_(new std::byte[shared_bytes]),
+        boards_(2 * ((lanes_.size() + rows::warp_lanes - 1) / rows::warp_lanes)) {
     for (Lane& lane : lanes_) lane.stack.reset(new std::byte[stack_bytes]);
   }
 
   int lanes() const { return static_cast<int>(lanes_.size()); }
+  bool falling() const { return falling_; }
   std::byte* shared() { return shared_.get(); }
   std::array<std::byte, 8>& slot(std::size_t lane) { return lanes_[lane].slot; }
+  // Copies to shared memory that have not arrived.
+  struct Copy {
+    void* to;
+    const void* from;
+  };
+  std::vector<Copy>& copies(int lane) { return lanes_[static_cast<std::size_t>(lane)].copies; }
   // body(lane) of each of them.
   void run(const std::function<void(int)>& body) {
     std::memset(shared_.get(), 0xff, shared_bytes_);  // as what another kernel left: no number
@@ -49,21 +65,32 @@ class EmulatedBlock {
       lane.context.uc_link = &scheduler_;
       makecontext(&lane.context, &EmulatedBlock::enter, 0);
     }
+    constexpr std::size_t warp = rows::warp_lanes;
+    const std::size_t warps = (lanes_.size() + warp - 1) / warp;
     for (std::size_t ended = 0; ended < lanes_.size();) {
       ended = 0;
-      for (std::size_t i = 0; i < lanes_.size(); ++i) {
-        running_ = falling_ ? lanes_.size() - 1 - i : i;
-        current() = this;
-        swapcontext(&scheduler_, &lanes_[running_].context);
-        if (lanes_[running_].has_ended) ++ended;
-      }
-      if (error_) std::rethrow_exception(error_);
+      for (std::size_t w = 0; w < warps; ++w) ended += run_warp(warp * (falling_ ? warps - 1 - w : w));
       check(ended == 0 || ended == lanes_.size(), "all lanes of a block come to each sync()");
     }
   }
-  void sync() {
-    const std::size_t lane = running_;
-    swapcontext(&lanes_[lane].context, &scheduler_);
+  void sync() { wait(nullptr); }
+
+  // Each lane of a warp gives an x and gets those of all. `instruction`: which one it is, as all of them do
+  // the same.
+  template <class X>
+  const X* exchange(const char* instruction, const X& x) {
+    static_assert(sizeof(X) <= sizeof(Board::bytes) / rows::warp_lanes);
+    const std::size_t lane = running_, in_warp = lane % rows::warp_lanes;
+    // Of two boards the one that nobody reads any more.
+    Board& board = boards_[2 * (lane / rows::warp_lanes) + (lanes_[lane].exchanges++ & 1)];
+    auto* const all = reinterpret_cast<X*>(board.bytes);
+    std::memcpy(static_cast<void*>(all + in_warp), &x, sizeof x);
+    wait(instruction);
+    return all;
+  }
+  bool holds(const void* from, std::size_t bytes) const {
+    const auto* const at = static_cast<const std::byte*>(from);
+    return at >= shared_.get() && at + bytes <= shared_.get() + shared_bytes_;
   }
 
  private:
@@ -73,7 +100,37 @@ class EmulatedBlock {
     std::unique_ptr<std::byte[]> stack = {};
     std::array<std::byte, 8> slot = {};
     bool has_ended = false;
+    const char* instruction = nullptr;  // of the warp, that it waits at; null: at a sync()
+    std::size_t exchanges = 0;
+    std::vector<Copy> copies = {};
   };
+  struct alignas(16) Board {
+    std::byte bytes[32 * rows::warp_lanes];
+  };
+  // The lanes from `first` on, up to the next sync() of all of them. How many of them have ended.
+  std::size_t run_warp(std::size_t first) {
+    const std::size_t end = std::min(first + rows::warp_lanes, lanes_.size());
+    for (;;) {
+      std::size_t ended = 0;
+      for (std::size_t i = first; i < end; ++i) {
+        running_ = falling_ ? end - 1 - (i - first) : i;
+        current() = this;
+        swapcontext(&scheduler_, &lanes_[running_].context);
+        if (lanes_[running_].has_ended) ++ended;
+      }
+      if (error_) std::rethrow_exception(error_);
+      const char* const instruction = lanes_[first].instruction;
+      for (std::size_t i = first; i < end; ++i)
+        check(lanes_[i].instruction == instruction, "all lanes of a warp come to each of its instructions");
+      if (instruction == nullptr) return ended;
+      check(end - first == rows::warp_lanes, "a warp is 32 lanes");
+    }
+  }
+  void wait(const char* instruction) {
+    Lane& lane = lanes_[running_];
+    lane.instruction = instruction;
+    swapcontext(&lane.context, &scheduler_);
+  }
   static EmulatedBlock*& current() {
     static thread_local EmulatedBlock* block = nullptr;
     return block;
@@ -87,16 +144,89 @@ class EmulatedBlock {
       block.error_ = std::current_exception();
     }
     block.lanes_[lane].has_ended = true;
+    block.lanes_[lane].instruction = nullptr;
   }
 
   std::vector<Lane> lanes_;
   const bool falling_;
   const std::size_t shared_bytes_;
   std::unique_ptr<std::byte[]> shared_;
+  std::vector<Board> boards_;
   ucontext_t scheduler_ = {};
   const std::function<void(int)>* body_ = nullptr;
   std::size_t running_ = 0;
   std::exception_ptr error_ = {};
+};
+
+// The instructions of one lane's warp.
+class EmulatedWarp {
+ public:
+  EmulatedWarp(EmulatedBlock& of, int lane) : of_(of), lane_(lane) {}
+
+  int lane() const { return lane_ % rows::warp_lanes; }
+  int number() const { return lane_ / rows::warp_lanes; }
+  int count() const { return of_.lanes() / rows::warp_lanes; }
+
+  void multiply(rows::SumFragment& c, const rows::LeftFragment& a, const rows::RightFragment& b) const {
+    struct Operands {
+      rows::LeftFragment a;
+      rows::RightFragment b;
+    };
+    const Operands* const all = of_.exchange("multiply", Operands{a, b});
+    for (int i = 0; i < 4; ++i) {
+      const int row = lane() / 4 + (i < 2 ? 0 : 8), column = lane() % 4 * 2 + (i & 1);
+      for (int k = 0; k < 16; ++k) {
+        const int upper = k / 8, in_group = k % 8 / 2;  // lane 4 group + in_group has k of a row or column
+        const float x = half(all[row % 8 * 4 + in_group].a.words[row / 8 + 2 * upper], k & 1);
+        const float y = half(all[column * 4 + in_group].b.words[upper], k & 1);
+        c.sums[i] = std::fma(x, y, c.sums[i]);
+      }
+    }
+  }
+  void load(const bf16* row, std::uint32_t (&to)[4]) const {
+    const bf16* const* const rows = rows_of("load", row);
+    for (int i = 0; i < 4; ++i) {
+      const bf16* const two = rows[8 * i + lane() / 4] + lane() % 4 * 2;
+      to[i] = two[0].bits | static_cast<std::uint32_t>(two[1].bits) << 16;
+    }
+  }
+  void load_turned(const bf16* row, std::uint32_t (&to)[4]) const {
+    const bf16* const* const rows = rows_of("load_turned", row);
+    for (int i = 0; i < 4; ++i) {
+      const bf16 *const one = rows[8 * i + lane() % 4 * 2], *const next = rows[8 * i + lane() % 4 * 2 + 1];
+      to[i] = one[lane() / 4].bits | static_cast<std::uint32_t>(next[lane() / 4].bits) << 16;
+    }
+  }
+  float across(float x, int apart) const { return of_.exchange("across", x)[lane() ^ apart]; }
+  std::uint32_t pair(float low, float high) const {
+    return bf16(low).bits | static_cast<std::uint32_t>(bf16(high).bits) << 16;
+  }
+  float power_of_two(float x) const { return std::exp2(x); }
+  void copy_later(bf16* to, const bf16* from) const {
+    check(of_.holds(to, 16) && reinterpret_cast<std::uintptr_t>(to) % 16 == 0 &&
+              reinterpret_cast<std::uintptr_t>(from) % 16 == 0,
+          "a copy of 16 bytes begins at multiples of 16");
+    std::memset(static_cast<void*>(to), 0xff, 16);
+    of_.copies(lane_).push_back({to, from});
+    if (of_.falling()) std::memcpy(static_cast<void*>(to), from, 16);
+  }
+  void arrive() const {
+    for (const EmulatedBlock::Copy& copy : of_.copies(lane_)) std::memcpy(copy.to, copy.from, 16);
+    of_.copies(lane_).clear();
+  }
+
+ private:
+  static float half(std::uint32_t word, int which) {
+    return bf16::of_bits(static_cast<std::uint16_t>(word >> 16 * which));
+  }
+  const bf16* const* rows_of(const char* instruction, const bf16* row) const {
+    check(of_.holds(row, 16) && reinterpret_cast<std::uintptr_t>(row) % 16 == 0,
+          "a row of a matrix begins at a multiple of 16 bytes of shared memory");
+    return of_.exchange(instruction, row);
+  }
+
+  EmulatedBlock& of_;
+  int lane_;
 };
 
 class EmulatedTeam {
@@ -119,6 +249,7 @@ class EmulatedTeam {
     return all[0];
   }
   std::byte* shared() const { return of_.shared(); }
+  EmulatedWarp warp() const { return {of_, lane_}; }
 
  private:
   EmulatedBlock& of_;
@@ -147,7 +278,10 @@ class EmulatedLaunch {
     EmulatedBlock block(lanes_, falling_, shared);
     for (std::int64_t b = 0; b < blocks; ++b) {
       const std::int64_t at = falling_ ? blocks - 1 - b : b;
-      block.run([&](int lane) { kernel(EmulatedTeam(block, at, lane)); });
+      block.run([&](int lane) {
+        kernel(EmulatedTeam(block, at, lane));
+        check(block.copies(lane).empty(), "no copy is under way when a kernel ends");
+      });
     }
   }
 

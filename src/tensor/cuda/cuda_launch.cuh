@@ -12,6 +12,7 @@
 
 #include <cuda_runtime.h>
 
+#include "tensor/cuda/cuda_warp.cuh"
 #include "tensor/device_driver.h"
 #include "tensor/device_stream.h"
 #include "tensor/kernels.h"
@@ -29,6 +30,7 @@ class CudaTeam {
   __device__ std::int64_t lanes() const { return blockDim.x; }
   __device__ void sync() const { __syncthreads(); }
   __device__ std::byte* shared() const { return shared_; }
+  __device__ static CudaWarp warp() { return {}; }
 
   // Pairs of lanes 16, 8, ... 1 apart in each warp, then the warps in their order.
   template <class X, class Op>
