@@ -3,6 +3,7 @@
 // shapes, strides and empty parts that a trainer has.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <functional>
 #include <string>
 #include <vector>
@@ -87,6 +88,42 @@ TEST(DeviceKernelsTraining, TensorParallelWithPackedGradients) {
   Plan plan = odd_plan(odd_llama(), 2, 2, false);
   plan.compression = parse_compression("int8", "--compress");
   expect_the_references(plan);
+}
+
+// In bf16 attention is multiplied on tensor cores, its weights rounded once more: what comes out is no
+// further from f64 than with the reference kernels, twice over. Keys come in blocks, of documents.
+TEST(DeviceKernelsTraining, AttentionOnTensorCores) {
+  ModelSpec model = odd_llama(false, 1, 1);
+  model.hidden = 32;
+  model.num_heads = 2;
+  model.head_dim = 16;
+  Plan plan = odd_plan(model, 1, 1, false);
+  plan.mesh.set(Axis::cp, 2);
+  plan.context_kind = ContextKind::ring;
+  plan.seq_len = 32;
+  plan.model.max_seq = 32;
+  plan.global_batch = plan.micro_batch = 1;
+  plan.mask = AttentionMask::document;
+  plan.document_end = 5;
+  const std::vector<Outcome> exact = steps_on(make_reference_kernels, plan);
+  plan.precision = recipe("bf16");
+  const TensorCoresUnderTest device = devices_with_tensor_cores().front();
+  const auto on = [&](Numerics numerics) {
+    return steps_on([&] { return device.use(numerics).kernels; }, plan);
+  };
+  const std::vector<Outcome> reference = steps_on(make_reference_kernels, plan),
+                             found = on(Numerics::ordinary), in_tiles = on(Numerics::invariant);
+  EXPECT_NE(found.front().losses, in_tiles.front().losses);  // they were used
+  for (std::size_t r = 0; r < exact.size(); ++r) {
+    EXPECT_LE(relative_difference(found[r].losses, exact[r].losses), 0x1p-8);  // one rounding of all numbers
+    double off = 0, off_by_reference = 0;
+    for (const auto& [name, gradient] : exact[r].gradients) {
+      off = std::max(off, relative_difference(found[r].gradients.at(name), gradient));
+      off_by_reference =
+          std::max(off_by_reference, relative_difference(reference[r].gradients.at(name), gradient));
+    }
+    EXPECT_LE(off, 2 * off_by_reference);
+  }
 }
 
 }  // namespace

@@ -1,5 +1,5 @@
-// The devices that device_kernels_test.cpp is run on: of the file that its program is linked with, one of
-// emulated_devices.cpp and cuda_devices.cpp.
+// The devices that device_kernels_test.cpp and warp_attention_test.cpp are run on: of the file that its
+// program is linked with, one of emulated_devices.cpp and cuda_devices.cpp.
 #pragma once
 
 #include <cstdint>
@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "spec/numerics.h"
 #include "tensor/kernels.h"
 
 namespace echelon::checks {
@@ -28,5 +29,15 @@ struct DeviceUnderTest {
 };
 
 std::vector<DeviceUnderTest> devices_under_test();
+
+// One that has tensor cores, which only ordinary numerics use for attention.
+struct TensorCoresUnderTest {
+  std::string name;
+  std::function<std::string()> why_not;
+  std::function<DeviceInUse(Numerics)> use;
+  friend void PrintTo(const TensorCoresUnderTest& device, std::ostream* out) { *out << device.name; }
+};
+
+std::vector<TensorCoresUnderTest> devices_with_tensor_cores();
 
 }  // namespace echelon::checks

@@ -19,6 +19,8 @@
 #include <fmt/format.h>
 
 #include "base/error.h"
+#include "spec/numerics.h"
+#include "tensor/device_attention.h"
 #include "tensor/row_kernels.h"
 #include "tensor/rows/codecs.h"
 #include "tensor/rows/orthonormalize.h"
@@ -32,7 +34,10 @@ namespace echelon {
 template <class Launch>
 class DeviceKernels : public RowKernels<Launch, TokenKernels<Launch>> {
  public:
-  explicit DeviceKernels(Launch launch) : RowKernels<Launch, TokenKernels<Launch>>(std::move(launch)) {}
+  // With invariant numerics nothing of bf16 is multiplied on tensor cores: the order of their sums is nowhere
+  // written down.
+  explicit DeviceKernels(Launch launch, Numerics numerics = Numerics::ordinary)
+      : RowKernels<Launch, TokenKernels<Launch>>(std::move(launch)), numerics_(numerics) {}
 
   // Each sum in the order of k, in tiles: the bits of an element show no shape.
   void matmul(const Tensor& a, Transpose ta, const Tensor& b, Transpose tb, Out c, bool accumulate) override {
@@ -62,6 +67,7 @@ class DeviceKernels : public RowKernels<Launch, TokenKernels<Launch>> {
 
   void attention(const Tensor& q, const Tensor& k, const Tensor& v, const AttentionShape& shape, Out out,
                  Out lse) override {
+    if (numerics_ == Numerics::ordinary && by_warps(shape).attention(q, k, v, out, lse)) return;
     with_stored_type(out, [&, this]<class T>(T) {
       using Kernel = rows::TiledAttention<T>;
       run_tiles<Kernel>("attention", shape, [&](const rows::AttentionSizes& sizes) {
@@ -84,6 +90,8 @@ class DeviceKernels : public RowKernels<Launch, TokenKernels<Launch>> {
   void attention_backward(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& dout,
                           const Tensor& lse, const Tensor& delta, const AttentionShape& shape, Out dq, Out dk,
                           Out dv) override {
+    if (numerics_ == Numerics::ordinary && by_warps(shape).backward(q, k, v, dout, lse, delta, dq, dk, dv))
+      return;
     with_stored_type(dout, [&, this]<class T>(T) {
       using F = Wide<T>;
       using Queries = rows::TiledAttentionBackwardQueries<T>;
@@ -327,6 +335,10 @@ class DeviceKernels : public RowKernels<Launch, TokenKernels<Launch>> {
     return sizes_of(s, tile, data<std::int32_t>(s.first_keys));
   }
 
+  WarpAttentionLaunch<Launch> by_warps(const AttentionShape& shape) const {
+    return {this->launch(), shape, sizes_of(shape, 1)};
+  }
+
   // make(sizes) with the largest tile whose shared memory a block may have.
   template <class Kernel, class Make>
   void run_tiles(const char* name, const AttentionShape& shape, const Make& make) const {
@@ -339,6 +351,8 @@ class DeviceKernels : public RowKernels<Launch, TokenKernels<Launch>> {
     refuse("head dim {}: more than a block of this accelerator has shared memory for; legal: up to 256",
            shape.head_dim);
   }
+
+  const Numerics numerics_;
 };
 
 }  // namespace echelon

@@ -13,6 +13,8 @@
 
 namespace echelon {
 
+extern template class WarpAttentionLaunch<CudaLaunch>;  // attention_cuda.cu
+
 CudaLaunch::CudaLaunch(Arena& arena) : arena_(&arena) {
   int bytes = 0;
   const int device = arena.stream().device();
@@ -54,7 +56,7 @@ namespace {
 class CudaKernels final : public DeviceKernels<CudaLaunch> {
  public:
   CudaKernels(Arena& arena, const PrecisionRecipe& precision, Numerics numerics)
-      : DeviceKernels<CudaLaunch>(CudaLaunch(arena)) {
+      : DeviceKernels<CudaLaunch>(CudaLaunch(arena), numerics) {
     if (numerics != Numerics::ordinary) return;
     cublas_ = std::make_unique<CublasLt>(arena, multiplies_in_tf32(precision));
     groups_ = std::make_unique<GroupedCublas>(arena, cublas_->workspace(), multiplies_in_tf32(precision));

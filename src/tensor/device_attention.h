@@ -1,0 +1,96 @@
+// Attention of bf16 on tensor cores, where a device has them for it: DeviceKernels asks here first.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <initializer_list>
+
+#include "tensor/kernels.h"
+#include "tensor/rows/warp_attention.h"
+#include "tensor/rows/warp_attention_backward.h"
+
+namespace echelon {
+
+template <class Launch>
+class WarpAttentionLaunch {
+ public:
+  WarpAttentionLaunch(const Launch& launch, const AttentionShape& shape, const rows::AttentionSizes& sizes)
+      : launch_(launch), shape_(shape), sizes_(sizes) {}
+
+  // False, and nothing is done, for what is not for tensor cores: fits().
+  bool attention(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& out, const Tensor& lse) {
+    if (!fits({&q, &k, &v, &out})) return false;
+    return of_width([&]<int width, bool whole>() {
+      // A warp's sums are 64 numbers to a lane, and of the widest heads 128.
+      constexpr int strips = width == 64 ? 2 : 1;
+      using Kernel = rows::WarpAttention<width, whole, strips>;
+      if (!has_memory<Kernel>()) return false;
+      run("attention", Kernel::queries(launch_.lanes()),
+          Kernel{sizes_, matrix(q), matrix(k), matrix(v), matrix(out), numbers(lse)});
+      return true;
+    });
+  }
+
+  bool backward(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& dout, const Tensor& lse,
+                const Tensor& delta, const Tensor& dq, const Tensor& dk, const Tensor& dv) {
+    if (!fits({&q, &k, &v, &dout, &dq, &dk, &dv})) return false;
+    return of_width([&]<int width, bool of_that_width>() {
+      constexpr int columns = width == 64 ? 64 : 128;
+      constexpr bool whole = of_that_width && width == columns;
+      using Queries = rows::WarpAttentionBackwardQueries<columns, whole>;
+      using Keys = rows::WarpAttentionBackwardKeys<columns, whole, columns == 64 ? 64 : 32>;
+      if (!has_memory<Queries>() || !has_memory<Keys>()) return false;
+      run("attention_backward, queries", Queries::queries(launch_.lanes()),
+          Queries{sizes_, matrix(q), matrix(k), matrix(v), matrix(dout), matrix(dq), numbers(lse),
+                  numbers(delta)});
+      run("attention_backward, keys", Keys::keys(launch_.lanes()),
+          Keys{sizes_, matrix(q), matrix(k), matrix(v), matrix(dout), matrix(dk), matrix(dv), numbers(lse),
+               numbers(delta)});
+      return true;
+    });
+  }
+
+ private:
+  static constexpr std::int64_t at_once = 8;  // elements of bf16: 16 bytes
+
+  // The one rule: bf16, blocks of whole warps, heads up to 256 that are a multiple of 8, rows that begin at
+  // multiples of 16 bytes, and as much shared memory as the kernels ask for, which has_memory() says.
+  bool fits(std::initializer_list<const Tensor*> heads) const {
+    if (launch_.lanes() % rows::warp_lanes != 0 || shape_.head_dim % at_once != 0 || shape_.head_dim > 256)
+      return false;
+    for (const Tensor* x : heads)
+      if (x->dtype() != DType::bf16 || x->row_stride() % at_once != 0 ||
+          reinterpret_cast<std::uintptr_t>(matrix(*x).data) % (at_once * sizeof(bf16)) != 0)
+        return false;
+    return true;
+  }
+  template <class Call>
+  bool of_width(const Call& call) const {
+    if (shape_.head_dim == 64) return call.template operator()<64, true>();
+    if (shape_.head_dim == 128) return call.template operator()<128, true>();
+    if (shape_.head_dim < 64) return call.template operator()<64, false>();
+    if (shape_.head_dim < 128) return call.template operator()<128, false>();
+    return call.template operator()<256, false>();
+  }
+  template <class Kernel>
+  std::size_t bytes() const {
+    return Kernel::shared_bytes(launch_.lanes(), sizes_.head_dim);
+  }
+  template <class Kernel>
+  bool has_memory() const {
+    return bytes<Kernel>() <= launch_.most_shared_bytes();
+  }
+  template <class Kernel>
+  void run(const char* name, int tile, Kernel kernel) const {
+    kernel.s.tile = tile;
+    launch_.run(name, kernel.num_blocks(), kernel, bytes<Kernel>());
+  }
+  rows::Matrix<bf16> matrix(const Tensor& t) const { return launch_.template matrix<bf16>(t); }
+  float* numbers(const Tensor& t) const { return launch_.template data<float>(t); }
+
+  const Launch& launch_;
+  const AttentionShape& shape_;
+  rows::AttentionSizes sizes_;
+};
+
+}  // namespace echelon
