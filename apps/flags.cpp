@@ -89,19 +89,6 @@ void OptimizerFlags::finish(std::int64_t steps, const Plan& plan) {
   options_->min_lr = min_lr_.value_or(options_->lr / 10);
 }
 
-void add_device(CLI::App& app, std::string& device) {
-  app.add_option("--device", device,
-                 "What computes; auto: an accelerator where there is one (docs/devices.md)")
-      ->type_name("cpu|cuda|auto")
-      ->capture_default_str();
-}
-
-std::shared_ptr<DeviceDriver> driver_of(const std::string& device) {
-  if (device != "cpu" && device != "cuda" && device != "auto")
-    refuse("--device {}: legal: cpu, cuda, auto", device);
-  return device == "cuda" || (device == "auto" && no_cuda().empty()) ? make_cuda_driver() : nullptr;
-}
-
 void RunFlags::add_threads_to(CLI::App& app) {
   add_device(app, device_);
   add_number(app, "--threads", threads_, "Compute threads per rank (default: the cores shared out)");
