@@ -161,6 +161,31 @@ TEST(LaunchFiles, NanotronsAndDeepSpeeds) {
   EXPECT_EQ(config["bf16"]["enabled"], true);
 }
 
+TEST(LaunchFiles, OptimizersOnTheHost) {
+  const Pins pins{{"tp", "1"}, {"pp", "1"}, {"cp", "1"}, {"micro-batch", "1"}, {"offload", "optimizer"}};
+  const auto with = [&](const char* zero) {
+    Pins all = pins;
+    all.emplace_back("zero", zero);
+    return all;
+  };
+  const Files megatron = files_of("megatron-core", request_of("llama-2-7b", 8, 64, "current", with("1")));
+  const checks::MegatronArguments arguments(megatron.at("launch.sh"));
+  for (const char* flag :
+       {"--optimizer-cpu-offload", "--use-precision-aware-optimizer", "--use-distributed-optimizer"})
+    EXPECT_TRUE(arguments.has(flag)) << flag;
+  const Files bridge = files_of("megatron-bridge", request_of("llama-2-7b", 8, 64, "current", with("1")));
+  EXPECT_NE(bridge.at("bridge.yaml").find("  optimizer_cpu_offload: true\n"), std::string::npos);
+  const Files titan = files_of("torchtitan", request_of("llama-3-8b", 8, 64, "torchtitan", with("3")));
+  EXPECT_NE(titan.at("torchtitan.toml").find("enable_cpu_offload = true\n"), std::string::npos);
+  // Of one rank too.
+  const Files deepspeed = files_of("deepspeed", request_of("llama-2-7b", 1, 8, "deepspeed", with("2")));
+  const nlohmann::json zero = nlohmann::json::parse(deepspeed.at("ds_config.json"))["zero_optimization"];
+  EXPECT_EQ(zero["stage"], 2);
+  EXPECT_EQ(zero["offload_optimizer"]["device"], "cpu");
+  expect_refusal([&] { files_of("nanotron", request_of("llama-2-7b", 8, 64, "deepspeed", with("1"))); },
+                 {"--offload optimizer", "nanotron"});
+}
+
 // With what would be legal.
 TEST(LaunchFiles, RefusesWhatAProgramDoesNotRun) {  // long
   struct Case {

@@ -87,12 +87,26 @@ class MegatronArguments {
           {"--moe-router-load-balancing-type",
            "aux_loss seq_aux_loss global_aux_loss sinkhorn quantile_balancing none"},
           {"--moe-layer-freq", "text"}};
-      for (const char* flag :
-           {"sequence-parallel", "use-distributed-optimizer", "overlap-grad-reduce", "overlap-param-gather",
-            "use-megatron-fsdp", "no-gradient-accumulation-fusion", "bf16", "group-query-attention",
-            "untie-embeddings-and-output-weights", "disable-bias-linear", "use-rope-scaling", "swiglu",
-            "squared-relu", "add-qkv-bias", "qk-layernorm", "moe-grouped-gemm", "use-mcore-models",
-            "mock-data"})
+      for (const char* flag : {"sequence-parallel",
+                               "use-distributed-optimizer",
+                               "overlap-grad-reduce",
+                               "overlap-param-gather",
+                               "use-megatron-fsdp",
+                               "no-gradient-accumulation-fusion",
+                               "bf16",
+                               "group-query-attention",
+                               "untie-embeddings-and-output-weights",
+                               "disable-bias-linear",
+                               "use-rope-scaling",
+                               "swiglu",
+                               "squared-relu",
+                               "add-qkv-bias",
+                               "qk-layernorm",
+                               "moe-grouped-gemm",
+                               "use-mcore-models",
+                               "mock-data",
+                               "optimizer-cpu-offload",
+                               "use-precision-aware-optimizer"})
         map["--" + std::string(flag)] = "-";
       for (const char* flag : {"tensor-model-parallel-size",
                                "pipeline-model-parallel-size",
@@ -122,7 +136,7 @@ class MegatronArguments {
                                "log-interval"})
         map["--" + std::string(flag)] = "int";
       for (const char* flag : {"norm-epsilon", "init-method-std", "attention-dropout", "hidden-dropout", "lr",
-                               "rope-scaling-factor", "moe-aux-loss-coeff"})
+                               "rope-scaling-factor", "moe-aux-loss-coeff", "optimizer-offload-fraction"})
         map["--" + std::string(flag)] = "float";
       return map;
     }();
@@ -203,6 +217,10 @@ class MegatronArguments {
         "FSDP saves fsdp_dtensor");
     ask(!fsdp || has("--no-gradient-accumulation-fusion"), "FSDP's weight gradients are not fused");
     ask(!has("--data-parallel-sharding-strategy") || fsdp, "a sharding strategy is FSDP's");
+    ask(!has("--optimizer-cpu-offload") || has("--use-precision-aware-optimizer"),
+        "the optimizer on the host is the precision-aware one");
+    ask(!has("--use-precision-aware-optimizer") || has("--use-distributed-optimizer"),
+        "the precision-aware optimizer is distributed");
     ask(!has("--overlap-param-gather") ||
             ((has("--use-distributed-optimizer") || fsdp) && has("--overlap-grad-reduce")),
         "parameters are gathered beside computation of a distributed optimizer");

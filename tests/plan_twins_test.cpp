@@ -92,6 +92,9 @@ std::vector<Plan> configurations() {
   }
   add(on(1, 2, 2), [](Plan& c) { c.recompute = Recompute::selective, c.micro_batch = 4; });
   add(on(2, 1, 1, 2), [](Plan& c) { c.zero = 3, c.recompute = Recompute::full; });
+  // With the moments in a file.
+  for (int zero : {0, 1, 3})
+    add(on(2, 1, 2), [&](Plan& c) { c.zero = zero, c.offload = Offload::optimizer; });
   return all;
 }
 

@@ -596,6 +596,7 @@ TEST(Search, SaysByHowMuchAPlanDoesNotFit) {
   SearchRequest r = request("gpt2-1.5b", 1, 8);
   r.pin("micro-batch", 1);
   r.pin("recompute", "none");
+  r.pin("offload", "none");
   const auto bytes = static_cast<double>(search(r).plans.front().memory.total());
   r.work.machine.memory_bytes = bytes + r.work.machine.reserved_bytes - 2300;
   const SearchResult result = search(r);
@@ -628,6 +629,7 @@ TEST(Search, WhatFitsByWhatItHoldsFits) {
   r.work.exact_memory = exact_memory();
   r.pin("micro-batch", 8);
   r.pin("recompute", "full");
+  r.pin("offload", "none");
   const auto held = static_cast<double>(search(r).plans.front().memory.total());
   r.work.machine.memory_bytes = held + r.work.machine.reserved_bytes;
   ASSERT_GT(StepModel(r.work).outlook(search(r).plans.front().plan).bytes, held);

@@ -67,6 +67,9 @@ ordered_json plan_json(const Estimate& e, const Workload& work) {
                  {"dtype", precision_name(work.precision)}});
   ordered_json ranks = ordered_json::array();
   for (const Memory& memory : e.rank_memory) ranks.push_back(memory.total());
+  if (e.plan.offload != Offload::none)
+    object["host"] = {
+        {"bytes", e.host_bytes}, {"traffic_bytes", e.host_traffic}, {"seconds", e.host_seconds}};
   object["rank_memory_bytes"] = ranks;
   object["traffic_bytes_per_gpu"] = {{"dp", e.traffic.dp},
                                      {"tp", e.traffic.tp},
@@ -217,7 +220,12 @@ std::string plans_table(const SearchResult& result, const Workload& work) {
       const std::int64_t count = found->second.count;
       fmt::format_to(out, "; {} {}", count, count == 1 ? w.one : w.several);
     }
-  return text + "\n" + priced_beyond(result, work);
+  text += "\n";
+  if (!result.plans.empty() && result.plans.front().plan.offload != Offload::none &&
+      work.plan.offload == Offload::none)
+    text +=
+        "nothing fits with the optimizer's state on the device: looked at again with --offload optimizer\n";
+  return text + priced_beyond(result, work);
 }
 
 std::string explain_winner(const SearchResult& result, const Workload& work) {
@@ -250,6 +258,16 @@ std::string explain_winner(const SearchResult& result, const Workload& work) {
   }
   if (!e.memory_terms.empty())
     text += fmt::format("counted on rank {}:\n{}", e.memory_rank, memory_count(e));
+  if (e.plan.offload != Offload::none)
+    fmt::format_to(
+        out,
+        "kept on the host for each GPU: {}{}; over the link to it go {} a step, and {} of the optimizer "
+        "step are the host's and the link's\n",
+        format_device_memory(e.host_bytes),
+        work.machine.host_memory_bytes > 0
+            ? fmt::format(" of {}", format_device_memory(work.machine.host_memory_bytes))
+            : "",
+        format_device_memory(e.host_traffic), seconds(e.host_seconds));
   text += "\nnumbers behind it, by where they come from:\n";
   text += sources_of(work.machine.name, to_toml(work.machine), work.machine.provenance, to_toml(Machine()));
   text +=
@@ -314,7 +332,9 @@ std::string explain_programs(const std::vector<OtherProgram>& others, const Esti
   if (others.empty()) return text + "  no preset is predicted to take 1% less\n";
   for (const OtherProgram& other : others) {
     fmt::format_to(out, "  {}{}: {}, {:.1f}% less: {}",
-                   other.name.empty() ? "itself without its limits" : other.name,
+                   !other.name.empty()                            ? other.name
+                   : other.plan.plan.offload == best.plan.offload ? "itself without its limits"
+                                                                  : "itself with --offload optimizer",
                    other.name.empty() ? "" : dated(other.as_of), seconds(other.plan.seconds),
                    100 * (1 - other.plan.seconds / best.seconds), summary(other.plan.plan));
     if (!other.beyond.empty())

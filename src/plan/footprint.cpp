@@ -48,6 +48,30 @@ ParameterBytes parameter_bytes(const Workload& work) {
   return {s.value_bytes, s.gradient_bytes, s.optimizer_bytes, s.reduced_bytes, narrow ? 1.0 : 2.0};
 }
 
+// Values in 16 bits have a copy in 32 beside their moments.
+OffloadedBytes offloaded_bytes(const Workload& work, const Plan& c) {
+  const Software& s = work.software;
+  OffloadedBytes off;
+  if (c.offload == Offload::none || !s.offloads) return off;
+  const auto has = [&](const char* what) {
+    return std::find(s.offloads->begin(), s.offloads->end(), what) != s.offloads->end();
+  };
+  const ParameterBytes bytes = parameter_bytes(work);
+  constexpr double width = 4;
+  const double masters = bytes.value < width ? std::min(width, bytes.optimizer) : 0;
+  off.optimizer = (has("masters") ? masters : 0) + (has("moments") ? bytes.optimizer - masters : 0);
+  if (has("gradients") && gradient_sums(s, c).keeps_shards) off.gradient = bytes.gradient;
+  if (has("parameters") && c.zero == 3) off.value = bytes.value;
+  return off;
+}
+
+double own_elements(const Plan& c, const ShareCounts& counts) {
+  const double ranks = static_cast<double>(c.mesh.dp_cp_size()) / c.hsdp;
+  const double shards = c.zero > 0 ? ranks : 1;
+  const double routed_shards = c.zero > 0 ? std::max(1.0, ranks * c.mesh.tp() / c.mesh.expert_ranks()) : 1;
+  return counts.common / shards + counts.routed / routed_shards;
+}
+
 SavedBytes saved_bytes(const Workload& work, const Plan& c, const Recompute& recompute) {
   const ModelSpec& m = c.model;
   const Software& s = work.software;
@@ -148,6 +172,7 @@ template <class Put>
 static void each_term(const Workload& work, const Plan& c, const ParameterCounts& counts,
                       const SavedBytes& saved, const RankShare& share, const Put& put) {
   const ParameterBytes bytes = parameter_bytes(work);
+  const OffloadedBytes off = offloaded_bytes(work, c);
   const GradientSums sums = gradient_sums(work.software, c);
   const ShareCounts here = share_counts(counts, c, share);
   const double shards = c.shards();
@@ -160,12 +185,13 @@ static void each_term(const Workload& work, const Plan& c, const ParameterCounts
     if (here.routed > 0)
       put({category, of_experts, part * here.routed, width, is_cut ? routed_shards : 1});
   };
-  states(C::parameters, "parameters", "parameters of experts", bytes.value, c.zero >= 3);
-  states(C::gradients, "gradients", "gradients of experts", bytes.gradient, sums.keeps_shards);
+  states(C::parameters, "parameters", "parameters of experts", bytes.value - off.value, c.zero >= 3);
+  states(C::gradients, "gradients", "gradients of experts", bytes.gradient - off.gradient, sums.keeps_shards);
   if (sums.groups > 0)
     states(C::gradients, "whole gradients of a stage", "whole gradients of a stage's experts", bytes.gradient,
            false, share.largest_stage);
-  states(C::optimizer, "optimizer states", "optimizer states of experts", bytes.optimizer, c.zero >= 1);
+  states(C::optimizer, "optimizer states", "optimizer states of experts", bytes.optimizer - off.optimizer,
+         c.zero >= 1);
   const bool any_experts = share.expert_layers > 0;
   const double layer = std::max(
       counts.dense_layer, any_experts ? counts.expert_layer + counts.routed / c.mesh.expert_ranks() : 0);

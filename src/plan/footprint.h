@@ -27,6 +27,12 @@ struct ParameterBytes {
 };
 ParameterBytes parameter_bytes(const Workload& work);
 
+// Of these what the plan's offloading keeps on the host.
+struct OffloadedBytes {
+  double value = 0, gradient = 0, optimizer = 0;
+};
+OffloadedBytes offloaded_bytes(const Workload& work, const Plan& c);
+
 // Bytes of one microbatch. 16-bit, dropout, unfused attention: s b h (10 + 24/t + 5 a s/(h t)) a layer, all
 // of it over t under sequence parallelism, without the last term under selective recomputation (Korthikanti
 // et al. 2022, table 2).
@@ -56,6 +62,8 @@ struct RankShare {
 struct ShareCounts {
   double common = 0, routed = 0;
 };
+// Of these what one dp rank keeps of the optimizer's state.
+double own_elements(const Plan& c, const ShareCounts& counts);
 ShareCounts share_counts(const ParameterCounts& counts, const Plan& c, const RankShare& share);
 
 Memory footprint(const Workload& work, const Plan& c, const ParameterCounts& counts, const SavedBytes& saved,

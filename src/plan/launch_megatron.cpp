@@ -19,6 +19,8 @@ void check_megatron(const LaunchRequest& r) {
   if (plan.mesh.pp() > 1 && interleaved && r.best.microbatches % plan.mesh.pp() != 0)
     not_launched(r, "--micro-batch {}: {} microbatches are no multiple of --pp {}, which interleaving needs",
                  plan.micro_batch, r.best.microbatches, plan.mesh.pp());
+  if (plan.offload != Offload::none && plan.zero >= 2)
+    not_launched(r, "--offload {}: is not its FSDP's; legal: with --zero 1, or none", name_of(plan.offload));
   if (plan.mesh.pp() > 1 && plan.zero >= 2) not_launched(r, "--zero {}: its FSDP is for --pp 1", plan.zero);
 }
 
@@ -131,7 +133,8 @@ Settings precision_settings(const LaunchRequest& r) {
 
 Settings sharding_settings(const LaunchRequest& r) {
   const Plan& plan = r.plan();
-  if (plan.zero_stage() == 0) return {{"overlap-grad-reduce", ""}};
+  const bool offloads = plan.offload == Offload::optimizer;  // shards, be it of one rank
+  if (!offloads && plan.zero_stage() == 0) return {{"overlap-grad-reduce", ""}};
   Settings s{{"use-distributed-optimizer", ""}, {"overlap-grad-reduce", ""}, {"overlap-param-gather", ""}};
   if (plan.zero >= 2)
     s.insert(s.end(),
@@ -140,6 +143,10 @@ Settings sharding_settings(const LaunchRequest& r) {
               {"ckpt-format", "fsdp_dtensor"},
               {"no-gradient-accumulation-fusion", ""}});
   if (plan.hsdp > 1) s.emplace_back("num-distributed-optimizer-instances", fmt::format("{}", plan.hsdp));
+  if (offloads)
+    s.insert(s.end(), {{"optimizer-cpu-offload", ""},
+                       {"optimizer-offload-fraction", "1.0"},
+                       {"use-precision-aware-optimizer", ""}});
   return s;
 }
 
@@ -203,7 +210,8 @@ std::vector<LaunchFile> launch_megatron_bridge(const LaunchRequest& r) {
   text += fmt::format("train:\n  micro_batch_size: {}\n  global_batch_size: {}\n", plan.micro_batch,
                       plan.global_batch);
   text += fmt::format("dataset:\n  sequence_length: {}\n", plan.seq_len);
-  const bool shards = plan.zero_stage() > 0, fsdp = plan.zero >= 2;
+  const bool offloads = plan.offload == Offload::optimizer, shards = offloads || plan.zero_stage() > 0,
+             fsdp = plan.zero >= 2;
   text += fmt::format(
       "ddp:\n  use_distributed_optimizer: {}\n  overlap_grad_reduce: true\n  overlap_param_gather: {}\n",
       shards, shards);
@@ -212,6 +220,10 @@ std::vector<LaunchFile> launch_megatron_bridge(const LaunchRequest& r) {
     text += fmt::format("  use_megatron_fsdp: true\n  data_parallel_sharding_strategy: {}\n",
                         plan.zero == 2 ? "optim_grads" : "optim_grads_params");
   text += fmt::format("optimizer:\n  use_distributed_optimizer: {}\n", shards);
+  if (offloads)
+    text +=
+        "  optimizer_cpu_offload: true\n  optimizer_offload_fraction: 1.0\n  use_precision_aware_optimizer: "
+        "true\n";
   if (fsdp) text += "checkpoint:\n  ckpt_format: fsdp_dtensor\n";
   if (r.work.precision != Precision::f32)
     text += fmt::format("mixed_precision: {}\n",

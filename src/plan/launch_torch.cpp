@@ -76,6 +76,7 @@ std::vector<LaunchFile> launch_torchtitan(const LaunchRequest& r) {
       "\"c4_test\"\n",
       local, plan.global_batch, plan.seq_len);
   if (r.work.precision == Precision::f32) text += "mixed_precision_param = \"float32\"\n";
+  if (plan.offload == Offload::optimizer) text += "enable_cpu_offload = true\n";
   const bool shards = plan.zero_stage() > 0;
   text += fmt::format(
       "\n[parallelism]\ndata_parallel_replicate_degree = {}\ndata_parallel_shard_degree = {}\n"
@@ -125,6 +126,8 @@ std::vector<LaunchFile> launch_nanotron(const LaunchRequest& r) {
   if (plan.zero_stage() > 1) not_launched(r, "--zero {}: does not run it; legal: 0, 1", plan.zero);
   if (plan.hsdp > 1) not_launched(r, "--hsdp {}: does not run it; legal: 1", plan.hsdp);
   if (mesh.cp() > 1) not_launched(r, "--cp {}: does not run it; legal: 1", mesh.cp());
+  if (plan.offload != Offload::none)
+    not_launched(r, "--offload {}: does not run it; legal: none", name_of(plan.offload));
   if (mesh.pp() > 1 && plan.schedule != "1f1b" && plan.schedule != "gpipe")
     not_launched(r, "--schedule {}: does not run it; legal: 1f1b, gpipe", plan.schedule);
   if (!r.is_recompute("none"))
@@ -195,6 +198,7 @@ std::vector<LaunchFile> launch_deepspeed(const LaunchRequest& r) {
     not_launched(r, "--recompute {}: does not run it; legal: none, full", recompute_name(plan.recompute));
   if (r.work.precision != Precision::bf16 && r.work.precision != Precision::f32)
     not_launched(r, "--precision {}: does not run it; legal: f32, bf16", precision_name(r.work.precision));
+  const bool offloads = plan.offload == Offload::optimizer;
   ordered_json config{
       {"train_batch_size", plan.global_batch},
       {"train_micro_batch_size_per_gpu", plan.micro_batch},
@@ -202,7 +206,9 @@ std::vector<LaunchFile> launch_deepspeed(const LaunchRequest& r) {
       {"gradient_clipping", 1.0},
       {"bf16", {{"enabled", r.work.precision == Precision::bf16}}},
       {"optimizer", {{"type", "AdamW"}, {"params", {{"lr", 3e-4}, {"weight_decay", 0.1}}}}},
-      {"zero_optimization", {{"stage", plan.zero_stage()}, {"overlap_comm", plan.zero_stage() > 0}}}};
+      {"zero_optimization",
+       {{"stage", offloads ? plan.zero : plan.zero_stage()}, {"overlap_comm", plan.zero_stage() > 0}}}};
+  if (offloads) config["zero_optimization"]["offload_optimizer"] = {{"device", "cpu"}, {"pin_memory", true}};
   if (mesh.cp() > 1) config["sequence_parallel_size"] = mesh.cp();
   if (mesh.tp() > 1) config["tensor_parallel"] = {{"autotp_size", mesh.tp()}};
   if (r.is_recompute("full")) config["activation_checkpointing"] = {{"partition_activations", false}};

@@ -32,6 +32,10 @@ std::vector<OtherProgram> other_programs(const SearchRequest& request, const Est
   free.schedules.reset(), free.zero_stages.reset(), free.pipeline_zero_stages.reset();
   free.context_kinds.reset(), free.replicated_shards = true, free.interleaves_whole_groups = false;
   look("", free);
+  if (best.plan.offload == Offload::none)
+    if (std::optional<SearchRequest> with = offloading(request))
+      if (auto plan = best_within(*with, best.seconds / (1 + tie)))
+        found.push_back({"", own.as_of, {}, std::move(*plan)});
   for (const std::string& name : software_preset_names()) {
     const Software software = load_software(name);
     if (name != own.name && !software.is_this_trainer) look(name, software);

@@ -8,7 +8,7 @@ namespace echelon {
 Estimate price(const Plan& plan, const Machine& machine, const ExactMemory& exact_memory) {
   SearchRequest request;
   request.work = {{}, Precision::f32, machine, load_software("echelon"), exact_memory};
-  if (const auto refusal = unpriced(plan, request.work.software)) throw PlanRefusal(plan, *refusal);
+  if (const auto refusal = unpriced(plan, request.work)) throw PlanRefusal(plan, *refusal);
   request.pin_all(plan);
   request.gpus = plan.mesh.num_ranks();
   request.top = 1;

@@ -122,10 +122,16 @@ void each_shape(const SearchRequest& r, const Visit& visit) {
 std::vector<ShardingChoice> shardings_of(const SearchRequest& r, const Mesh& mesh) {
   const int ranks = mesh.dp_cp_size();
   const Plan& given = r.work.plan;
+  const Software& software = r.work.software;
   std::vector<ShardingChoice> list;
-  for (int zero : pinned_or(
-           r, "zero", given.zero,
-           ranks > 1 ? run_by<int>(zero_stages(r.work.software, mesh.pp()), {0, 1, 2, 3}) : std::vector{0})) {
+  std::vector<int> stages{0};
+  if (ranks > 1 || given.offload != Offload::none)
+    stages = run_by<int>(zero_stages(software, mesh.pp()), {0, 1, 2, 3});
+  if (given.offload != Offload::none) {
+    stages = run_by<int>(software.offload_zero_stages, std::move(stages));
+    if (!software.is_this_trainer) std::erase(stages, 0);  // shards lie on the host
+  }
+  for (int zero : pinned_or(r, "zero", given.zero, std::move(stages))) {
     std::set<int> replicas{1};
     // A group of shards inside a node.
     const int inside = std::max(1, r.work.machine.node() / mesh.tp());
@@ -275,6 +281,7 @@ class Search {
     Looked& looked = result_.looked.emplace_back();
     looked.mesh = plan.mesh;
     looked.context_kind = plan.context_kind;
+    looked.offload = plan.offload;
     looked.count = count;
     looked.all = all;
   }
@@ -394,6 +401,16 @@ class Search {
   }
 
   void leaf(const Group& g, Candidate candidate) {
+    const double room = r_.work.machine.host_memory_bytes;
+    if (plan_.offload != Offload::none && room > 0)
+      if (const double held = model_.host_bytes(plan_); held > room) {
+        const std::string why =
+            fmt::format("--offload {}: {} of the host's memory, which has {} for each device",
+                        name_of(plan_.offload), format_device_memory(held), format_device_memory(room));
+        reject("shape", 1, "host", [&] { return summary(plan_) + ": " + why; });
+        if (candidate.outcome != nullptr) *candidate.outcome = {Fate::shape, 0, why_index(why)};
+        return;
+      }
     const Outlook look = model_.outlook(plan_, usable_);
     if (look.bytes <= usable_) {
       ++result_.feasible;
@@ -681,7 +698,7 @@ struct Legality {
 Legality legality(const SearchRequest& r) {
   const Plan& given = r.work.plan;
   for (const auto& refusal :
-       {value_refusal(given, runner_of(r.work)), unpriced(given, r.work.software), schedule_refusal(given)})
+       {value_refusal(given, runner_of(r.work)), unpriced(given, r.work), schedule_refusal(given)})
     if (refusal) return {false, refusal};
   if (r.has("micro-batch") && given.micro_batch > given.global_batch)
     return {false, refused("micro-batch", {}, "must be from 1 to --global-batch {}", given.global_batch)};
@@ -771,11 +788,15 @@ Objective parse_objective(const std::string& text, const std::string& field) {
   refuse("{} {}: no such objective; legal: time, memory, gpus", field, text);
 }
 
-std::optional<Refusal> unpriced(const Plan& plan, const Software& software) {
+std::optional<Refusal> unpriced(const Plan& plan, const Workload& work) {
+  const Software& software = work.software;
   if (plan.vocabulary_parallel && !software.is_this_trainer)
     return refused("vocabulary-parallel", {{"vocabulary-parallel", "off"}},
                    "{} does not cut its output layer over the pipeline; --software echelon does",
                    software.name);
+  if (plan.offload != Offload::none)
+    if (const std::string why = no_host(work); !why.empty())
+      return refused("offload", {{"offload", "none"}}, "{}", why);
   if (!plan.schedule_text.empty())
     return refused("schedule", {}, "a schedule of one's own is not priced; legal: a name");
   for (const PlanField& field : plan_fields()) {
@@ -799,10 +820,49 @@ bool makes_possible(const Remedy& remedy, SearchRequest request) {
   return legality(request).is_possible;
 }
 
+// Of two searches that found nothing else in common: the second's plans, and what both looked at.
+static SearchResult joined(SearchResult first, SearchResult second) {
+  second.considered += first.considered;
+  second.feasible += first.feasible;
+  second.simulated += first.simulated;
+  second.seconds += first.seconds;
+  for (const auto& [reason, rejected] : first.rejected) {
+    Rejected& both = second.rejected[reason];
+    both.count += rejected.count;
+    both.examples.insert(both.examples.begin(), rejected.examples.begin(), rejected.examples.end());
+  }
+  if (second.plans.empty() && (!second.nearest || first.nearest->bytes < second.nearest->bytes))
+    second.nearest = std::move(first.nearest);
+  const auto before = static_cast<int>(first.whys.size());
+  first.whys.insert(first.whys.end(), second.whys.begin(), second.whys.end());
+  second.whys = std::move(first.whys);
+  for (Looked& looked : second.looked) {
+    if (looked.all.why >= 0) looked.all.why += before;
+    for (Outcome& one : looked.each)
+      if (one.why >= 0) one.why += before;
+  }
+  first.looked.insert(first.looked.end(), std::make_move_iterator(second.looked.begin()),
+                      std::make_move_iterator(second.looked.end()));
+  second.looked = std::move(first.looked);
+  return second;
+}
+
+std::optional<SearchRequest> offloading(const SearchRequest& request) {
+  if (request.has("offload") || !no_host(request.work).empty()) return {};
+  SearchRequest with = request;
+  with.pin("offload", name_of(Offload::optimizer), "offload");
+  if (!legality(with).is_possible) return {};
+  return with;
+}
+
 SearchResult search(const SearchRequest& request, double most_seconds) {
   check(request);
   StepModel model(request.work);
-  return Search(request, model, most_seconds).run();
+  SearchResult result = Search(request, model, most_seconds).run();
+  // Of plans that took too long nothing was found out.
+  if (!result.plans.empty() || !result.nearest || most_seconds < 1e300) return result;
+  const std::optional<SearchRequest> with = offloading(request);
+  return with ? joined(std::move(result), Search(*with, model, most_seconds).run()) : result;
 }
 
 std::optional<LeastGpus> least_gpus(SearchRequest request, double target_seconds) {

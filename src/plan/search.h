@@ -102,6 +102,7 @@ struct ShardingChoice {
 struct Looked {
   Mesh mesh;
   ContextKind context_kind{};
+  Offload offload = Offload::none;
   std::int64_t micro_batch = 0;                  // 0: any
   std::optional<PipelineRecompute> recompute{};  // no value: any
   std::int64_t count = 0;
@@ -126,13 +127,17 @@ struct SearchResult {
   std::vector<std::string> whys;
 };
 
-// What the plan has that is not priced, for this program.
-std::optional<Refusal> unpriced(const Plan& plan, const Software& software);
+// What the plan has that is not priced, for this program on this machine; of `work` no plan is read.
+std::optional<Refusal> unpriced(const Plan& plan, const Workload& work);
 
 // Whether with this instead some configuration has a legal shape: what a refusal suggests is tried beside
 // everything else that is given.
 bool makes_possible(const Remedy& remedy, SearchRequest request);
 
+// The same with --offload optimizer; no value where that is given, or cannot be.
+std::optional<SearchRequest> offloading(const SearchRequest& request);
+
+// Where no plan fits it looks again with --offload optimizer, if that is not given and can be.
 // Throws RequestError where no configuration could have these sizes, naming the flag; values that it calls
 // legal are those with which one can. Of plans that take longer than `most_seconds` nothing is found out.
 SearchResult search(const SearchRequest& request, double most_seconds = 1e300);

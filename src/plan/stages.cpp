@@ -243,7 +243,7 @@ LayerSeconds Stages::stage_seconds(const Plan& c, const LayerPrices& p,
 // What happens along dp once a step leaves stages as they are.
 bool Stages::same_passes(const Plan& a, const Plan& b) const {
   const auto sharing = [&](const Plan& c) {
-    return state_.adds_to_passes(c) ? std::pair{c.zero, c.hsdp} : std::pair{0, 1};
+    return state_.adds_to_passes(c) ? std::tuple{c.zero, c.hsdp, c.offload} : std::tuple{0, 1, Offload::none};
   };
   return a.mesh == b.mesh && a.micro_batch == b.micro_batch && a.schedule == b.schedule &&
          a.chunks == b.chunks && a.vocabulary_parallel == b.vocabulary_parallel &&

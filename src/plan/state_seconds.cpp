@@ -48,7 +48,17 @@ StateSeconds::Exchange StateSeconds::exchange(const Plan& c, const ShareCounts& 
   return sum;
 }
 
+double StateSeconds::over_link(double bytes) const {
+  return bytes / (work_.machine.host_bandwidth * work_.machine.host_efficiency);
+}
+
+double StateSeconds::in_host_memory(double bytes) const {
+  return bytes / (work_.machine.host_memory_bandwidth * work_.machine.host_memory_efficiency);
+}
+
 bool StateSeconds::adds_to_passes(const Plan& c) const {
+  const OffloadedBytes off = offloaded_bytes(work_, c);
+  if (off.value > 0 || off.gradient > 0) return true;
   return c.mesh.dp_cp_size() > 1 && ((gathers_each_microbatch(work_.software, c) && c.shards() > 1) ||
                                      gradient_sums(work_.software, c).each_microbatch);
 }
@@ -57,8 +67,17 @@ double StateSeconds::unit_adds(const Plan& c, const ShareCounts& counts, double 
                                double backward) const {
   const Software& s = work_.software;
   const auto [sum, values] = exchange(c, counts, 1);
-  const double reduce = gradient_sums(work_.software, c).each_microbatch ? sum : 0,
-               gather = gathers_each_microbatch(s, c) ? values : 0, again = s.reshards ? gather : 0;
+  // What lies on the host comes up before it is gathered, and goes down as it is summed: there it is added to
+  // what came of the microbatches before.
+  const OffloadedBytes off = offloaded_bytes(work_, c);
+  double up = 0, down = 0;
+  if (const double own = own_elements(c, counts); off.value > 0 || off.gradient > 0) {
+    up = over_link(own * comes_up(off));
+    down = over_link(own * off.gradient);
+    if (num_microbatches(c) > 1 && off.gradient > 0) down += in_host_memory(own * 3 * off.gradient);
+  }
+  const double reduce = (gradient_sums(work_.software, c).each_microbatch ? sum : 0) + down,
+               gather = gathers_each_microbatch(s, c) ? values + up : 0, again = s.reshards ? gather : 0;
   double alone = 0, beside_forward = 0, beside_backward = 0;
   (s.overlaps_parameters ? beside_forward : alone) += gather;
   (s.overlaps_parameters ? beside_backward : alone) += again;
@@ -89,17 +108,41 @@ double StateSeconds::exposed(const Plan& c, const ShareCounts& counts, double la
   return left(each, window, s.overlaps_gradients) + (real(sums.groups) * stages - 1) * hidden + gathered;
 }
 
-double StateSeconds::optimizer(const Plan& c, const ShareCounts& counts) const {
-  const double ranks = static_cast<double>(c.mesh.dp_cp_size()) / c.hsdp;
-  const double shards = c.zero > 0 ? ranks : 1;
-  const double routed_shards = c.zero > 0 ? std::max(1.0, ranks * c.mesh.tp() / c.mesh.expert_ranks()) : 1;
-  const double elements = counts.common / shards + counts.routed / routed_shards;
+double StateSeconds::device_update(const Plan& c, const ShareCounts& counts) const {
+  const double elements = own_elements(c, counts);
   // The norm reads gradients; the step reads gradients and state, and writes state and values.
   const Software& s = work_.software;
+  if (c.offload != Offload::none && s.updates_on_host)
+    return ops_.memory_pass(elements * (bytes_.gradient - offloaded_bytes(work_, c).gradient));
   const double bytes = elements * (2 * bytes_.gradient + 2 * bytes_.optimizer + bytes_.value);
   const double cast =
       ops_.operand_bytes() < 2 && s.narrow_parameters ? elements * (2 + ops_.operand_bytes()) : 0;
   return ops_.memory_pass(bytes * s.optimizer_passes) + ops_.elementwise(cast);
+}
+
+// Brought to the device state comes, is used and goes in pieces, both ways at once: what takes longer than
+// the update sticks out. On the host gradients come first, the update reads and writes what it keeps, and
+// values go.
+double StateSeconds::host(const Plan& c, const ShareCounts& counts) const {
+  if (c.offload == Offload::none) return 0;
+  const OffloadedBytes off = offloaded_bytes(work_, c);
+  const double elements = own_elements(c, counts);
+  if (!work_.software.updates_on_host)
+    return std::max(0.0, over_link(elements * off.optimizer) - device_update(c, counts));
+  return over_link(elements * (update_down(off) + update_up(off))) +
+         in_host_memory(elements * (bytes_.gradient + 2 * off.optimizer + bytes_.value));
+}
+
+double StateSeconds::host_bytes(const Plan& c, const ShareCounts& counts, double microbatches) const {
+  if (c.offload == Offload::none) return 0;
+  const OffloadedBytes off = offloaded_bytes(work_, c);
+  const double once = work_.software.updates_on_host ? update_down(off) + update_up(off) : 2 * off.optimizer;
+  const double passes = off.gradient + (work_.software.reshards ? 2 : 1) * comes_up(off);
+  return own_elements(c, counts) * (once + microbatches * passes);
+}
+
+double StateSeconds::optimizer(const Plan& c, const ShareCounts& counts) const {
+  return device_update(c, counts) + host(c, counts);
 }
 
 double StateSeconds::bytes(const Plan& c, const ShareCounts& counts, double microbatches) const {

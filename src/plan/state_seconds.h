@@ -2,6 +2,8 @@
 // reductions and gathers along dp, and the optimizer.
 #pragma once
 
+#include <algorithm>
+
 #include "plan/footprint.h"
 #include "plan/op_seconds.h"
 #include "plan/workload.h"
@@ -30,12 +32,28 @@ class StateSeconds {
   // hidden beside them; not of what is in the passes, see above.
   double exposed(const Plan& c, const ShareCounts& counts, double layers, double forward,
                  double backward) const;
+  // With what the host and the link to it take.
   double optimizer(const Plan& c, const ShareCounts& counts) const;
+  // That part of it.
+  double host(const Plan& c, const ShareCounts& counts) const;
+  // That a rank sends and gets over the link to its host in a step, whose stages each see so many
+  // microbatches.
+  double host_bytes(const Plan& c, const ShareCounts& counts, double microbatches) const;
   // That a rank sends in a step, whose stages each see so many microbatches.
   double bytes(const Plan& c, const ShareCounts& counts, double microbatches) const;
 
  private:
   bool reduces_whole(const Plan& c) const;
+  double over_link(double bytes) const;
+  double in_host_memory(double bytes) const;
+  // Of each own element that a pass gathers from the host: FSDP's is the copy in 32 bits, of which the device
+  // makes the values.
+  static double comes_up(const OffloadedBytes& off) { return off.value > 0 ? std::max(4.0, off.value) : 0; }
+  // Of each own element of the optimizer's update on the host: what goes down before it and comes up after
+  // it.
+  double update_down(const OffloadedBytes& off) const { return bytes_.gradient - off.gradient; }
+  double update_up(const OffloadedBytes& off) const { return bytes_.value - off.value; }
+  double device_update(const Plan& c, const ShareCounts& counts) const;
   double in_calls(Verb verb, double bytes, double calls, std::int64_t size, std::int64_t stride) const;
 
   const Workload& work_;

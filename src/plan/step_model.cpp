@@ -76,6 +76,14 @@ std::vector<double> StepModel::rank_bytes(const Plan& c) {
   return bytes;
 }
 
+double StepModel::host_bytes(const Plan& c) {
+  const OffloadedBytes off = offloaded_bytes(work_, c);
+  double most = 0;
+  for (const ShareCounts& counts : stages_.shape(c).counts)
+    most = std::max(most, own_elements(c, counts) * (off.value + off.gradient + off.optimizer));
+  return most;
+}
+
 double StepModel::least_bytes(const Plan& c) {
   const StageShape& s = stages_.shape(c);
   double most = 0;
@@ -315,6 +323,16 @@ Estimate StepModel::estimate_seconds(const Plan& c) {
     parts.pp_bubble = 0;
   }
   e.traffic = most_traffic(c);
+  if (c.offload != Offload::none) {
+    e.host_bytes = host_bytes(c);
+    e.host_seconds = stages_.state().host(c, s.counts[last]);
+    for (std::size_t r = 0; r < s.ranks.size(); ++r) {
+      double passes = 0;
+      for (const StageUse& use : s.facts->uses[r])
+        passes += use.share * real(e.microbatches) / real(static_cast<std::int64_t>(s.facts->uses[r].size()));
+      e.host_traffic = std::max(e.host_traffic, stages_.state().host_bytes(c, s.counts[r], passes));
+    }
+  }
   e.seconds = to_twelve_digits(whole_step(c, latest));
   parts.other = e.seconds - latest;
 

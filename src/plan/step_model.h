@@ -41,6 +41,9 @@ struct Estimate {
   std::vector<MemoryTerm> memory_terms;
   std::vector<std::int64_t> layers;  // of each stage
   AxisBytes traffic;
+  // With offloading: what a rank keeps on its host, what goes over the link to it in a step, both ways, of
+  // the rank with most; and the seconds of the optimizer's part that host and link take.
+  double host_bytes = 0, host_traffic = 0, host_seconds = 0;
   SimulationCosts costs;  // of its schedule
 };
 
@@ -79,6 +82,8 @@ class StepModel {
   // but through a split of layers by cost, which follows. No value where some rank has none.
   std::optional<PipelineRecompute> fitting_recompute(Plan c, const std::vector<Recompute>& kinds,
                                                      const std::vector<double>& most_bytes);
+  // What the rank with most keeps on its host.
+  double host_bytes(const Plan& c);
   // Of each pipeline rank, as outlook() counts them.
   std::vector<double> rank_bytes(const Plan& c);
   // The rank with most without what comes and goes in a pass: of this trainer, whose passes hold other values

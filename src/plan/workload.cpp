@@ -60,6 +60,8 @@ std::vector<std::string> not_run(const Workload& work, const Plan& plan) {
   if (plan.mesh.dp_cp_size() > 1 && lacks(zero_stages(software, plan.mesh.pp()), plan.zero))
     missing.push_back(fmt::format("ZeRO {}{}", plan.zero,
                                   lacks(software.zero_stages, plan.zero) ? "" : " beside a pipeline"));
+  if (plan.offload != Offload::none && lacks(software.offload_zero_stages, plan.zero))
+    missing.push_back(fmt::format("offload beside ZeRO {}", plan.zero));
   if (plan.hsdp > 1 && !software.replicated_shards)
     missing.push_back(fmt::format("shards in {} replicas", plan.hsdp));
   if (plan.mesh.cp() > 1 && lacks(software.context_kinds, std::string(name_of(plan.context_kind))))
@@ -72,6 +74,18 @@ std::vector<std::string> not_run(const Workload& work, const Plan& plan) {
   if (software.recompute && std::none_of(software.recompute->begin(), software.recompute->end(), runs))
     missing.push_back("recompute " + recompute_name(plan.recompute));
   return missing;
+}
+
+std::string no_host(const Workload& work) {
+  const Software& s = work.software;
+  const Machine& m = work.machine;
+  if (!s.offloads) return fmt::format("{} keeps nothing on the host (offloads, in its file)", s.name);
+  if (m.host_bandwidth <= 0)
+    return fmt::format("how fast {} reaches its host is not known (host_bandwidth, in its file)", m.name);
+  if (s.updates_on_host && m.host_memory_bandwidth <= 0)
+    return fmt::format(
+        "how fast the memory of the host of {} is is not known (host_memory_bandwidth, in its file)", m.name);
+  return {};
 }
 
 std::string summary(const Plan& plan) {
@@ -87,6 +101,7 @@ std::string summary(const Plan& plan) {
   if (plan.zero > 0)
     text += fmt::format(", ZeRO {}", plan.zero) +
             (plan.hsdp > 1 ? fmt::format(" in {} replicas", plan.hsdp) : "");
+  if (plan.offload != Offload::none) text += fmt::format(", offload {}", name_of(plan.offload));
   if (!(plan.recompute == Recompute::none))
     text += fmt::format(", recompute {}", recompute_name(plan.recompute));
   return text;

@@ -55,6 +55,9 @@ std::string rest_of_groups(const Software& software, const Plan& plan);
 // program had it.
 std::vector<std::string> not_run(const Workload& work, const Plan& plan);
 
+// Why the program keeps nothing on the machine's hosts; empty where it can.
+std::string no_host(const Workload& work);
+
 // "dp 4 tp 8 pp 2, 1f1b, micro-batch 1, ZeRO 1, recompute selective"
 std::string summary(const Plan& plan);
 

@@ -36,6 +36,11 @@ const std::vector<Field<Machine>>& machine_fields() {
       {"launch_seconds", &Machine::launch_seconds},
       {"collective_seconds", &Machine::collective_seconds},
       {"small_group_loss", &Machine::small_group_loss},
+      {"host_bandwidth", &Machine::host_bandwidth},
+      {"host_efficiency", &Machine::host_efficiency, 1e-3, 1},
+      {"host_memory_bytes", &Machine::host_memory_bytes},
+      {"host_memory_bandwidth", &Machine::host_memory_bandwidth},
+      {"host_memory_efficiency", &Machine::host_memory_efficiency, 1e-3, 1},
   };
   return fields;
 }

@@ -56,6 +56,14 @@ struct Machine {
   double collective_seconds = 0;  // of starting a collective
   double small_group_loss = 0;    // of n ranks in a node: bytes cost 1 + this / (n - 1)
 
+  // What one device has of its host: its link's bytes/s in each direction, and its part of the host's memory.
+  // 0: not known, and nothing is kept there.
+  double host_bandwidth = 0;
+  double host_efficiency = 0.8;  // that copies from and to pinned memory reach
+  double host_memory_bytes = 0;
+  double host_memory_bandwidth = 0;
+  double host_memory_efficiency = 0.5;  // that the optimizer reaches on the host's cores
+
   std::vector<Tier> tiers;  // from the innermost out
   Provenance provenance;    // the tiers' key is "tier"
 

@@ -124,8 +124,9 @@ std::vector<PlanField> all_fields() {
         "R of largest elements, or factors of rank R after W plain steps",
         both, 0, 0, "none"},
        {"offload", choice<&Plan::offload>(),
-        "What to keep in a file mapped into memory, or of a device in the host's memory", train, 0, 0,
-        "none"},
+        "What to keep in a file mapped into memory, or of a device in the host's memory (plan, by default: "
+        "nothing, but where no plan fits)",
+        pinned},
        {"offload-dir", at<&Plan::offload_directory>,
         "Directory of that file (default: the system's temporary directory)"}});
   add("Sequence and context parallelism",

@@ -117,6 +117,13 @@ Verdict of_equal_shares(const Plan& plan) {
                  "the {} sequences of a data-parallel rank do not divide into microbatches of so many", share);
 }
 
+// What other programs keep on the host are shards of it.
+Verdict of_offloaded_shards(const Plan& plan) {
+  if (plan.offload == Offload::none || plan.zero > 0) return {};
+  return refused("offload", {{"zero", "1"}, {"zero", "3"}, {"offload", "none"}},
+                 "what lies on the host are shards of ZeRO, and --zero is 0");
+}
+
 Verdict of_layers(const Plan& plan) {
   const ModelSpec& m = plan.model;
   if (plan.layers_per_stage.empty()) {
@@ -574,7 +581,8 @@ std::optional<Refusal> shape_refusal(const Plan& plan, Runner runner) {
   Verdict verdict = first_of(plan, of_tensor_parallel, of_data_parallel, of_layers, of_context_parallel,
                              of_recomputing_ranks);
   if (!verdict) verdict = of_expert_groups(plan, runner);
-  if (!verdict && runner == Runner::any_program) verdict = of_equal_shares(plan);
+  if (!verdict && runner == Runner::any_program)
+    verdict = first_of(plan, of_equal_shares, of_offloaded_shards);
   if (verdict || runner == Runner::any_program) return verdict;
   return first_of(plan, of_tuning, of_compression, of_optimizer, of_vocabulary, of_prediction, of_balancing,
                   of_balance_scope, of_numerics);

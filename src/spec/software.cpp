@@ -25,6 +25,7 @@ const std::vector<Field<Software>>& software_fields() {
       {"pipelines_reduce_once", &Software::pipelines_reduce_once},
       {"reduces_each_group", &Software::reduces_each_group},
       {"interleaves_whole_groups", &Software::interleaves_whole_groups},
+      {"updates_on_host", &Software::updates_on_host},
       {"fused_attention", &Software::fused_attention},
       {"older_attention", &Software::older_attention},
       {"dropout", &Software::dropout},
@@ -85,6 +86,8 @@ const std::vector<Field<Software>>& software_fields() {
   return fields;
 }
 
+constexpr const char* offloaded_states[] = {"moments", "masters", "gradients", "parameters"};
+
 void check_stages(const char* key, const std::optional<std::vector<int>>& stages) {
   if (!stages) return;
   for (int stage : *stages)
@@ -114,6 +117,7 @@ void validate(const Software& s) {
     refuse("software: as_of = {} is not legal: give a year and a month, as 2025-11", s.as_of);
   check_stages("zero_stages", s.zero_stages);
   check_stages("pipeline_zero_stages", s.pipeline_zero_stages);
+  check_stages("offload_zero_stages", s.offload_zero_stages);
   for (const std::string& kind : s.context_kinds.value_or(std::vector<std::string>{}))
     (void)parse_choice<ContextKind>(kind, "software: context_kinds =");
   for (const std::string& precision : s.precisions.value_or(std::vector<std::string>{}))
@@ -124,6 +128,14 @@ void validate(const Software& s) {
     (void)parse_recompute(kind, "software: recompute =");
   if (s.recompute && s.recompute->empty())
     refuse("software: recompute = []: give at least one; legal: none, selective, full, or a list of ops");
+  for (const std::string& what : s.offloads.value_or(std::vector<std::string>{}))
+    if (std::find(std::begin(offloaded_states), std::end(offloaded_states), what) ==
+        std::end(offloaded_states))
+      refuse("software: offloads = {}: no such state{}; legal: {}", what,
+             did_you_mean(what, {std::begin(offloaded_states), std::end(offloaded_states)}),
+             fmt::join(offloaded_states, ", "));
+  if (s.offloads && s.offloads->empty())
+    refuse("software: offloads = []: leave it out, or give of {}", fmt::join(offloaded_states, ", "));
   in_order("low, high", s.low, s.high);
   in_order("nodes_low, nodes_high", s.nodes_low, s.nodes_high);
   in_order("experts_low, experts_high", s.experts_low, s.experts_high);
@@ -151,6 +163,8 @@ Software software_from_toml(const std::string& text, const std::string& where) {
   read_list<std::string>(table, "context_kinds", where, s.context_kinds, seen);
   read_list<std::string>(table, "precisions", where, s.precisions, seen);
   read_list<std::string>(table, "recompute", where, s.recompute, seen);
+  read_list<std::string>(table, "offloads", where, s.offloads, seen);
+  read_list<std::int64_t>(table, "offload_zero_stages", where, s.offload_zero_stages, seen);
   read_list<std::string>(table, "measured_on", where, s.measured_on, seen);
   read_list<std::int64_t>(table, "measured_gpus", where, s.measured_gpus, seen);
   read_list<std::int64_t>(table, "measured_parameters", where, s.measured_parameters, seen);
@@ -168,7 +182,8 @@ std::string to_toml(const Software& s) {
   text += list_text("schedules", s.schedules) + list_text("zero_stages", s.zero_stages) +
           list_text("pipeline_zero_stages", s.pipeline_zero_stages) +
           list_text("context_kinds", s.context_kinds) + list_text("precisions", s.precisions) +
-          list_text("recompute", s.recompute) + list_text("measured_on", s.measured_on) +
+          list_text("recompute", s.recompute) + list_text("offloads", s.offloads) +
+          list_text("offload_zero_stages", s.offload_zero_stages) + list_text("measured_on", s.measured_on) +
           list_text("measured_gpus", s.measured_gpus) +
           list_text("measured_parameters", s.measured_parameters) +
           list_text("measured_seq_len", s.measured_seq_len) + provenance_text(s.provenance);

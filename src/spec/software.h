@@ -28,6 +28,13 @@ struct Software {
   // What it makes again, the same on all pipeline ranks (names of --recompute); not given: any op, and on
   // each rank others.
   std::optional<std::vector<std::string>> recompute;
+  // What of a parameter's state --offload optimizer keeps in the host's memory: "moments", "masters" (the
+  // copy in 32 bits), "gradients" (between microbatches, where a rank keeps its shard alone), "parameters"
+  // (those that ZeRO 3 gathers). Not given: it keeps nothing there.
+  std::optional<std::vector<std::string>> offloads;
+  std::optional<std::vector<int>> offload_zero_stages;  // beside which it does; not given: all from 1 on
+  // The optimizer runs where its state is; else the state is brought to the device, and back.
+  bool updates_on_host = false;
   // When ZeRO 2 and 3 sum gradients over the ranks: behind each microbatch, and keep shards of the sum; or
   // all at once behind the last microbatch, until which whole gradients are kept (gradient_sums() in
   // plan/configuration.h).

@@ -1,0 +1,202 @@
+// Plans whose optimizer's state lies on the host: what the devices hold less, what the link and the host
+// take, and when the search looks for them.
+#include <gtest/gtest.h>
+
+#include "plan/explain.h"
+#include "plan/search.h"
+#include "refusals.h"
+#include "workloads.h"
+
+namespace echelon::host_offload_test {
+namespace {
+
+using checks::expect_refusal;
+
+SearchRequest request(const char* model, int gpus, const char* software, std::int64_t batch = 64) {
+  SearchRequest r;
+  r.work = checks::workload_of(load_model(model), 4096, batch, Precision::bf16, load_machine("h100"),
+                               load_software(software));
+  r.gpus = gpus;
+  r.top = 1;
+  return r;
+}
+
+Plan plain(int zero, const Workload& work, int dp = 8) {
+  Plan plan = work.plan;
+  plan.mesh.set(Axis::dp, dp);
+  plan.zero = zero;
+  plan.micro_batch = 1;
+  plan.recompute = Recompute::full;
+  return plan;
+}
+
+Plan offloaded(Plan plan) {
+  plan.offload = Offload::optimizer;
+  return plan;
+}
+
+struct Kept {
+  const char* software;
+  int zero;
+  double bytes;  // of each own parameter
+};
+
+// Of Megatron-Core f32 values and two moments; of DeepSpeed gradients of 2 bytes too, and of FSDP the
+// parameters.
+TEST(HostOffload, DevicesHoldLessByWhatIsOnTheHost) {
+  for (const Kept& kept : std::initializer_list<Kept>{{"current", 1, 12},
+                                                      {"deepspeed", 1, 12},
+                                                      {"deepspeed", 2, 14},
+                                                      {"deepspeed", 3, 14},
+                                                      {"fsdp", 2, 16},
+                                                      {"fsdp", 3, 18},
+                                                      {"torchtitan", 3, 18}}) {
+    SCOPED_TRACE(fmt::format("{} ZeRO {}", kept.software, kept.zero));
+    const SearchRequest r = request("llama-2-7b", 8, kept.software);
+    StepModel model(r.work);
+    const Plan plan = plain(kept.zero, r.work);
+    const Estimate here = model.estimate(plan), there = model.estimate(offloaded(plan));
+    const auto parameters = static_cast<double>(num_parameters(plan.model));
+    EXPECT_NEAR(there.host_bytes, kept.bytes * parameters / 8, 1e-9 * there.host_bytes);
+    EXPECT_NEAR(static_cast<double>(here.memory.total() - there.memory.total()), there.host_bytes, 8);
+    EXPECT_EQ(there.memory[MemoryCategory::optimizer], 0);
+    EXPECT_GT(there.seconds, here.seconds);
+    double counted = 0;
+    for (const MemoryTerm& term : there.memory_terms) counted += term.total();
+    EXPECT_NEAR(counted, static_cast<double>(there.memory.total()), 8);
+  }
+}
+
+// By hand, of Megatron-Core on H100s: gradients of 4 bytes go down and values of 2 come up at 0.8 of 64 GB/s;
+// the update reads 4 + 12 and writes 12 + 2 bytes at half of 76.8 GB/s.
+TEST(HostOffload, LinkAndHostTakeTheirTime) {
+  const SearchRequest r = request("llama-2-7b", 8, "current");
+  StepModel model(r.work);
+  const Plan plan = plain(1, r.work);
+  const Estimate here = model.estimate(plan), there = model.estimate(offloaded(plan));
+  const double own = static_cast<double>(num_parameters(plan.model)) / 8;
+  const double by_hand = own * (4 + 2) / (0.8 * 64e9) + own * (4 + 12 + 12 + 2) / (0.5 * 76.8e9);
+  EXPECT_NEAR(there.host_seconds, by_hand, 1e-9 * by_hand);
+  EXPECT_NEAR(there.host_traffic, own * 6, 1);
+  // The device's own update is no longer there.
+  EXPECT_GT(there.parts.optimizer, by_hand);
+  EXPECT_LT(there.parts.optimizer, by_hand + here.parts.optimizer);
+  EXPECT_NEAR(there.seconds - here.seconds, there.parts.optimizer - here.parts.optimizer, 1e-9);
+  // The more microbatches, the smaller its part.
+  SearchRequest large = request("llama-2-7b", 8, "current", 1024);
+  StepModel larger(large.work);
+  const Plan many = plain(1, large.work);
+  EXPECT_NEAR(larger.estimate(offloaded(many)).host_seconds, by_hand, 1e-9 * by_hand);
+}
+
+// Of DeepSpeed's stage 2 each microbatch sends its gradients down, beside its backward pass; of FSDP
+// parameters come up twice as well, in 32 bits.
+TEST(HostOffload, PassesSendWhatTheyMake) {
+  for (const Kept& kept : std::initializer_list<Kept>{{"deepspeed", 2, 2}, {"fsdp", 3, 4 + 2 * 4}}) {
+    const SearchRequest r = request("llama-2-7b", 8, kept.software, 32);
+    StepModel model(r.work);
+    const Estimate e = model.estimate(offloaded(plain(kept.zero, r.work)));
+    const double own = static_cast<double>(num_parameters(e.plan.model)) / 8;
+    const double values = kept.zero == 3 ? 0 : 2;  // that come up once, behind the update
+    EXPECT_NEAR(e.host_traffic, own * (4 * kept.bytes + values), 1e-9 * e.host_traffic) << kept.software;
+    // On a slow link they stick out of the passes.
+    Workload slow = r.work;
+    slow.machine.host_bandwidth /= 100;
+    const Estimate later = StepModel(slow).estimate(e.plan);
+    EXPECT_GT(later.parts.dp_exposed, e.parts.dp_exposed + 1) << kept.software;
+  }
+}
+
+// This trainer brings its moments to the device, 8 bytes there and 8 back at once: of that sticks out what
+// takes longer than the update.
+TEST(HostOffload, OfThisTrainerTheUpdateHidesTheLink) {
+  SearchRequest r = request("llama-2-7b", 8, "echelon");
+  r.work.exact_memory = [](const Plan&, const PipelineLayout&, const Coordinates&) { return Memory(); };
+  StepModel model(r.work);
+  const Plan plan = plain(1, r.work);
+  const Estimate here = model.estimate(plan), there = model.estimate(offloaded(plan));
+  const double link = 8 * static_cast<double>(num_parameters(plan.model)) / 8 / (0.8 * 64e9);
+  EXPECT_NEAR(there.parts.optimizer, std::max(link, here.parts.optimizer), 1e-9);
+  EXPECT_NEAR(there.host_seconds, there.parts.optimizer - here.parts.optimizer, 1e-9);
+  r.work.machine.host_bandwidth = 1e15;
+  EXPECT_EQ(StepModel(r.work).estimate(offloaded(plan)).host_seconds, 0);
+}
+
+// Ren et al. 2021: 13 billion parameters on one device of 32 GB, where without it 1.4 billion are the most.
+TEST(HostOffload, ThirteenBillionOnOneDevice) {
+  SearchRequest r = request("llama-2-13b", 1, "deepspeed", 8);
+  r.work.plan.seq_len = 1024;
+  r.work.machine.memory_bytes = 34.4e9;  // 32 GiB
+  r.work.machine.reserved_bytes = 1e9;
+  r.work.machine.host_memory_bytes = 1.5e12;
+  const SearchResult found = search(r);
+  ASSERT_EQ(found.plans.size(), 1u);
+  EXPECT_EQ(found.plans[0].plan.offload, Offload::optimizer);
+  EXPECT_NE(plans_table(found, r.work).find("looked at again with --offload optimizer"), std::string::npos);
+  r.pin("offload", std::string("none"), "offload");
+  EXPECT_TRUE(search(r).plans.empty());
+}
+
+// Only where nothing fits without it; what was looked at both times is told.
+TEST(HostOffload, IsLookedForWhereNothingFits) {
+  SearchRequest r = request("llama-3-70b", 8, "current");
+  r.remembers = true;
+  const SearchResult found = search(r);
+  ASSERT_FALSE(found.plans.empty());
+  EXPECT_EQ(found.plans[0].plan.offload, Offload::optimizer);
+  EXPECT_FALSE(found.nearest);
+  std::int64_t told = 0;
+  for (const Looked& looked : found.looked) {
+    told += looked.count;
+    for (const Outcome& one : looked.each) ASSERT_LT(one.why, static_cast<int>(found.whys.size()));
+  }
+  EXPECT_EQ(told, found.considered);
+  SearchRequest given = r, without = r;
+  given.pin("offload", std::string("optimizer"), "offload");
+  without.pin("offload", std::string("none"), "offload");
+  const SearchResult with = search(given), none = search(without);
+  EXPECT_EQ(summary(with.plans.at(0).plan), summary(found.plans[0].plan));
+  EXPECT_TRUE(none.plans.empty());
+  EXPECT_EQ(found.considered, with.considered + none.considered);
+  for (const Estimate& e : search(request("llama-3-8b", 8, "current")).plans)
+    EXPECT_EQ(e.plan.offload, Offload::none);
+  // It says so, counts it, and a plan file has it.
+  EXPECT_NE(explain_winner(found, r.work).find("kept on the host for each GPU: "), std::string::npos);
+  EXPECT_NE(plan_file(found.plans[0], r.work).find("offload = 'optimizer'"), std::string::npos);
+  EXPECT_NE(plans_json(found, r.work).find("\"traffic_bytes\""), std::string::npos);
+  // A host with too little room does not take it.
+  r.work.machine.host_memory_bytes = 20e9;
+  const SearchResult full = search(r);
+  EXPECT_TRUE(full.plans.empty());
+  const std::vector<std::string>& why = full.rejected.at("shape").examples;
+  EXPECT_TRUE(std::any_of(why.begin(), why.end(), [](const std::string& one) {
+    return one.find("of the host's memory, which has 20.0 GB for each device") != std::string::npos;
+  }));
+}
+
+TEST(HostOffload, RefusesWhatNoProgramDoes) {
+  const auto refused = [](SearchRequest r, const char* zero, const std::vector<std::string>& words) {
+    r.pin("offload", std::string("optimizer"), "offload");
+    if (*zero != 0) r.pin("zero", std::string(zero), "zero");
+    expect_refusal([&] { search(r); }, words);
+  };
+  refused(request("llama-2-7b", 8, "nanotron"), "",
+          {"--offload optimizer", "nanotron keeps nothing on the host"});
+  refused(request("llama-2-7b", 8, "current"), "0", {"--offload optimizer", "shards of ZeRO", "--zero 1"});
+  SearchRequest unknown = request("llama-2-7b", 8, "current");
+  unknown.work.machine.host_bandwidth = 0;
+  refused(unknown, "", {"--offload optimizer", "h100", "host_bandwidth"});
+  unknown = request("llama-2-7b", 8, "current");
+  unknown.work.machine.host_memory_bandwidth = 0;
+  refused(unknown, "", {"--offload optimizer", "host_memory_bandwidth"});
+  // What it runs beside another stage is said.
+  SearchRequest third = request("llama-2-7b", 8, "current");
+  third.pin("offload", std::string("optimizer"), "offload");
+  third.pin("zero", std::string("3"), "zero");
+  EXPECT_NE(priced_beyond(search(third), third.work).find("offload beside ZeRO 3"), std::string::npos);
+  expect_refusal([] { software_from_toml("offloads = [\"momenta\"]\n", "mine.toml"); },
+                 {"momenta", "moments"});
+}
+
+}  // namespace
+}  // namespace echelon::host_offload_test
