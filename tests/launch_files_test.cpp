@@ -161,6 +161,25 @@ TEST(LaunchFiles, NanotronsAndDeepSpeeds) {
   EXPECT_EQ(config["bf16"]["enabled"], true);
 }
 
+// Of every program the best plans, not the first alone: what its file says that it runs is what it is started
+// with.
+TEST(LaunchFiles, WhatIsProposedCanBeStarted) {
+  for (const auto& [software, program] : {std::pair{"current", "megatron-core"},
+                                          {"current", "megatron-bridge"},
+                                          {"torchtitan", "torchtitan"},
+                                          {"nanotron", "nanotron"},
+                                          {"deepspeed", "deepspeed"}})
+    for (const int gpus : {8, 24, 64}) {
+      SearchRequest r = request_of(std::string_view(program) == "nanotron" ? "llama-2-7b" : "llama-3-8b",
+                                   gpus, 192, software, {});
+      r.top = 40;
+      const SearchResult found = search(r);
+      EXPECT_GE(found.plans.size(), 10u) << program;
+      for (const Estimate& e : found.plans)
+        EXPECT_NO_THROW(launch_files(program, e, r.work)) << summary(e.plan);
+    }
+}
+
 TEST(LaunchFiles, OptimizersOnTheHost) {
   const Pins pins{{"tp", "1"}, {"pp", "1"}, {"cp", "1"}, {"micro-batch", "1"}, {"offload", "optimizer"}};
   const auto with = [&](const char* zero) {

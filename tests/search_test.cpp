@@ -541,6 +541,7 @@ TEST(Search, SaysWhatElseAProgramDoesNotRun) {
     EXPECT_EQ(e.plan.mesh.cp(), 1);
     EXPECT_EQ(e.plan.hsdp, 1);
     EXPECT_FALSE(e.plan.mesh.pp() > 1 && e.plan.zero > 1);
+    EXPECT_FALSE(e.plan.mesh.tp() > 1 && e.plan.zero > 2);
   }
   for (const auto& [field, value] : {std::pair{"pp", 2}, {"cp", 2}, {"dp", 8}, {"hsdp", 2}, {"zero", 3}})
     r.pin(field, value);
@@ -548,7 +549,16 @@ TEST(Search, SaysWhatElseAProgramDoesNotRun) {
   ASSERT_FALSE(asked.plans.empty());
   EXPECT_EQ(not_run(r.work, asked.plans.front().plan),
             (std::vector<std::string>{"ZeRO 3 beside a pipeline", "shards in 2 replicas",
-                                      "context parallelism (ring)", "fp8"}));
+                                      "context parallelism (ring)", "context parallelism beside a pipeline",
+                                      "fp8"}));
+  // Of one that has no tensor parallelism none is looked at, but what is asked for.
+  SearchRequest whole = request("llama-3-8b", 32, 32);
+  whole.work.software = load_software("fsdp");
+  whole.top = 10000;
+  for (const Estimate& e : search(whole).plans) EXPECT_EQ(e.plan.mesh.tp(), 1);
+  whole.pin("tp", 2);
+  EXPECT_EQ(not_run(whole.work, search(whole).plans.at(0).plan),
+            (std::vector<std::string>{"tensor parallelism"}));
 }
 
 // What it says of others is what a search for them finds.

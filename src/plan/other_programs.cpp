@@ -30,7 +30,9 @@ std::vector<OtherProgram> other_programs(const SearchRequest& request, const Est
   };
   Software free = own;
   free.schedules.reset(), free.zero_stages.reset(), free.pipeline_zero_stages.reset();
-  free.context_kinds.reset(), free.replicated_shards = true, free.interleaves_whole_groups = false;
+  free.tensor_zero_stages.reset(), free.context_kinds.reset();
+  free.replicated_shards = free.context_beside_pipelines = free.tensor_parallel = true;
+  free.interleaves_whole_groups = false;
   look("", free);
   if (best.plan.offload == Offload::none)
     if (std::optional<SearchRequest> with = offloading(request))

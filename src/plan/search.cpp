@@ -88,11 +88,15 @@ void each_shape(const SearchRequest& r, const Visit& visit) {
   Plan plan = given;
   Mesh& mesh = plan.mesh;
   plan.sequence_parallel |= !r.has("sp");
+  const Software& software = r.work.software;
+  const std::vector<int> tps = software.tensor_parallel ? axis : std::vector{1};
+  const bool any_cp = software.context_beside_pipelines || (r.has("pp") && r.has("cp"));
   for (int pp : pinned_or(r, "pp", pinned.pp(), axis))
-    for (int tp : pinned_or(r, "tp", pinned.tp(), axis))
+    for (int tp : pinned_or(r, "tp", pinned.tp(), tps))
       for (int cp : pinned_or(r, "cp", pinned.cp(), axis)) {
         const std::int64_t inner = std::int64_t{pp} * tp * cp;
         if (inner > r.gpus || r.gpus % inner != 0) continue;
+        if (pp > 1 && cp > 1 && !any_cp) continue;
         mesh.set(Axis::pp, pp);
         mesh.set(Axis::tp, tp);
         mesh.set(Axis::cp, cp);
@@ -125,8 +129,10 @@ std::vector<ShardingChoice> shardings_of(const SearchRequest& r, const Mesh& mes
   const Software& software = r.work.software;
   std::vector<ShardingChoice> list;
   std::vector<int> stages{0};
-  if (ranks > 1 || given.offload != Offload::none)
-    stages = run_by<int>(zero_stages(software, mesh.pp()), {0, 1, 2, 3});
+  if (ranks > 1 || given.offload != Offload::none) {
+    stages = {0, 1, 2, 3};
+    std::erase_if(stages, [&](int zero) { return !runs_zero(software, zero, mesh); });
+  }
   if (given.offload != Offload::none) {
     stages = run_by<int>(software.offload_zero_stages, std::move(stages));
     if (!software.is_this_trainer) std::erase(stages, 0);  // shards lie on the host

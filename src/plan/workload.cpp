@@ -32,8 +32,14 @@ GradientSums gradient_sums(const Software& s, const Plan& plan) {
   return {false, microbatches == 1};
 }
 
-const std::optional<std::vector<int>>& zero_stages(const Software& software, int pp) {
-  return pp > 1 && software.pipeline_zero_stages ? software.pipeline_zero_stages : software.zero_stages;
+template <class T>
+static bool lacks(const std::optional<std::vector<T>>& list, const T& entry) {
+  return list && std::find(list->begin(), list->end(), entry) == list->end();
+}
+
+bool runs_zero(const Software& s, int zero, const Mesh& mesh) {
+  return !(lacks(mesh.pp() > 1 && s.pipeline_zero_stages ? s.pipeline_zero_stages : s.zero_stages, zero) ||
+           (mesh.tp() > 1 && lacks(s.tensor_zero_stages, zero)));
 }
 
 bool gathers_each_microbatch(const Software& s, const Plan& plan) {
@@ -50,22 +56,27 @@ std::string rest_of_groups(const Software& software, const Plan& plan) {
 
 std::vector<std::string> not_run(const Workload& work, const Plan& plan) {
   const Software& software = work.software;
-  const auto lacks = [](const auto& list, const auto& entry) {
-    return list && std::find(list->begin(), list->end(), entry) == list->end();
-  };
   std::vector<std::string> missing;
   if (plan.mesh.pp() > 1 && lacks(software.schedules, plan.schedule))
     missing.push_back("schedule " + plan.schedule);
   if (std::string rest = rest_of_groups(software, plan); !rest.empty()) missing.push_back(std::move(rest));
-  if (plan.mesh.dp_cp_size() > 1 && lacks(zero_stages(software, plan.mesh.pp()), plan.zero))
+  if (plan.mesh.tp() > 1 && !software.tensor_parallel) missing.push_back("tensor parallelism");
+  if (plan.mesh.dp_cp_size() > 1 && !runs_zero(software, plan.zero, plan.mesh)) {
+    Mesh alone = plan.mesh;
+    alone.set(Axis::tp, 1);
     missing.push_back(fmt::format("ZeRO {}{}", plan.zero,
-                                  lacks(software.zero_stages, plan.zero) ? "" : " beside a pipeline"));
+                                  lacks(software.zero_stages, plan.zero)  ? ""
+                                  : runs_zero(software, plan.zero, alone) ? " beside tensor parallelism"
+                                                                          : " beside a pipeline"));
+  }
   if (plan.offload != Offload::none && lacks(software.offload_zero_stages, plan.zero))
     missing.push_back(fmt::format("offload beside ZeRO {}", plan.zero));
   if (plan.hsdp > 1 && !software.replicated_shards)
     missing.push_back(fmt::format("shards in {} replicas", plan.hsdp));
   if (plan.mesh.cp() > 1 && lacks(software.context_kinds, std::string(name_of(plan.context_kind))))
     missing.push_back(fmt::format("context parallelism ({})", name_of(plan.context_kind)));
+  if (plan.mesh.cp() > 1 && plan.mesh.pp() > 1 && !software.context_beside_pipelines)
+    missing.push_back("context parallelism beside a pipeline");
   if (lacks(software.precisions, std::string(precision_name(work.precision))))
     missing.push_back(precision_name(work.precision));
   const auto runs = [&](const std::string& name) {

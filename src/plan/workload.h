@@ -41,8 +41,8 @@ struct GradientSums {
 };
 GradientSums gradient_sums(const Software& software, const Plan& plan);
 
-// The stages of ZeRO that it runs on a mesh of so many pipeline ranks; no value: all.
-const std::optional<std::vector<int>>& zero_stages(const Software& software, int pp);
+// Whether it runs this stage of ZeRO beside the mesh's pipeline and tensor parallelism.
+bool runs_zero(const Software& software, int zero, const Mesh& mesh);
 
 // Whether ZeRO 3 gathers parameters for each microbatch's passes; else once a step, and they stay whole.
 bool gathers_each_microbatch(const Software& software, const Plan& plan);

@@ -21,6 +21,8 @@ const std::vector<Field<Software>>& software_fields() {
   static const std::vector<Field<Software>> fields{
       {"is_this_trainer", &Software::is_this_trainer},
       {"replicated_shards", &Software::replicated_shards},
+      {"context_beside_pipelines", &Software::context_beside_pipelines},
+      {"tensor_parallel", &Software::tensor_parallel},
       {"reduces_each_microbatch", &Software::reduces_each_microbatch},
       {"pipelines_reduce_once", &Software::pipelines_reduce_once},
       {"reduces_each_group", &Software::reduces_each_group},
@@ -117,6 +119,7 @@ void validate(const Software& s) {
     refuse("software: as_of = {} is not legal: give a year and a month, as 2025-11", s.as_of);
   check_stages("zero_stages", s.zero_stages);
   check_stages("pipeline_zero_stages", s.pipeline_zero_stages);
+  check_stages("tensor_zero_stages", s.tensor_zero_stages);
   check_stages("offload_zero_stages", s.offload_zero_stages);
   for (const std::string& kind : s.context_kinds.value_or(std::vector<std::string>{}))
     (void)parse_choice<ContextKind>(kind, "software: context_kinds =");
@@ -160,6 +163,7 @@ Software software_from_toml(const std::string& text, const std::string& where) {
   read_list<std::string>(table, "schedules", where, s.schedules, seen);
   read_list<std::int64_t>(table, "zero_stages", where, s.zero_stages, seen);
   read_list<std::int64_t>(table, "pipeline_zero_stages", where, s.pipeline_zero_stages, seen);
+  read_list<std::int64_t>(table, "tensor_zero_stages", where, s.tensor_zero_stages, seen);
   read_list<std::string>(table, "context_kinds", where, s.context_kinds, seen);
   read_list<std::string>(table, "precisions", where, s.precisions, seen);
   read_list<std::string>(table, "recompute", where, s.recompute, seen);
@@ -181,6 +185,7 @@ std::string to_toml(const Software& s) {
   text += write_fields(s, software_fields());
   text += list_text("schedules", s.schedules) + list_text("zero_stages", s.zero_stages) +
           list_text("pipeline_zero_stages", s.pipeline_zero_stages) +
+          list_text("tensor_zero_stages", s.tensor_zero_stages) +
           list_text("context_kinds", s.context_kinds) + list_text("precisions", s.precisions) +
           list_text("recompute", s.recompute) + list_text("offloads", s.offloads) +
           list_text("offload_zero_stages", s.offload_zero_stages) + list_text("measured_on", s.measured_on) +

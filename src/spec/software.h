@@ -22,8 +22,11 @@ struct Software {
   std::optional<std::vector<std::string>> schedules;  // of pipelines
   std::optional<std::vector<int>> zero_stages;
   std::optional<std::vector<int>> pipeline_zero_stages;   // those beside a pipeline; not given: the same
+  std::optional<std::vector<int>> tensor_zero_stages;     // and those beside tensor parallelism
   bool replicated_shards = true;                          // several groups of shards, the same in each (HSDP)
   std::optional<std::vector<std::string>> context_kinds;  // of context parallelism
+  bool context_beside_pipelines = true;                   // these and a pipeline together
+  bool tensor_parallel = true;
   std::optional<std::vector<std::string>> precisions;     // of products
   // What it makes again, the same on all pipeline ranks (names of --recompute); not given: any op, and on
   // each rank others.
