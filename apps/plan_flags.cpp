@@ -12,6 +12,7 @@
 #include "apps/plan_field_flags.h"
 #include "base/error.h"
 #include "base/open_file.h"
+#include "base/real.h"
 #include "plan/launch.h"
 
 namespace echelon {
@@ -48,6 +49,10 @@ void PlanSearchFlags::add_to(CLI::App& app) {
       ->type_name("f32|bf16|fp8|fp4")
       ->capture_default_str();
   add_number(app, "--nodes-of", nodes_of_, "Devices in a node");
+  add_number(app, "--expert-imbalance", imbalance_,
+             "Load of the busiest rank of experts over the mean (1), of routers that do not balance");
+  text("--expert-load", expert_load_, "Or a file with the load of each expert, of which that follows",
+       "FILE");
   add_number(app, "--memory-margin", margin_, "Fraction of the memory to leave free");
   app.add_option("--objective", objective_, "What to minimise; gpus: the fewest that reach --target-time")
       ->type_name("time|memory|gpus")
@@ -172,6 +177,12 @@ SearchRequest PlanSearchFlags::request() const {
     for (const char* flag : {"--restart-time", "--save-time", "--write-time", "--spares"})
       needs.push_back({flag, mtbf_hours_.has_value(), "without --mtbf-hours", {advice("--mtbf-hours", "X")}});
     needs.push_back({"--repair-hours", spares_.has_value(), "without --spares", {advice("--spares", "N")}});
+    needs.push_back({"--expert-imbalance", expert_load_.empty(), "with --expert-load", {}});
+    for (const char* flag : {"--expert-imbalance", "--expert-load"})
+      needs.push_back({flag,
+                       plan.model.experts != Experts::none,
+                       fmt::format("with {}, which has no experts", plan.model.name),
+                       {}});
     refuse_idle(*app_, needs);
   } catch (const PlanRefusal& refusal) {
     std::vector<Remedy> legal = refusal.remedies();
@@ -181,12 +192,28 @@ SearchRequest PlanSearchFlags::request() const {
   if (!launch_for.empty() && std::find(launched_programs().begin(), launched_programs().end(), launch_for) ==
                                  launched_programs().end())
     refuse("--launch-for {}: no such program; legal: {}", launch_for, fmt::join(launched_programs(), ", "));
+  read_expert_load(r.work);
   r.top = top_;
   r.memory_margin = margin_;
   if (objective_ != "gpus") r.objective = parse_objective(objective_, "--objective");
   if (objective_ == "gpus" && !(target_seconds > 0))
     refuse("--objective gpus: reaches a time that --target-time must give, in seconds above 0");
   return r;
+}
+
+void PlanSearchFlags::read_expert_load(Workload& work) const {
+  const char* const flag = imbalance_ ? "--expert-imbalance" : "--expert-load";
+  if (!imbalance_ && expert_load_.empty()) return;
+  const ModelSpec& m = work.plan.model;
+  if (work.software.is_this_trainer)
+    refuse("{}: what this trainer holds is counted for even loads alone; legal: another --software", flag);
+  if (imbalance_ && !(*imbalance_ >= 1 && *imbalance_ <= real(m.num_experts)))
+    refuse("--expert-imbalance {}: must be from 1 to the {} experts of {}", *imbalance_, m.num_experts,
+           m.name);
+  work.expert_load.imbalance = imbalance_.value_or(1);
+  if (!imbalance_)
+    work.expert_load.shares = read_expert_shares(read_text(expert_load_, "--expert-load"), m.num_experts,
+                                                 "--expert-load " + expert_load_);
 }
 
 std::optional<RunRequest> PlanSearchFlags::life() const {

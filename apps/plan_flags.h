@@ -35,7 +35,11 @@ struct PlanSearchFlags {
   CLI::App* app_ = nullptr;
   std::string plan_file_, machine_ = "h100", software_ = "current", dtype_ = "bf16", objective_ = "time";
   std::map<std::string, std::string> values_;  // of the plan's fields, as they stand on the line
+  void read_expert_load(Workload& work) const;
+
   std::optional<int> gpus_, nodes_of_;
+  std::optional<double> imbalance_;
+  std::string expert_load_;
   int top_ = 10;
   double margin_ = 0;
   std::optional<double> tokens_, price_, mtbf_hours_, restart_, save_, write_, repair_hours_;

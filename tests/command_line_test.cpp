@@ -1419,12 +1419,14 @@ TEST_F(IdleFlags, OfThePlannersVerbs) {  // long
       {{"--save-time", "1", "--tokens", "1e9"}, "without --mtbf-hours"},
       {{"--write-time", "1", "--tokens", "1e9"}, "without --mtbf-hours"},
       {{"--spares", "1", "--tokens", "1e9"}, "without --mtbf-hours"},
-      {{"--repair-hours", "1", "--tokens", "1e9", "--mtbf-hours", "1000"}, "without --spares"}};
+      {{"--repair-hours", "1", "--tokens", "1e9", "--mtbf-hours", "1000"}, "without --spares"},
+      {{"--expert-imbalance", "2", "--expert-load", "x", "--model", "mixtral-8x7b"}, "with --expert-load"},
+      {{"--expert-load", "x", "--model", "llama-3-8b"}, "with llama-3-8b, which has no experts"}};
   expect_refused({"plan"}, planning);
   expect_known({"plan"}, planning,
                {"--plan", "--model", "--machine", "--software", "--nodes-of", "--dp", "--tp", "--pp", "--cp",
-                "--ep", "--etp", "--hsdp", "--recompute", "--compress", "--micro-batch", "--precision",
-                "--memory-margin", "--sweep", "--tokens", "--colour"});
+                "--ep", "--etp", "--hsdp", "--offload", "--recompute", "--compress", "--micro-batch",
+                "--precision", "--memory-margin", "--sweep", "--tokens", "--colour"});
   const std::vector<Line> simulating{
       {{"--chunks", "2"}, "with --schedule 1f1b"},
       {{"--group-size", "2"}, "with --schedule 1f1b"},

@@ -245,6 +245,13 @@ std::string explain_winner(const SearchResult& result, const Workload& work) {
                  interval.distance == Distance::measured
                      ? fmt::format("as far as {} was off {}", work.software.name, interval.why)
                      : fmt::format("{}; {}", work.software.name, interval.why));
+  if (const double busiest = busiest_rank(work.expert_load, e.plan.mesh); busiest > 1) {
+    fmt::format_to(out, "experts: all wait for the rank with {:.2f} of the mean load", busiest);
+    if (!work.expert_load.shares.empty())
+      fmt::format_to(out, "; placed by their load, so many on each of {} ranks, it would have {:.2f}",
+                     e.plan.mesh.ep, busiest_rank_placed(work.expert_load.shares, e.plan.mesh.ep));
+    text += "\n";
+  }
   fmt::format_to(out, "layers of each stage: {}\n", fmt::join(e.layers, " "));
   fmt::format_to(out, "memory of each pipeline rank, of {}:\n",
                  format_device_memory(work.machine.memory_bytes - work.machine.reserved_bytes));

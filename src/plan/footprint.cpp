@@ -118,7 +118,7 @@ SavedBytes saved_bytes(const Workload& work, const Plan& c, const Recompute& rec
   const double dense = attention + before_mlp + mlp(tokens, real(m.mlp_hidden) / tp);
   double experts = 0;
   const double here = c.shards_sequence() ? tokens / tp : tokens;
-  const double copies = here * real(m.experts_per_token);
+  const double copies = busiest_rank(work.expert_load, c.mesh) * here * real(m.experts_per_token);
   if (m.experts != Experts::none)
     experts = attention + before_mlp +
               copies * real(m.hidden) * (operand + (s.keeps_expert_outputs ? width : 0)) +

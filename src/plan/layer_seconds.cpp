@@ -394,21 +394,22 @@ class Pricer {
     leave();
   }
 
-  // Routed tokens are spread evenly. With ep groups each rank has E/ep experts; it sends its tokens' copies
-  // and gets as many; with etp they are gathered over it.
+  // With ep groups each rank has E/ep experts; it sends its tokens' copies and gets as many, where routed
+  // tokens are spread evenly; with etp they are gathered over it. Where they are not, all wait for the rank
+  // that gets most.
   void experts() {
-    const double copies = here_ * real(m_.experts_per_token);
+    const double skew = busiest_rank(w_.expert_load, mesh_);
+    const double copies = skew * here_ * real(m_.experts_per_token);
     product(here_, real(m_.hidden), real(m_.num_experts));
     const double local = real(m_.num_experts) / mesh_.ep;
-    const double group =
-        here_ * real(m_.experts_per_token) * mesh_.expert_cut();  // tokens that this rank computes
+    const double group = copies * mesh_.expert_cut();  // tokens that this rank computes
     const double bytes = copies * real(m_.hidden) * width_;
     // Copies are sorted by expert, and weighted and added up again.
     const double sorting = w_.software.expert_passes * ops_.memory_pass(4 * bytes);
     t_.forward.compute += sorting;
     t_.backward_input.compute += sorting;
     const auto travel = [&](PassSeconds& pass) {
-      if (mesh_.ep > 1) t_.expert_bytes += (mesh_.ep - 1.0) / mesh_.ep * bytes;
+      if (mesh_.ep > 1) t_.expert_bytes += (mesh_.ep - 1.0) / mesh_.ep * bytes / skew;  // each sends its own
       if (mesh_.ep > 1)
         pass.expert += (1 - w_.software.expert_overlap) *
                        ops_.collective(Verb::all_to_all, bytes, mesh_.ep, expert_stride());
@@ -437,7 +438,8 @@ class Pricer {
   }
   // Added to what both products make; their gradients are column sums, and the weights' have a part of each.
   void expert_biases() {
-    const double group = here_ * real(m_.experts_per_token) * mesh_.expert_cut();
+    const double group =
+        busiest_rank(w_.expert_load, mesh_) * here_ * real(m_.experts_per_token) * mesh_.expert_cut();
     const double bytes =
         group * (2 * real(m_.expert_hidden) + real(m_.hidden)) / mesh_.expert_cut() * width_;
     passes(2 * bytes, 2 * bytes);

@@ -5,6 +5,7 @@
 #include <string>
 #include <vector>
 
+#include "plan/expert_skew.h"
 #include "plan/memory.h"
 #include "spec/machine.h"
 #include "spec/plan.h"
@@ -19,6 +20,7 @@ struct Workload {
   Machine machine;
   Software software;
   ExactMemory exact_memory = {};  // where the software is this repository's trainer
+  ExpertSkew expert_load = {};
 };
 
 Runner runner_of(const Workload& work);

@@ -1,0 +1,127 @@
+// Plans for routers that do not balance: all ranks of an expert group wait for the one that gets most.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <numeric>
+#include <random>
+
+#include "plan/explain.h"
+#include "plan/search.h"
+#include "refusals.h"
+#include "workloads.h"
+
+namespace echelon::skewed_experts_test {
+namespace {
+
+using checks::expect_refusal;
+
+Mesh over(int ep) {
+  Mesh mesh;
+  mesh.set(Axis::dp, ep);
+  mesh.ep = ep;
+  return mesh;
+}
+
+Workload mixtral(ExpertSkew load = {}) {
+  Workload work = checks::workload_of(load_model("mixtral-8x7b"), 4096, 256, Precision::bf16,
+                                      load_machine("h100"), load_software("current"));
+  work.expert_load = std::move(load);
+  return work;
+}
+
+Plan on(int ep, const Workload& work) {
+  Plan plan = work.plan;
+  plan.mesh.set(Axis::dp, 64);
+  plan.mesh.ep = ep;
+  plan.zero = 1;
+  plan.micro_batch = 1;
+  return plan;
+}
+
+TEST(SkewedExperts, TheBusiestRankFollowsFromWhereExpertsAre) {
+  const ExpertSkew load{1, {4, 4, 1, 1, 1, 1, 2, 2}};  // two a rank of four: 8, 2, 2, 4
+  EXPECT_DOUBLE_EQ(busiest_rank(load, over(4)), 2);
+  EXPECT_DOUBLE_EQ(busiest_rank(load, over(2)), 1.25);
+  EXPECT_DOUBLE_EQ(busiest_rank(load, over(8)), 2);
+  EXPECT_DOUBLE_EQ(busiest_rank(load, over(1)), 1);
+  EXPECT_DOUBLE_EQ(busiest_rank_placed(load.shares, 4), 1.25);  // 4 + 1, 4 + 1, 2 + 1, 2 + 1
+  EXPECT_DOUBLE_EQ(busiest_rank_placed(load.shares, 8), 2);     // one expert is as large
+  EXPECT_DOUBLE_EQ(busiest_rank({1.5, {}}, over(8)), 1.5);
+  EXPECT_DOUBLE_EQ(busiest_rank({6, {}}, over(4)), 4);  // which has all
+  EXPECT_DOUBLE_EQ(busiest_rank({1.5, {}}, over(1)), 1);
+}
+
+// Of two experts on each rank no placement is better.
+TEST(SkewedExperts, PairsArePlacedAsWellAsCanBe) {
+  std::mt19937 draw(1);
+  std::exponential_distribution<double> share;
+  for (int n = 0; n < 50; ++n) {
+    std::vector<double> shares(6);
+    for (double& one : shares) one = share(draw);
+    std::vector<std::size_t> order(6);
+    std::iota(order.begin(), order.end(), 0);
+    double best = 1e300;
+    do {
+      std::vector<double> placed;
+      for (std::size_t i : order) placed.push_back(shares[i]);
+      best = std::min(best, busiest_rank({1, placed}, over(3)));
+    } while (std::next_permutation(order.begin(), order.end()));
+    EXPECT_NEAR(busiest_rank_placed(shares, 3), best, 1e-12);
+  }
+}
+
+TEST(SkewedExperts, ABusyRankHoldsAllOthersUp) {
+  const Workload even = mixtral(), flat = mixtral({1, std::vector<double>(8, 3.0)}), twice = mixtral({2, {}}),
+                 thrice = mixtral({3, {}});
+  const auto priced = [](const Workload& work, int ep) { return StepModel(work).estimate(on(ep, work)); };
+  EXPECT_EQ(priced(even, 8).seconds, priced(flat, 8).seconds);
+  // One rank that holds all experts computes all its tokens, whoever they go to.
+  EXPECT_EQ(priced(even, 1).seconds, priced(thrice, 1).seconds);
+  EXPECT_EQ(priced(even, 1).memory.total(), priced(thrice, 1).memory.total());
+  const Estimate one = priced(even, 8), two = priced(twice, 8), three = priced(thrice, 8);
+  EXPECT_GT(two.parts.ep_exposed, 1.8 * one.parts.ep_exposed);
+  EXPECT_LT(two.parts.ep_exposed, 2 * one.parts.ep_exposed);
+  EXPECT_GT(two.parts.compute, one.parts.compute);
+  EXPECT_GT(three.parts.compute - two.parts.compute, 0.8 * (two.parts.compute - one.parts.compute));
+  EXPECT_NEAR(one.traffic.ep, two.traffic.ep, 1);  // each rank still sends its own tokens
+  // By hand: of each further copy its operand, and what the activation reads and leaves, in each of 32
+  // layers; at work is most in the output layer.
+  const double copies = 4096 * 2, kept = copies * (4096 * 2 + 14336 * (2 * 2 + 2));
+  const double more = static_cast<double>(two.memory.total() - one.memory.total());
+  const double fragments = 1 + even.software.fragmentation;
+  EXPECT_NEAR(more, fragments * 32 * kept, 1e-6 * more);
+}
+
+// The search weighs it: what a busy rank costs makes groups smaller.
+TEST(SkewedExperts, TheSearchTakesItIntoAccount) {
+  SearchRequest r;
+  r.work = mixtral();
+  r.gpus = 64;
+  r.top = 1;
+  const SearchResult even = search(r);
+  r.work.expert_load.shares = {20, 1, 1, 1, 1, 1, 1, 1};
+  const SearchResult skewed = search(r);
+  ASSERT_FALSE(even.plans.empty() || skewed.plans.empty());
+  EXPECT_GT(even.plans[0].plan.mesh.ep, skewed.plans[0].plan.mesh.ep);
+  EXPECT_GT(skewed.plans[0].seconds, even.plans[0].seconds);
+  r.pin("ep", 8);
+  const SearchResult pinned = search(r);
+  ASSERT_FALSE(pinned.plans.empty());
+  EXPECT_GE(pinned.plans[0].seconds, skewed.plans[0].seconds);
+  EXPECT_NE(explain_winner(pinned, r.work)
+                .find("the rank with 5.93 of the mean load; placed by their load, so many on "
+                      "each of 8 ranks, it would have 5.93"),
+            std::string::npos);
+}
+
+TEST(SkewedExperts, RefusesOtherLists) {
+  EXPECT_EQ(read_expert_shares("1, 2\n3 0\n", 4, "x"), (std::vector<double>{1, 2, 3, 0}));
+  expect_refusal([] { read_expert_shares("1 2 3", 4, "--expert-load f"); },
+                 {"--expert-load f", "3 numbers", "4 experts"});
+  expect_refusal([] { read_expert_shares("1 2 3 -4", 4, "--expert-load f"); }, {"-4", "at least 0"});
+  expect_refusal([] { read_expert_shares("1 2 3 x", 4, "--expert-load f"); }, {"--expert-load f", "x"});
+  expect_refusal([] { read_expert_shares("0 0 0 0", 4, "--expert-load f"); }, {"no expert has any load"});
+}
+
+}  // namespace
+}  // namespace echelon::skewed_experts_test
