@@ -1424,9 +1424,10 @@ TEST_F(IdleFlags, OfThePlannersVerbs) {  // long
       {{"--expert-load", "x", "--model", "llama-3-8b"}, "with llama-3-8b, which has no experts"}};
   expect_refused({"plan"}, planning);
   expect_known({"plan"}, planning,
-               {"--plan", "--model", "--machine", "--software", "--nodes-of", "--dp", "--tp", "--pp", "--cp",
-                "--ep", "--etp", "--hsdp", "--offload", "--recompute", "--compress", "--micro-batch",
-                "--precision", "--memory-margin", "--sweep", "--tokens", "--colour"});
+               {"--plan",    "--model",     "--machine",  "--software",    "--nodes-of",  "--dp",
+                "--tp",      "--pp",        "--cp",       "--ep",          "--etp",       "--hsdp",
+                "--offload", "--recompute", "--compress", "--micro-batch", "--precision", "--memory-margin",
+                "--sweep",   "--tokens",    "--colour"});
   const std::vector<Line> simulating{
       {{"--chunks", "2"}, "with --schedule 1f1b"},
       {{"--group-size", "2"}, "with --schedule 1f1b"},

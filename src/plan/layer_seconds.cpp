@@ -13,8 +13,10 @@ namespace {
 // Prices a block op by op. Each adds its forward pass and both halves of its backward pass.
 class Pricer {
  public:
-  Pricer(const Workload& work, const Plan& c, const Recompute& recompute, const OpSeconds& ops)
-      : w_(work),
+  Pricer(const Workload& work, const Plan& c, const Recompute& recompute, const OpSeconds& ops,
+         const ModelPrograms& programs)
+      : programs_(programs),
+        w_(work),
         c_(c),
         mesh_(c.mesh),
         recompute_(recompute),
@@ -59,9 +61,7 @@ class Pricer {
     } else if (recompute_.everything())  // programs run the last product as well
       for (std::size_t op = 0; op < program.ops.size(); ++op) make_again(static_cast<int>(op));
     else
-      for (const OpSequence& sequence : block_passes(program, recompute_).again)
-        if (!is_cheap(program, sequence))
-          for (int op : sequence.ops) make_again(op);
+      for (int op : programs_.again(program, recompute_)) make_again(op);
     const double forward_tensor = t_.forward.tensor, shown = show_what_nothing_hides();
     if (forward_tensor > 0) again.tensor += shown * again.tensor / forward_tensor;
     hosted(again, program.find(OpKind::experts_in) != nullptr);
@@ -461,6 +461,7 @@ class Pricer {
     if (recompute_.everything()) t_.backward_input.compute += std::max(0.0, launch - again.total());
   }
 
+  const ModelPrograms& programs_;
   const Workload& w_;
   const Plan& c_;
   const Mesh& mesh_;
@@ -517,13 +518,22 @@ ModelPrograms::ModelPrograms(const ModelSpec& m)
       head(head_program(m)),
       norm(final_norm_program(m)) {}
 
+const std::vector<int>& ModelPrograms::again(const BlockProgram& program, const Recompute& recompute) const {
+  const auto [found, is_new] = again_.try_emplace({&program, recompute_name(recompute)});
+  if (is_new)
+    for (const OpSequence& sequence : block_passes(program, recompute).again)
+      if (!is_cheap(program, sequence))
+        found->second.insert(found->second.end(), sequence.ops.begin(), sequence.ops.end());
+  return found->second;
+}
+
 ModelSeconds model_seconds(const Workload& work, const Plan& c, const Recompute& recompute,
                            const OpSeconds& ops, const ModelPrograms& programs) {
-  Pricer pricer(work, c, recompute, ops);
+  Pricer pricer(work, c, recompute, ops, programs);
   // Embedding and output matrix stay in 16 bits.
   const bool narrow = work.precision == Precision::fp8 || work.precision == Precision::fp4;
   const OpSeconds wide_ops(work.machine, work.software, narrow ? Precision::bf16 : work.precision);
-  Pricer wide(work, c, recompute, wide_ops);
+  Pricer wide(work, c, recompute, wide_ops, programs);
   ModelSeconds seconds;
   const ModelSpec& m = c.model;
   if (m.num_expert_layers() < m.num_layers) seconds.dense = pricer.layer(programs.first);

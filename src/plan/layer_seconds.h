@@ -2,6 +2,11 @@
 // pass over memory, every collective by the links that it crosses.
 #pragma once
 
+#include <map>
+#include <string>
+#include <utility>
+#include <vector>
+
 #include "plan/op_seconds.h"
 #include "plan/workload.h"
 #include "spec/block.h"
@@ -33,10 +38,22 @@ struct ModelSeconds {
   LayerSeconds norm, part;
 };
 
-// Of a model. To list the parameters of hundreds of experts takes longer than to price them.
-struct ModelPrograms {
+// Of a model. To list the parameters of hundreds of experts, and what is made again, takes longer than to
+// price them.
+class ModelPrograms {
+ public:
   explicit ModelPrograms(const ModelSpec& model);
-  BlockProgram first, last, embedding, head, norm;  // layers: the first one dense where there are two kinds
+  ModelPrograms(const ModelPrograms&) = delete;
+  ModelPrograms& operator=(const ModelPrograms&) = delete;
+
+  // Of layers the first and the last; the first is a dense one where there are two kinds.
+  const BlockProgram first, last, embedding, head, norm;
+  // Of one of these the ops that a recomputation runs again, as often as they stand here, without those that
+  // take no time worth counting.
+  const std::vector<int>& again(const BlockProgram& program, const Recompute& recompute) const;
+
+ private:
+  mutable std::map<std::pair<const BlockProgram*, std::string>, std::vector<int>> again_;
 };
 
 // Recomputation counts as part of backward_input. Under sequence parallelism the backward pass gathers a

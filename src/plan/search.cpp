@@ -409,7 +409,7 @@ class Search {
   void leaf(const Group& g, Candidate candidate) {
     const double room = r_.work.machine.host_memory_bytes;
     if (plan_.offload != Offload::none && room > 0)
-      if (const double held = model_.host_bytes(plan_); held > room) {
+      if (const double held = model_.kept_on_host(plan_); held > room) {
         const std::string why =
             fmt::format("--offload {}: {} of the host's memory, which has {} for each device",
                         name_of(plan_.offload), format_device_memory(held), format_device_memory(room));

@@ -133,7 +133,7 @@ double StateSeconds::host(const Plan& c, const ShareCounts& counts) const {
          in_host_memory(elements * (bytes_.gradient + 2 * off.optimizer + bytes_.value));
 }
 
-double StateSeconds::host_bytes(const Plan& c, const ShareCounts& counts, double microbatches) const {
+double StateSeconds::host_traffic(const Plan& c, const ShareCounts& counts, double microbatches) const {
   if (c.offload == Offload::none) return 0;
   const OffloadedBytes off = offloaded_bytes(work_, c);
   const double once = work_.software.updates_on_host ? update_down(off) + update_up(off) : 2 * off.optimizer;

@@ -38,7 +38,7 @@ class StateSeconds {
   double host(const Plan& c, const ShareCounts& counts) const;
   // That a rank sends and gets over the link to its host in a step, whose stages each see so many
   // microbatches.
-  double host_bytes(const Plan& c, const ShareCounts& counts, double microbatches) const;
+  double host_traffic(const Plan& c, const ShareCounts& counts, double microbatches) const;
   // That a rank sends in a step, whose stages each see so many microbatches.
   double bytes(const Plan& c, const ShareCounts& counts, double microbatches) const;
 

@@ -76,7 +76,7 @@ std::vector<double> StepModel::rank_bytes(const Plan& c) {
   return bytes;
 }
 
-double StepModel::host_bytes(const Plan& c) {
+double StepModel::kept_on_host(const Plan& c) {
   const OffloadedBytes off = offloaded_bytes(work_, c);
   double most = 0;
   for (const ShareCounts& counts : stages_.shape(c).counts)
@@ -324,13 +324,13 @@ Estimate StepModel::estimate_seconds(const Plan& c) {
   }
   e.traffic = most_traffic(c);
   if (c.offload != Offload::none) {
-    e.host_bytes = host_bytes(c);
+    e.host_bytes = kept_on_host(c);
     e.host_seconds = stages_.state().host(c, s.counts[last]);
     for (std::size_t r = 0; r < s.ranks.size(); ++r) {
       double passes = 0;
       for (const StageUse& use : s.facts->uses[r])
         passes += use.share * real(e.microbatches) / real(static_cast<std::int64_t>(s.facts->uses[r].size()));
-      e.host_traffic = std::max(e.host_traffic, stages_.state().host_bytes(c, s.counts[r], passes));
+      e.host_traffic = std::max(e.host_traffic, stages_.state().host_traffic(c, s.counts[r], passes));
     }
   }
   e.seconds = to_twelve_digits(whole_step(c, latest));

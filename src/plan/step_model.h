@@ -83,7 +83,7 @@ class StepModel {
   std::optional<PipelineRecompute> fitting_recompute(Plan c, const std::vector<Recompute>& kinds,
                                                      const std::vector<double>& most_bytes);
   // What the rank with most keeps on its host.
-  double host_bytes(const Plan& c);
+  double kept_on_host(const Plan& c);
   // Of each pipeline rank, as outlook() counts them.
   std::vector<double> rank_bytes(const Plan& c);
   // The rank with most without what comes and goes in a pass: of this trainer, whose passes hold other values
