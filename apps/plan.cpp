@@ -51,13 +51,18 @@ void write_launch(const std::string& directory, const std::vector<LaunchFile>& f
 // Its head faint and its first row strong; below it, what was priced though the program does not run it.
 std::string shown_table(const Colours& colours, int columns, const SearchResult& result,
                         const Workload& work) {
-  std::string table = plans_table(result, work), beyond = priced_beyond(result, work), text;
+  std::string table = plans_table(result, work, columns), beyond = priced_beyond(result, work), text;
   table.resize(table.size() - beyond.size());
-  if (!result.plans.empty())
-    for (const Tint tint : {Tint::faint, Tint::strong}) {
-      const std::size_t end = table.find('\n') + 1;
-      text += colours(tint, fitted(table.substr(0, end), columns));
-      table.erase(0, end);
+  const auto move_line = [&](Tint tint) {
+    const std::size_t end = table.find('\n') + 1;
+    text += colours(tint, fitted(table.substr(0, end), columns));
+    table.erase(0, end);
+  };
+  const bool is_below = table.find("\n  plan\n") != std::string::npos;  // the numbers
+  for (const Tint tint : {Tint::faint, Tint::strong})
+    if (!result.plans.empty()) {
+      move_line(tint);
+      if (is_below) move_line(tint);
     }
   return text + fitted(table, columns) + colours(Tint::caution, fitted(beyond, columns));
 }

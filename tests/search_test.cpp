@@ -7,6 +7,8 @@
 #include <cmath>
 #include <map>
 #include <set>
+#include <sstream>
+#include <string>
 
 #include "base/error.h"
 #include "case_choice.h"
@@ -250,6 +252,17 @@ TEST(Search, PlansWithinOneHundredthShareARank) {
       EXPECT_NE(plans_table(result, r.work).find("\n 1= "), std::string::npos);
     else
       EXPECT_NE(plans_table(result, r.work).find("\n  1 "), std::string::npos);
+    // On a narrow terminal a plan is below its numbers, which fit.
+    const std::string below = plans_table(result, r.work, 80);
+    std::istringstream lines(below);
+    std::string line;
+    EXPECT_TRUE(std::getline(lines, line) && line.ends_with("tokens/s/GPU") && line.size() <= 80) << line;
+    EXPECT_TRUE(std::getline(lines, line) && line == "  plan") << line;
+    for (const Estimate& e : result.plans) {
+      EXPECT_TRUE(std::getline(lines, line) && line.size() <= 80) << line;
+      EXPECT_TRUE(std::getline(lines, line));
+      EXPECT_EQ(line, "  " + summary(e.plan));
+    }
   }
   EXPECT_GE(shared, 3);
   EXPECT_GE(reordered, 2);

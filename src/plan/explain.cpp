@@ -10,6 +10,7 @@
 #include <nlohmann/json.hpp>
 #include <set>
 #include <sstream>
+#include <vector>
 
 #include "base/units.h"
 #include "plan/interval.h"
@@ -188,21 +189,28 @@ std::string priced_beyond(const SearchResult& result, const Workload& work) {
                      fmt::join(missing, ", "));
 }
 
-std::string plans_table(const SearchResult& result, const Workload& work) {
+std::string plans_table(const SearchResult& result, const Workload& work, int columns) {
   std::string text;
   const auto out = std::back_inserter(text);
-  if (!result.plans.empty())
-    fmt::format_to(out, "{:>3} {:>10} {:>22} {:>6} {:>7} {:>9} {:>12}  plan\n", "", "step", "P10 - P90",
-                   "MFU", "bubble", "memory", "tokens/s/GPU");
+  std::vector<std::string> numbers, plans;
+  std::size_t width = 0;
   for (std::size_t i = 0; i < result.plans.size(); ++i) {
     const Estimate& e = result.plans[i];
     const Place& place = result.places[i];
-    fmt::format_to(out, "{:>3} {:>10} {:>10} -{:>10} {:>5.1f}% {:>6.1f}% {:>9} {:>12.0f}  {}\n",
-                   fmt::format("{}{}", place.rank, place.is_shared ? "=" : ""), seconds(e.seconds),
-                   seconds(e.low), seconds(e.high), 100 * e.mfu, 100 * e.bubble_fraction,
-                   format_device_memory(static_cast<double>(e.memory.total())), e.tokens_per_second_per_gpu,
-                   summary(e.plan));
+    numbers.push_back(fmt::format(
+        "{:>3} {:>10} {:>10} -{:>10} {:>5.1f}% {:>6.1f}% {:>9} {:>12.0f}",
+        fmt::format("{}{}", place.rank, place.is_shared ? "=" : ""), seconds(e.seconds), seconds(e.low),
+        seconds(e.high), 100 * e.mfu, 100 * e.bubble_fraction,
+        format_device_memory(static_cast<double>(e.memory.total())), e.tokens_per_second_per_gpu));
+    plans.push_back(summary(e.plan));
+    width = std::max(width, numbers.back().size() + 2 + plans.back().size());
   }
+  const bool is_below = width > static_cast<std::size_t>(columns);
+  if (!plans.empty())
+    fmt::format_to(out, "{:>3} {:>10} {:>22} {:>6} {:>7} {:>9} {:>12}{}\n", "", "step", "P10 - P90", "MFU",
+                   "bubble", "memory", "tokens/s/GPU", is_below ? "\n  plan" : "  plan");
+  for (std::size_t i = 0; i < plans.size(); ++i)
+    fmt::format_to(out, "{}{}{}\n", numbers[i], is_below ? "\n  " : "  ", plans[i]);
   fmt::format_to(out, "{} considered, {} simulated, in {}", counted(result.considered, "configuration"),
                  result.simulated, seconds(result.seconds));
   struct Words {

@@ -1,6 +1,7 @@
 // Plans in words and numbers: for people, for programs, and as the file that train and verify take.
 #pragma once
 
+#include <limits>
 #include <optional>
 #include <string>
 
@@ -15,8 +16,10 @@ namespace echelon {
 std::string plans_json(const SearchResult& result, const Workload& work,
                        const std::optional<RunCost>& run = std::nullopt);
 
-// A table of the ranked plans, then counts of what was left out.
-std::string plans_table(const SearchResult& result, const Workload& work);
+// A table of the ranked plans, then counts of what was left out. Where a row would be wider than `columns`,
+// each plan is on a line of its own below its numbers.
+std::string plans_table(const SearchResult& result, const Workload& work,
+                        int columns = std::numeric_limits<int>::max());
 
 // A line where plans have what the program does not run, because it was asked for by name; else nothing.
 std::string priced_beyond(const SearchResult& result, const Workload& work);
