@@ -5,6 +5,8 @@
 
 #include <nlohmann/json.hpp>
 #include <regex>
+#include <sstream>
+#include <string>
 
 #include "schedule/schedules.h"
 #include "schedule/simulate.h"
@@ -32,15 +34,14 @@ TEST(GanttText, IsTheTextbooks) {
 }
 
 TEST(GanttText, TellsSplitBackwardAndChunks) {
-  EXPECT_EQ(
-      gantt_text({track(zb_v(2, 2))}, {80, false}),
-      "zb-v: note\n"
-      "        0           2           4           6\n"
-      "rank 0  F0 F1 .  f0 b0 w0 f1 b1 w1 B0 W0 .  B1 W1\n"
-      "rank 1  .  F0 f0 F1 f1 b0 w0 B0 W0 b1 w1 B1 W1 .\n"
-      "\n"
-      "F forward   B gradient of the input   W gradient of the weights   . idle   small letters: every other "
-      "chunk\n");
+  EXPECT_EQ(gantt_text({track(zb_v(2, 2))}, {80, false}),
+            "zb-v: note\n"
+            "        0           2           4           6\n"
+            "rank 0  F0 F1 .  f0 b0 w0 f1 b1 w1 B0 W0 .  B1 W1\n"
+            "rank 1  .  F0 f0 F1 f1 b0 w0 B0 W0 b1 w1 B1 W1 .\n"
+            "\n"
+            "F forward   B gradient of the input   W gradient of the weights   . idle\n"
+            "small letters: every other chunk\n");
 }
 
 TEST(GanttText, FoldsToTheWidth) {
@@ -59,7 +60,17 @@ TEST(GanttText, FoldsToTheWidth) {
             "rank 0  --\n"
             "rank 1  .\n"
             "\n"
-            "F forward   BW backward, both gradients   . idle\n");
+            "F forward\n"
+            "BW backward, both gradients\n"
+            ". idle\n");
+}
+
+TEST(GanttText, LegendsFitTheWidthAsDrawingsDo) {
+  for (const bool is_colour : {false, true}) {
+    std::istringstream lines(std::regex_replace(gantt_text({track(zb_v(4, 4))}, {80, is_colour}),
+                                                std::regex("\x1b\\[[0-9;]*m"), ""));
+    for (std::string line; std::getline(lines, line);) EXPECT_LE(line.size(), 80u) << line;
+  }
 }
 
 TEST(GanttText, SqueezesWhatWouldFoldTooOften) {

@@ -206,25 +206,39 @@ class TextGantt {
       has_directions = has_directions || bars.has_directions;
     }
     out_ += '\n';
-    for (Op op : ops_of(bars_)) {
-      const std::string name = op == Op::step ? "S" : op_name(op);
-      if (options_.is_colour) {
-        for (int c = 0; c < chunks; ++c) {
-          start_colour({op, c}, chunks);
-          out_ += c == 0 ? " " + name + " " : "  ";
-        }
-        out_ += "\x1b[0m";
-      } else {
-        out_ += is_squeezed_ ? name.substr(0, 1) : name;  // one column has one letter
+    int used = 0;  // columns of this line
+    // Whose line is full goes to the next one.
+    const auto begin_entry = [&](int columns) {
+      if (used > 0) {
+        const bool fits = used + 3 + columns <= options_.width;
+        out_ += fits ? "   " : "\n";
+        used = fits ? used + 3 : 0;
       }
-      out_ += fmt::format(" {}   ", describe(op));
+      used += columns;
+    };
+    const auto add_entry = [&](const std::string& text) {
+      begin_entry(static_cast<int>(text.size()));
+      out_ += text;
+    };
+    for (Op op : ops_of(bars_)) {
+      const std::string name = op == Op::step ? "S" : op_name(op), words = fmt::format(" {}", describe(op));
+      if (!options_.is_colour) {
+        add_entry((is_squeezed_ ? name.substr(0, 1) : name) + words);  // one column has one letter
+        continue;
+      }
+      begin_entry(static_cast<int>(name.size() + words.size()) + 2 * chunks);
+      for (int c = 0; c < chunks; ++c) {
+        start_colour({op, c}, chunks);
+        out_ += c == 0 ? " " + name + " " : "  ";
+      }
+      out_ += "\x1b[0m" + words;
     }
-    out_ += ". idle";
+    add_entry(". idle");
     if (chunks > 1)
-      out_ += "   " + (options_.is_colour ? describe_shades(bars_)
-                       : has_directions   ? "small letters: the other direction"
-                                          : "small letters: every other chunk");
-    if (has_pair && !options_.is_colour && !is_squeezed_) out_ += "   & run together";
+      add_entry(options_.is_colour ? describe_shades(bars_)
+                : has_directions   ? "small letters: the other direction"
+                                   : "small letters: every other chunk");
+    if (has_pair && !options_.is_colour && !is_squeezed_) add_entry("& run together");
     out_ += fmt::format("\none column is {:.4g} unit{} of time", unit_ / columns_per_unit_,
                         std::abs(unit_ / columns_per_unit_ - 1) < 1e-9 ? "" : "s");
     if (!is_squeezed_) out_.erase(out_.rfind('\n'));
