@@ -126,11 +126,11 @@ Size measure_size(const BenchCommFlags& f, std::int64_t count, double message_se
 }
 
 void print_table(std::FILE* out, const Size& size) {
-  fmt::print(out, "\n{:<32}{:>11}{:>10}{:>7}{:>12}{:>11}{:>12}\n",
+  fmt::print(out, "\n{:<29}{:>10}{:>7}{:>6}{:>11}{:>10}{:>7}\n",
              fmt::format("{} (medians of {})", format_bytes(static_cast<double>(size.bytes)), size.repeats),
-             "time, us", "bus GB/s", "steps", "sent", "bound, us", "bound/time");
+             "time, us", "GB/s", "steps", "sent", "bound, us", "ratio");
   for (const OperationRow& row : size.rows)
-    fmt::print(out, "  {:<30}{:>11.1f}{:>10.2f}{:>7}{:>12}{:>11.1f}{:>11.0f}%\n", row.operation->name,
+    fmt::print(out, "{:<29}{:>10.1f}{:>7.2f}{:>6}{:>11}{:>10.1f}{:>6.0f}%\n", row.operation->name,
                1e6 * row.seconds, row.bus_bytes_per_second / 1e9, row.work.steps,
                format_bytes(4 * row.work.sent), 1e6 * row.bound_seconds,
                100 * row.bound_seconds / row.seconds);
@@ -178,12 +178,12 @@ int bench_comm(const BenchCommFlags& f) {
   line.clear();
   fmt::print(out, "{}\n{} thread rank{}, buffers of f32, operations in turns\n", cpu_name(), f.ranks,
              f.ranks == 1 ? "" : "s");
-  fmt::print(
-      out,
-      "bus GB/s: what a rank must send at least, over the time. sent: by the rank that sends most.\n"
-      "bound: steps x {:.1f} us (a message of one number) + what is read and written, at the rate of the "
-      "faster copy.\n",
-      1e6 * message_seconds);
+  fmt::print(out,
+             "GB/s   the least that a rank must send, over the time\n"
+             "sent   by the rank that sends most\n"
+             "bound  steps x {:.1f} us (a message of one number), and what is read and\n"
+             "       written at the rate of the faster copy; ratio: bound over time\n",
+             1e6 * message_seconds);
   for (std::int64_t count : counts) {
     sizes.push_back(measure_size(f, count, message_seconds, line.progress()));
     line.clear();
