@@ -215,8 +215,10 @@ int run_program(int argc, char** argv) {
   program.set_version_flag("--version", ECHELON_VERSION, "Print the version");
   try {
     const int status = run(program, argc, argv);
-    if (std::fflush(stdout) != 0 || std::ferror(stdout) != 0)
+    const bool was_lost = std::ferror(stdout) != 0;  // before; its reason is gone
+    if (std::fflush(stdout) != 0)
       echelon::fail("standard output cannot be written: {}", std::strerror(errno));
+    if (was_lost) echelon::fail("standard output cannot be written: some of it is lost");
     return status;
   } catch (const echelon::AlreadySaid& said) {
     return said.status;

@@ -690,7 +690,11 @@ TEST_F(CommandLine, OutputThatCannotBeWrittenIsAFailure) {
   EXPECT_NE(log.err.find("--log /dev/full"), std::string::npos) << log.err;
   const Result out = run(training({"--steps", "1", "--sample", "0", "--json"}), "exec >/dev/full");
   EXPECT_EQ(out.status, 3);
-  EXPECT_NE(out.err.find("standard output"), std::string::npos) << out.err;
+  EXPECT_NE(out.err.find("standard output cannot be written: "), std::string::npos) << out.err;
+  EXPECT_EQ(out.err.find("Is a directory"), std::string::npos) << "the reason of something else: " << out.err;
+  const Result nowhere = run({"simulate", "--out", "none/drawn.txt"});
+  EXPECT_EQ(nowhere.status, 2);
+  EXPECT_EQ(nowhere.err, "echelon: --out none/drawn.txt: cannot be written: No such file or directory\n");
 }
 
 // One rank in f32 has a core of its own on every machine.

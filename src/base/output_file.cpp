@@ -64,6 +64,9 @@ AtomicFile begin(std::string_view flag, const std::string& path) {
   struct stat status {};
   if (::stat(target.c_str(), &status) == 0 && ::access(target.c_str(), W_OK) != 0)
     fail_output(flag, path, std::strerror(errno));
+  const std::string directory = std::filesystem::path(target).parent_path().string();
+  if (::access(directory.empty() ? "." : directory.c_str(), W_OK | X_OK) != 0)
+    fail_output(flag, path, std::strerror(errno));
   try {
     return AtomicFile(target);
   } catch (const RunError& error) {
