@@ -28,6 +28,10 @@ TEST(Edits, FindTheNameThatWasMeant) {
   EXPECT_EQ(nearest("MICRO-BATCH", flags), "micro-batch");
   EXPECT_EQ(nearest("mic", flags), "micro-batch") << "the only one that begins so";
   EXPECT_EQ(nearest("check", flags), "") << "two begin so";
+  EXPECT_EQ(nearest("heads", {"num_kv_heads", "num_heads", "head_dim"}), "num_heads") << "the shorter one";
+  EXPECT_EQ(nearest("tokens", {"min-tokens", "max-tokens"}), "") << "neither is nearer";
+  EXPECT_EQ(nearest("kept", flags), "checkpoints-kept");
+  EXPECT_EQ(nearest("ept", flags), "") << "so few letters are in many names";
   EXPECT_EQ(nearest("colour", flags), "");
   EXPECT_EQ(nearest("", flags), "");
   EXPECT_EQ(nearest(std::string(1000, 'p'), flags), "");

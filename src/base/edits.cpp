@@ -59,7 +59,15 @@ std::string nearest(std::string_view text, const std::vector<std::string>& names
     if (!best.empty()) return "";
     best = name;
   }
-  return best;
+  if (!best.empty() || text.size() < 4) return best;
+  bool is_alone = true;
+  for (const std::string& name : names) {
+    if (in_small_letters(name).find(asked) == std::string::npos) continue;
+    if (!best.empty() && name.size() > best.size()) continue;
+    is_alone = best.empty() || name.size() < best.size();
+    best = name;
+  }
+  return is_alone ? best : "";
 }
 
 std::string did_you_mean(std::string_view text, const std::vector<std::string>& names) {

@@ -13,8 +13,8 @@ int edits(std::string_view from, std::string_view to);
 
 // Which of `names` was probably meant by a text that is none of them: the one with the fewest edits, small
 // and capital letters alike, if these are at most a third of the text's letters, or one; else the only one
-// that begins with the text. Of equals, the one that has more of its beginning in common. Empty: none comes
-// near.
+// that begins with the text; else, of a text of 4 letters or more, the shortest that contains it. Of equals,
+// the one that has more of its beginning in common. Empty: none comes near, or one no nearer than another.
 std::string nearest(std::string_view text, const std::vector<std::string>& names);
 
 // " (did you mean NAME?)" where one of the names is near, else nothing.
