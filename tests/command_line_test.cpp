@@ -476,6 +476,9 @@ TEST_F(CommandLine, TrainsResumesAndGenerates) {
   refused(joined(generating, {"--temperature", "-1"}), {"--temperature -1"});
   refused({"generate", "--checkpoint", "absent"}, {"absent"});
   refused({"generate", "--checkpoint", "."}, {"no checkpoint"});
+  fs::create_directory(at("hf"));
+  write("hf/config.json", "{}");
+  refused({"generate", "--checkpoint", "hf"}, {"Hugging Face", "echelon checkpoint import hf --out DIR"});
 
   // Damage is named, and the earlier checkpoint can still be used.
   write("ck/step-00000005/checkpoint.json", "{");

@@ -82,8 +82,7 @@ CheckpointInfo read_checkpoint_info(const std::string& path, const std::string& 
   std::error_code error;
   if (!fs::exists(at / manifest_name, error)) {
     const std::vector<std::string> steps = list_checkpoints(path);
-    if (steps.empty())
-      refuse("{} {}: holds no checkpoint (no step-... directory with a {})", field, path, manifest_name);
+    if (steps.empty()) refuse_without_checkpoint(field, path);
     at = steps.back();
   }
   return read_manifest(at).info;

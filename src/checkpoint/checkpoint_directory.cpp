@@ -64,8 +64,7 @@ std::string CheckpointDirectory::find_last_whole(const Progress& progress) {
       damaged_.push_back({path, error.what()});
     }
   }
-  if (damaged_.empty())
-    refuse("{} {}: holds no checkpoint (no step-... directory with a {})", what_, path_, manifest_name);
+  if (damaged_.empty()) refuse_without_checkpoint(what_, path_);
   refuse("{} {}: none of its checkpoints is whole; of the last: {}", what_, path_, damaged_.front().why);
 }
 

@@ -140,6 +140,16 @@ Manifest read_manifest(const fs::path& path) {
   return read;
 }
 
+void refuse_without_checkpoint(std::string_view field, const std::string& path) {
+  std::error_code none;
+  if (fs::exists(fs::path(path) / "config.json", none))
+    refuse(
+        "{} {}: holds a model in Hugging Face's layout and no checkpoint; echelon checkpoint import {} --out "
+        "DIR makes one",
+        field, path, path);
+  refuse("{} {}: holds no checkpoint (no step-... directory with a {})", field, path, manifest_name);
+}
+
 std::string checksums_text(const Checksums& checksums) { return json(checksums).dump() + "\n"; }
 
 Checksums parse_checksums(const std::string& text, const std::string& where) {

@@ -3,6 +3,7 @@
 
 #include <filesystem>
 #include <string>
+#include <string_view>
 
 #include "base/error.h"
 #include "checkpoint/checkpoint.h"
@@ -27,6 +28,9 @@ struct ForeignFormat : RequestError {
 
 // RequestError naming the file and the field where it is missing or damaged.
 Manifest read_manifest(const std::filesystem::path& checkpoint);
+
+// RequestError: a directory, named by `field`, holds no checkpoint.
+[[noreturn]] void refuse_without_checkpoint(std::string_view field, const std::string& path);
 
 std::string checksums_text(const Checksums& checksums);
 // RequestError where the text is not checksums_text()'s.
