@@ -99,6 +99,9 @@ int run_diff(const CheckpointFlags& f) {
   } else if (differences.empty()) {
     fmt::print("the same, to the last bit\n");
   } else {
+    const auto count = static_cast<std::int64_t>(differences.size());
+    fmt::print("{:<60} max |a-b| / max |a|\n",
+               fmt::format("{} differ{}", counted(count, "tensor"), count == 1 ? "s" : ""));
     for (const TensorDifference& d : differences) fmt::print("{:<60} {:.2e}\n", d.name, d.rel_diff);
   }
   return differences.empty() ? 0 : 1;

@@ -872,6 +872,8 @@ TEST_F(CommandLine, CheckpointsAreLookedAtComparedAndConverted) {  // long
   const Result other = run({"checkpoint", "diff", "ck/step-00000001", "ck/step-00000002"});
   EXPECT_EQ(other.status, 1);
   EXPECT_NE(other.out.find("lm_head.weight.exp_avg"), std::string::npos) << other.out;
+  EXPECT_NE(other.out.find(" tensors differ "), std::string::npos) << other.out;
+  EXPECT_NE(other.out.find(" max |a-b| / max |a|\n"), std::string::npos) << other.out;
   ASSERT_EQ(run({"checkpoint", "export", "ck", "--out", "hf"}).status, 0);
   // One that was ended has left this, and is no hindrance.
   fs::create_directories(at("ended/.unfinished"));
