@@ -184,7 +184,7 @@ TEST_F(Data, WhatIsNoRecordIsRefusedByFileAndLine) {
   refused("{\"text\": ", {});
   refused("[1]", {"no JSON object"});
   refused("{\"words\": \"x\"}", {"\"text\"", "\"prompt\"", "\"messages\""});
-  refused("{\"text\": 3}", {"\"text\" is no text but number"});
+  refused("{\"text\": 3}", {"\"text\" must be a string, and is of type number"});
   refused("{\"prompt\": \"x\"}", {"no field \"completion\""});
   refused("{\"messages\": []}", {"\"messages\" must be a list"});
   refused("{\"messages\": [{\"role\": \"user\"}]}", {"message 1", "\"content\""});

@@ -284,8 +284,9 @@ TEST(TokenSplit, HoldsTheEndOut) {
 }
 
 TEST(TokenSplit, Refusals) {
-  expect_refusal([] { split_tokens(64, 0.0, 64); },
-                 {"text of 64 tokens is shorter than one sequence of 64 + 1"});
+  expect_refusal(
+      [] { split_tokens(64, 0.0, 64); },
+      {"text of 64 tokens is shorter than one sequence of 64 + 1; legal: more text, or --seq-len up to 63"});
   expect_refusal([] { split_tokens(0, 0.1, 1); }, {"text of 0 tokens"});
   expect_refusal([] { split_tokens(200, 0.9, 64); }, {"text of 200 tokens", "20", "0.9", "64 + 1"});
   expect_refusal([] { split_tokens(200, 1.0, 64); }, {"fraction 1"});

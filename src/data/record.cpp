@@ -13,7 +13,8 @@ using nlohmann::json;
 const std::string& text_of(const json& object, const char* field, const std::string& where) {
   const auto found = object.find(field);
   if (found == object.end()) refuse("{}: has no field \"{}\"", where, field);
-  if (!found->is_string()) refuse("{}: \"{}\" is no text but {}", where, field, found->type_name());
+  if (!found->is_string())
+    refuse("{}: \"{}\" must be a string, and is of type {}", where, field, found->type_name());
   return found->get_ref<const std::string&>();
 }
 

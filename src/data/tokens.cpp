@@ -439,7 +439,8 @@ Split split_tokens(std::int64_t num_tokens, double validation_fraction, std::int
   if (seq_len < 1) refuse("--seq-len {}: must be at least 1", seq_len);
   // Written without seq_len + 1, which can overflow.
   if (num_tokens <= seq_len) {
-    refuse("--data: text of {} tokens is shorter than one sequence of {} + 1", num_tokens, seq_len);
+    refuse("--data: text of {} tokens is shorter than one sequence of {} + 1{}", num_tokens, seq_len,
+           num_tokens > 1 ? fmt::format("; legal: more text, or --seq-len up to {}", num_tokens - 1) : "");
   }
   auto held_out =
       static_cast<std::int64_t>(std::floor(static_cast<double>(num_tokens) * validation_fraction));
