@@ -24,6 +24,8 @@ function probe() {
       const box = text.getBoundingClientRect();
       if (visible(text) && (box.left < -0.5 || box.right > innerWidth + 0.5)) wrong.push("a cut label: " + text.textContent);
     }
+    const framed = document.querySelector(".heat button.chosen");
+    if (framed && framed.textContent !== seconds(data.answer.plans[0].step_seconds)) wrong.push("the framed size shows another plan than the chosen one: " + framed.textContent);
     for (const e of document.querySelectorAll("[aria-labelledby]")) if (!document.getElementById(e.getAttribute("aria-labelledby"))) wrong.push("no label: " + name(e));
     for (const e of document.querySelectorAll("button, select, input, canvas:not([aria-hidden]), svg[role], [role=region]"))
       if (!(e.textContent.trim() && e.tagName === "BUTTON") && !e.getAttribute("aria-label") && !e.getAttribute("aria-labelledby") && !e.closest("label")) wrong.push("no name: " + name(e));

@@ -243,6 +243,6 @@ function memorySection() {
   box.append(bar, legend([...used.map(([name, c]) => [name, `var(${memoryColours[c]})`]), ...(limit ? [["usable: " + amount("B", limit), "var(--limit)", "dash"]] : [])]), inside);
   draws = memoryPanels(inside, tracks[0], limit);
   redraws.push(draw);
-  box.append(lateTable("Peaks", () => table("Most that each rank holds", ["schedule", "rank", "peak"],
+  box.append(lateTable("Peaks", () => table("Peak of each rank", ["schedule", "rank", "peak"],
     tracks.flatMap(t => t.memory.map((rank, r) => [t.title, r, amount(data.memory_unit, peakOf(rank))])))));
 }

@@ -1,10 +1,10 @@
 // What plan --html shows besides timelines and memory.
 const seconds = value => amount("s", value, 4), bytes = value => amount("B", value, 4);
 // What a reason of the search says of those it left out.
-const reasonWords = { memory: "does not fit the memory", schedule: "has no such schedule", shape: "has sizes that do not go together",
-                      slower: "cannot come among the first, whatever its schedule", same: "is a duplicate" };
+const reasonWords = { memory: "does not fit in memory", schedule: "does not suit its schedule", shape: "has sizes that do not go together",
+                      slower: "is too slow under any schedule", same: "is a duplicate" };
 // What became of a plan that was considered, in the order of plan/search.h: words, and what its figure is.
-const fates = [["simulated", figure => "a step of " + seconds(figure)], ["fits, and cannot come among the first", figure => `a step of at least ${seconds(figure)}`],
+const fates = [["simulated", figure => "a step of " + seconds(figure)], ["fits, but is too slow", figure => `a step of at least ${seconds(figure)}`],
   ["fits, and as many plans are as fast and as small", figure => `a step of at least ${seconds(figure)}`], ["fits, and holds more than those that are ranked", figure => bytes(1e6 * figure)],
   [reasonWords.slower, figure => `a step of at least ${seconds(figure)}`], [reasonWords.memory, figure => `${bytes(1e6 * figure)} of ${bytes(data.machine.usable_bytes)} usable`],
   [reasonWords.schedule, why => data.looked.whys[why]], [reasonWords.shape, why => data.looked.whys[why]], [reasonWords.same, () => "its balanced split is the even one"]];
@@ -17,7 +17,7 @@ function planOverview() {
   const box = section("chosen", "The chosen plan", "");
   box.classList.add("full");
   box.append(el("p", {}, el("span", { class: "badge" }, "chosen"), " ", planWords(data.plans[0].summary)), facts([
-    ["a step", seconds(best.step_seconds), `8 of 10 between ${seconds(best.step_seconds_p10)} and ${seconds(best.step_seconds_p90)}`],
+    ["a step", seconds(best.step_seconds), `80% between ${seconds(best.step_seconds_p10)} and ${seconds(best.step_seconds_p90)}`],
     ["tokens/s of a GPU", show(best.tokens_per_second_per_gpu, 4), show(best.model_tflops_per_gpu, 4) + " TFLOP/s of the model"],
     ["MFU", amount("%", best.mfu, 3)],
     ["memory", bytes(best.memory_bytes.total), "of " + bytes(data.machine.usable_bytes) + " usable"],
@@ -47,7 +47,7 @@ function planTable() {
     detail.replaceChildren(el("h3", {}, data.plans[i].summary),
       data.plans[i].why_not ? el("pre", { class: "wide", tabindex: 0, role: "region", "aria-label": "Why not" }, data.plans[i].why_not) : el("p", {}, "This is the chosen plan."), command(data.plans[i].command));
   };
-  box.append(table(`${count(answer.considered, "configuration")} considered, ${answer.simulated} simulated; ranks with = are shared: prices do not tell these plans apart`,
+  box.append(table(`${count(answer.considered, "configuration")} considered, ${answer.simulated} simulated; plans of the same rank (=) are too close to tell apart`,
     ["rank", "plan", "step", "P10 to P90", "MFU", "bubble", "memory", "tokens/s/GPU", "more"],
     answer.plans.map((p, i) => [el("span", {}, p.rank + (p.rank_is_shared ? "=" : ""), i === 0 ? " " : "", i === 0 ? el("span", { class: "badge" }, "chosen") : null),
       data.plans[i].summary, seconds(p.step_seconds), `${seconds(p.step_seconds_p10)} to ${seconds(p.step_seconds_p90)}`, amount("%", p.mfu, 3), amount("%", p.bubble_fraction, 3),
@@ -126,13 +126,13 @@ function planTime() {
 }
 
 function planRankMemory() {
-  const box = section("rank-memory", "Most that each pipeline rank holds", "");
+  const box = section("rank-memory", "Peak memory of each pipeline rank", "");
   const used = data.categories.map((name, c) => [name, c]).filter(([, c]) => data.plans.some(p => p.rank_memory.some(m => m[c] > 0)));
   const inside = el("div");
   const showPlan = i => inside.replaceChildren(
     stacks(used.map(([name, c]) => ({ name, colour: `var(${memoryColours[c]})` })),
       data.plans[i].rank_memory.map((m, r) => ({ name: "pipeline rank " + r, parts: used.map(([, c]) => m[c]) })), "B", { value: data.machine.usable_bytes, name: "usable" }),
-    asTable("Memory", "Most that each pipeline rank holds, by category", ["pipeline rank", ...used.map(([name]) => name), "together"],
+    asTable("Memory", "Peak memory of each pipeline rank, by category", ["pipeline rank", ...used.map(([name]) => name), "together"],
       data.plans[i].rank_memory.map((m, r) => [String(r), ...used.map(([, c]) => bytes(m[c])), bytes(m.reduce((a, b) => a + b, 0))])));
   box.append(el("div", { class: "bar" }, choice("plan", data.plans.map((p, i) => [i, (i === 0 ? "chosen: " : "") + p.summary]), 0, i => showPlan(+i))), inside);
   showPlan(0);
@@ -145,7 +145,7 @@ function planFront(box) {
     return;
   }
   box.append(el("p", { class: "soft" },
-    `Each step of the line is the fastest plan that holds less than the one to its right, in steps of at least ${amount("%", data.survey.front_step, 2)} of the device (of plans within ${amount("%", data.survey.tie, 2)} the one that holds least). No other plan is faster with as little, but for what lies within these steps.`));
+    `The line joins the fastest plans in less and less memory, in steps of at least ${amount("%", data.survey.front_step, 2)} of the device's memory. Of plans within ${amount("%", data.survey.tie, 2)} of each other, the one with the least memory counts. Except within a step, no plan is faster in as little memory.`));
   const entries = p => [["step", seconds(p.step_seconds)], ["memory", bytes(p.memory_bytes)], ["MFU", amount("%", p.mfu, 3)]];
   const detail = el("div", { "aria-live": "polite" });
   const sorted = [...front].sort((a, b) => a.memory_bytes - b.memory_bytes);
@@ -163,7 +163,9 @@ function planFront(box) {
 }
 
 function planHeat(box) {
-  const { cells } = data.survey;
+  const best = data.answer.plans[0], isBest = c => best && best.tp === c.tp && best.pp === c.pp;
+  const chosen = best && { ...best, summary: data.plans[0].summary, command: data.plans[0].command };
+  const cells = data.survey.cells.map(c => isBest(c) ? { ...c, plan: chosen } : c);
   const tps = [...new Set(cells.map(c => c.tp))].sort((a, b) => a - b), pps = [...new Set(cells.map(c => c.pp))].sort((a, b) => a - b);
   const times = cells.filter(c => c.plan).map(c => c.plan.step_seconds), least = Math.min(...times), most = Math.max(...times);
   const detail = el("div", { "aria-live": "polite" });
@@ -178,12 +180,12 @@ function planHeat(box) {
     const c = cells.find(one => one.tp === tp && one.pp === pp);
     if (!c) return el("td", {}, "");
     const depth = c.plan ? (most > least ? Math.log(most / c.plan.step_seconds) / Math.log(most / least) : 1) : 0;
-    const chosen = data.answer.plans[0], isChosen = chosen && chosen.tp === tp && chosen.pp === pp;
+    const isChosen = isBest(c);
     return el("td", {}, el("button", { type: "button", class: !c.plan ? "none" : isChosen ? "chosen" : null, title: why(c), onclick: () => open(c),
       style: c.plan ? `background:rgba(var(--heat),${(0.06 + 0.34 * depth).toFixed(3)})` : null, "aria-label": `tp ${tp}, pp ${pp}${isChosen ? ", the chosen plan's" : ""}: ${why(c)}` },
       c.plan ? seconds(c.plan.step_seconds) : "none"));
   };
-  box.append(el("p", { class: "soft" }, (times.length ? `The more colour, the faster: from ${seconds(most)} to ${seconds(least)}; of plans within ${amount("%", data.survey.tie, 2)} it is that which holds least. The chosen plan's size is framed; "none" has no plan.` : "No size has a plan.") +
+  box.append(el("p", { class: "soft" }, (times.length ? `Stronger colour is faster: ${seconds(most)} to ${seconds(least)}. Of plans within ${amount("%", data.survey.tie, 2)} of each other, a cell shows the one with the least memory; the framed cell shows the chosen plan. "none" means that no plan exists.` : "No size has a plan.") +
       (data.survey.cells_left_out ? ` ${data.survey.cells_left_out} sizes with a tp beyond a node are left out.` : "")),
     el("div", { class: "wide heat", role: "region", tabindex: 0, "aria-label": "Best step of each tp and pp" }, el("table", {},
       el("thead", {}, el("tr", {}, el("th", { scope: "col" }, "tp \\ pp"), pps.map(pp => el("th", { scope: "col" }, "pp " + pp)))),
@@ -204,7 +206,7 @@ function planMesh() {
   };
   const first = used[0] || "";
   box.append(el("div", { class: "bar" }, used.length ? choice("colour by", used.map(a => [a, `${a}, of ${sizes[a]}`]), first, colourBy) : null),
-    el("p", { class: "soft" }, `${axes.map(a => `${a} ${sizes[a]}`).join(", ")}; of each rank the axes that are larger than 1; the more colour, the higher the number.` +
+    el("p", { class: "soft" }, `${axes.map(a => `${a} ${sizes[a]}`).join(", ")}; of each rank the axes that are larger than 1; stronger colour is a higher number.` +
       (drawn < nodes ? ` The first ${drawn} of ${nodes} nodes are drawn; the others go on in the same way.` : "")), inside);
   colourBy(first);
 }
@@ -218,8 +220,8 @@ function planExplanation() {
 // What surrounds the answer: there, or still being computed, and then drawn by showSurvey().
 const waiting = { fill: null };
 function planSurvey() {
-  const sizes = section("sizes", "Every tensor- and pipeline-parallel size", "The step of the best plan with these sizes, whatever its other fields. A cell says what it is, or why there is no plan.");
-  const front = section("front", "Time for memory: the front of all plans", "");
+  const sizes = section("sizes", "Every tensor- and pipeline-parallel size", "The step time of the best plan for each pair of sizes. Select a cell to see its plan, or why there is none.");
+  const front = section("front", "Step time against memory: the Pareto front", "");
   const fill = () => { planHeat(sizes); planFront(front); };
   waiting.fill = null;
   if (data.survey) return fill();

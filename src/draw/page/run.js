@@ -27,7 +27,7 @@ function runOverview() {
   list.push(["restarts", String(restarts), h.taken_back ? count(h.taken_back, "step") + " done again" : ""]);
   list.push(["checkpoints", String(h.checkpoints.length), h.checkpoints.length ? "the last after step " + h.checkpoints[h.checkpoints.length - 1].step : ""]);
   box.append(facts(list));
-  if (!s) box.append(el("p", { class: "soft" }, "The log has no summary: the run goes on, or was ended before its last step. What is predicted beside measured comes with it."));
+  if (!s) box.append(el("p", { class: "soft" }, "The log has no summary: the run is not over, or it ended before its last step. Predicted and measured values come with the summary."));
   if (h.steps.each_point > 1) box.append(el("p", { class: "soft" }, `Each point of the drawings is the mean of ${h.steps.each_point} steps.`));
 }
 

@@ -15,7 +15,7 @@ function startSimulate() {
   schedulesSection();
   memorySection();
   if (fit.length > 1) {
-    const front = section("front", "Time for memory", "Down is faster, left is less. A schedule is on the front where no other one is both.");
+    const front = section("front", "Makespan against memory", "Lower is faster, further left needs less memory. A schedule is on the Pareto front if no other one is as good in both and better in one.");
     front.classList.add("full");
     const peak = r => Math.max(...r.peak_activations), on = r => !fit.some(o => o !== r && o.makespan <= r.makespan && peak(o) <= peak(r) && (o.makespan < r.makespan || peak(o) < peak(r)));
     const points = list => list.map(r => [peak(r), r.makespan, r.schedule, [["makespan", show(r.makespan)], ["peak activations", show(peak(r))], ["bubble", amount("%", r.bubble_fraction, 3)]]]);
