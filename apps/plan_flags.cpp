@@ -34,11 +34,11 @@ void PlanSearchFlags::add_to(CLI::App& app) {
              "Number of devices (default: those of a node, or the product of the axes)");
   field(*find_field("global-batch"), "1024");
   field(*find_field("seq-len"), "4096, or the model's longest");
-  app.add_flag("--explain", explain, "Say where each second goes, and why not the other plans");
+  app.add_flag("--explain", explain, "Show where each second goes, and why the other plans lose");
   text("--out", out, "Write the best plan as a TOML file for train and verify", "PLAN.toml");
   app.add_flag("--json", json, "One JSON object on standard output");
-  heading(app, "Out to other programs");
-  text("--launch-for", launch_for, "Write what this program is started with, for the best plan",
+  heading(app, "Export to other programs");
+  text("--launch-for", launch_for, "Write the files that start this program with the best plan",
        "megatron-core|megatron-bridge|torchtitan|nanotron|deepspeed");
   text("--launch-out", launch_out, "Directory for it: launch.sh, and the files that it names", "DIR");
   heading(app, "What is planned for");
@@ -64,10 +64,11 @@ void PlanSearchFlags::add_to(CLI::App& app) {
   for (const PlanField& one : plan_fields())
     if (one.is_flag_of_plan() && app.get_option_no_throw(one.flag()) == nullptr) field(one);
   heading(app, "The life of a run");
-  add_number(app, "--tokens", tokens_, "Say what training on so many tokens (as 15T) takes: days, GPU-hours, energy");
+  add_number(app, "--tokens", tokens_,
+             "Days, GPU-hours and energy of training on this many tokens, such as 15T");
   add_number(app, "--price", price_, "Price of a GPU for an hour");
   add_number(app, "--mtbf-hours", mtbf_hours_, "Mean time between failures of one GPU");
-  add_number(app, "--restart-time", restart_, "Seconds from a failure until training goes on (0)");
+  add_number(app, "--restart-time", restart_, "Seconds from a failure until training continues (0)");
   add_number(app, "--save-time", save_, "Seconds that a checkpoint halts training (0)");
   add_number(app, "--write-time", write_, "Seconds from then until it can be read: asynchronous saves (0)");
   add_number(app, "--spares", spares_,
@@ -75,7 +76,7 @@ void PlanSearchFlags::add_to(CLI::App& app) {
   add_number(app, "--repair-hours", repair_hours_, "Hours until a failed GPU is a spare (0)");
   heading(app, "Reports");
   add_number(app, "--top", top_, "How many plans to show");
-  text("--against", against_text, "Say why a named alternative loses, as tp=8,pp=4,schedule=1f1b",
+  text("--against", against_text, "Explain why a named alternative loses, as tp=8,pp=4,schedule=1f1b",
        "KEY=VALUE,...");
   text("--html", html, "Write the best plans as one page", "FILE");
   text("--sweep", sweep, "Plan for each value: gpus=64..16384 (doubling), or gpus|seq-len|global-batch=A,B,C",

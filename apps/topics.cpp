@@ -296,7 +296,7 @@ std::string about(const Topic& topic, const CLI::App& program, int columns) {
 }
 
 std::string all_topics(int columns) {
-  std::string text = "Topics, which echelon help TOPIC tells of:\n";
+  std::string text = "Topics (echelon help TOPIC):\n";
   for (const Topic& topic : topics()) text += help_line(topic.names.front(), topic.about, columns);
   return text;
 }
@@ -310,7 +310,7 @@ std::vector<std::string> topic_names() {
 }
 
 void add_help(CLI::App& program) {
-  CLI::App& app = *program.add_subcommand("help", "Tell of a topic or a verb; alone: list the topics");
+  CLI::App& app = *program.add_subcommand("help", "Explain a topic or a verb; alone: list the topics");
   heading(app, common_flags);
   app.add_option_function<std::string>(
          "topic", [](const std::string&) {}, "A topic, or a verb")

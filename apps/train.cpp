@@ -377,10 +377,9 @@ int run_train(TrainFlags& f, StopSignals& signals) {
         counted(request.run.threads_per_rank, "compute thread"));
     say("{}", f.job.describe(plan.mesh));
     if (shares_cores)
-      say("cores   {} ranks on {:.3g} core{}: ranks share cores, so nothing is hidden behind anything, "
-          "and a step takes the work of all ranks over {:.3g} core{}\n",
-          start.ranks, start.cores.cores, start.cores.cores == 1 ? "" : "s", start.cores.cores,
-          start.cores.cores == 1 ? "" : "s");
+      say("cores   {} ranks share {:.3g} core{}: no communication hides behind computation, and a step takes "
+          "the work of all ranks divided by the cores\n",
+          start.ranks, start.cores.cores, start.cores.cores == 1 ? "" : "s");
     if (plan.zero_stage() > 0)
       say("zero    stage {}, cut over {} ranks{}\n", plan.zero, plan.shards(),
           plan.hsdp > 1 ? fmt::format(", in {} replicas", plan.hsdp) : "");
@@ -421,7 +420,7 @@ int run_train(TrainFlags& f, StopSignals& signals) {
       }
     say(")\ntime    {} a step predicted, {}\n", format_seconds(start.predicted_step_seconds),
         request.priced_step ? "by " + f.machine : "from its parts, timed here");
-    say("peak    {:.1f} GFLOP/s in matrix products: what MFU is of\n", start.peak_flops / 1e9);
+    say("peak    {:.1f} GFLOP/s in matrix products (100% MFU)\n", start.peak_flops / 1e9);
     for (const std::string& note : start.notes) say("{}    {}\n", colours(Tint::caution, "note"), note);
     if (!start.resumed_from.empty())
       say("resume  after step {} of {}\n", start.first_step, start.resumed_from);
@@ -517,7 +516,7 @@ int run_train(TrainFlags& f, StopSignals& signals) {
         shares_cores ? ", in which they waited for cores" : "");
   }
   if (const auto missed = missed_predictions(summary); !missed.empty())
-    fmt::print(out, "{}\n  {}\n", colours(Tint::caution, "predicted, and off by more than 10%:"),
+    fmt::print(out, "{}\n  {}\n", colours(Tint::caution, "predictions off by more than 10%:"),
                fmt::join(missed, "\n  "));
   if (summary.gathers)
     fmt::print(out, "  {} of parameters, {} under way before the layer ahead of theirs; uses waited {}\n",
@@ -569,7 +568,7 @@ void add_train_flags(CLI::App& app, const std::shared_ptr<TrainFlags>& flags) {
   add_number(app, "--sample", flags->sample, "Tokens of text generated at the end; 0: none");
   app.add_flag("--json", flags->json, "Summary as one JSON object on standard output");
   app.add_flag("--dry-run", flags->dry_run,
-               "Say what every rank would hold, and send in a step, and end: needs no data and no memory");
+               "Print what every rank would hold and send in a step, then exit: needs no data and no memory");
   flags->plan.add_to(app, train_defaults());
   flags->optimizer.add_to(app, flags->request.optimizer);
   heading(app, "Data and evaluation");
@@ -620,7 +619,7 @@ void add_train_flags(CLI::App& app, const std::shared_ptr<TrainFlags>& flags) {
   heading(app, "Reports");
   flags->timeline.add_to(app);
   add_number(app, "--fingerprint", flags->request.fingerprint_every,
-             "Steps between fingerprints of the weights, which no mesh shows in; 0: none");
+             "Steps between fingerprints of the weights, the same on every mesh; 0: none");
   app.add_option("--report", flags->report,
                  "A page on the run: losses, speed, memory, experts, ranks, checkpoints, predicted beside "
                  "measured")

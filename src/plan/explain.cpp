@@ -216,11 +216,10 @@ std::string plans_table(const SearchResult& result, const Workload& work, int co
   struct Words {
     const char *reason, *one, *several;
   };
-  const Words words[] = {{"memory", "does not fit the memory", "do not fit the memory"},
-                         {"schedule", "has no such schedule", "have no such schedule"},
+  const Words words[] = {{"memory", "does not fit in memory", "do not fit in memory"},
+                         {"schedule", "does not suit its schedule", "do not suit their schedule"},
                          {"shape", "does not divide", "do not divide"},
-                         {"slower", "cannot come among the first, whatever its schedule",
-                          "cannot come among the first, whatever their schedule"},
+                         {"slower", "is too slow under any schedule", "are too slow under any schedule"},
                          {"same", "is a duplicate", "are duplicates"}};
   for (const Words& w : words)
     if (const auto found = result.rejected.find(w.reason);
@@ -241,7 +240,7 @@ std::string explain_winner(const SearchResult& result, const Workload& work) {
   const Estimate& e = result.plans.front();
   std::string text = fmt::format("\n{}\n", summary(e.plan));
   const auto out = std::back_inserter(text);
-  fmt::format_to(out, "a step of {} takes {}: on the pipeline rank that ends last\n",
+  fmt::format_to(out, "a step of {} takes {}; on the pipeline rank that ends last:\n",
                  counted(e.microbatches, "microbatch"), seconds(e.seconds));
   for (const NamedPart& part : named_parts) {
     const double value = e.parts.*part.member;
@@ -283,7 +282,7 @@ std::string explain_winner(const SearchResult& result, const Workload& work) {
             ? fmt::format(" of {}", format_device_memory(work.machine.host_memory_bytes))
             : "",
         format_device_memory(e.host_traffic), seconds(e.host_seconds));
-  text += "\nnumbers behind it, by where they come from:\n";
+  text += "\nnumbers behind it, by source:\n";
   text += sources_of(work.machine.name, to_toml(work.machine), work.machine.provenance, to_toml(Machine()));
   text +=
       sources_of(work.software.name, to_toml(work.software), work.software.provenance, to_toml(Software()));
@@ -297,8 +296,11 @@ std::string explain_winner(const SearchResult& result, const Workload& work) {
 
 std::string explain_loser(const Estimate& winner, const Estimate& other) {
   const double longer = other.seconds / winner.seconds - 1;
-  std::string text = fmt::format("{} takes {}, {:.1f}% {}\n", summary(other.plan), seconds(other.seconds),
-                                 100 * std::abs(longer), longer < 0 ? "less" : "longer");
+  const bool is_tie = longer < 0 && winner.seconds / other.seconds - 1 <= tie;
+  std::string text = fmt::format(
+      "{} takes {}, {:.1f}% {}{}\n", summary(other.plan), seconds(other.seconds), 100 * std::abs(longer),
+      longer < 0 ? "less" : "longer",
+      is_tie ? fmt::format("; within {:.0f}% the plan with less memory comes first", 100 * tie) : "");
   struct Difference {
     const char* words;
     double value;
@@ -342,7 +344,7 @@ std::string explain_programs(const std::vector<OtherProgram>& others, const Esti
                              const Workload& work) {
   std::string text;
   const auto out = std::back_inserter(text);
-  fmt::format_to(out, "\nwhat another program than {}{} would gain:\n", work.software.name,
+  fmt::format_to(out, "\nwhat other programs would gain over {}{}:\n", work.software.name,
                  dated(work.software.as_of));
   if (others.empty()) return text + "  no preset is predicted to take 1% less\n";
   for (const OtherProgram& other : others) {

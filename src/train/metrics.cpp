@@ -274,9 +274,10 @@ std::string traffic_table(const TrainSummary& s) {
       const auto bytes = [](const VerbTraffic& cell) {
         return format_bytes(static_cast<double>(cell.bytes));
       };
-      table += fmt::format("  {:<18}{:>14}{}{:>14}{:>8} calls\n",
+      table += fmt::format("  {:<18}{:>14}{}{:>14}{:>8} {}\n",
                            fmt::format("{} {}", axis_name(axis), verb_name(verb)), bytes(a),
-                           column(bytes(s.traffic_by_data.at(axis, verb))), bytes(b), b.calls);
+                           column(bytes(s.traffic_by_data.at(axis, verb))), bytes(b), b.calls,
+                           b.calls == 1 ? "call" : "calls");
     }
   if (table.empty()) return table;
   return fmt::format("  {:<18}{:>14}{}{:>14}\n", "sent in a step", "predicted", column("by its data"),
