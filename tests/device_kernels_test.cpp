@@ -482,6 +482,51 @@ TEST_P(DeviceKernels, GroupsOfProducts) {
   for (const One& one : all) expect_close(one.c, 71, "grouped_matmul");
 }
 
+// Rounded and as codes, in every orientation: sizes that tensor cores have products of, and others.
+TEST_P(DeviceKernels, ProductsInFp8) {
+  struct One {
+    Operand a, b, c, room_a, room_b;
+    bool ta, tb, accumulate;
+    OperandFormats formats;
+  };
+  std::vector<One> all;
+  const auto room = [&](const Operand& x) {
+    return make(DType::bf16, {x.expected.rows(), x.expected.cols()});
+  };
+  for (const auto& [m, n, k] : {std::array<std::int64_t, 3>{48, 32, 64}, {34, 35, 3}, {3, 0, 16}})
+    for (int turns = 0; turns < 4; ++turns)
+      for (DType of_c : {DType::bf16, DType::f32}) {
+        const bool ta = turns % 2 == 1, tb = turns >= 2;
+        One one{ta ? random(DType::bf16, k, m, 1e-6) : random(DType::bf16, m, k, 1e-6),
+                tb ? random(DType::bf16, n, k) : random(DType::bf16, k, n),
+                random(of_c, m, n, 1e-6),
+                {},
+                {},
+                ta,
+                tb,
+                turns != 0,
+                {true, turns < 2 ? Fp8::e5m2 : Fp8::e4m3, tb ? Fp8::e4m3 : Fp8::e5m2}};
+        one.room_a = room(one.a), one.room_b = room(one.b);
+        all.push_back(one);
+      }
+  run([&](Kernels& on, const auto& of) {
+    std::vector<Fp8Product> products;
+    for (const One& one : all)
+      products.push_back(
+          {{of(one.a), one.ta ? yes : no, of(one.b), one.tb ? yes : no, of(one.c), one.accumulate},
+           one.formats,
+           of(one.room_a),
+           of(one.room_b)});
+    on.fp8_matmul(products);
+    on.fp8_matmul({});
+    for (const One& one : all) on.round_to_fp8(of(one.a), one.formats.a, of(one.room_a));
+  });
+  for (const One& one : all) {
+    expect_close(one.c, 64, "fp8_matmul");
+    expect_same_bytes(one.room_a, "round_to_fp8");
+  }
+}
+
 TEST_P(DeviceKernels, ProductsOfAnyShape) {
   const Philox draw(23, Stream::test, 1);
   const std::vector<std::array<DType, 3>> types{{DType::f64, DType::f64, DType::f64},

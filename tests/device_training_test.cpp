@@ -93,6 +93,7 @@ TEST(DeviceTraining, OneRank) {
   expect_bits_of_the_host(odd_plan(odd_gpt2(), 1, 1, false), 3);
   expect_bits_of_the_host(in("bf16", odd_plan(odd_llama(), 1, 1, false)));
   expect_bits_of_the_host(in("bf16-lean", odd_plan(odd_llama(), 1, 1, false)));
+  expect_bits_of_the_host(in("fp8", odd_plan(odd_llama(), 1, 1, false)));
 }
 
 TEST(DeviceTraining, DataAndTensorParallel) {
@@ -542,6 +543,14 @@ TEST_F(DeviceRuns, WhatADeviceCannotDoIsRefused) {
       },
       "--precision tf32: with --numerics invariant products are not left to a library, which TF32 is; legal: "
       "f32");
+  refused(
+      [](TrainRequest& r) {
+        r.run.driver = std::make_shared<FakeDriver>(FakeDriver::Options{.capability = {8, 0}});
+        r.plan.precision = recipe("fp8");
+      },
+      "--precision fp8: device 0 (a fake device) has compute capability 8.0, and products of fp8 come with "
+      "8.9; "
+      "legal: bf16");
   refused([](TrainRequest&) {}, "on 2 ranks of device 0, which has 100.00 KiB");
   EXPECT_EQ(driver->calls(FakeCall::allocate), 0);
   const auto apart = std::make_shared<FakeDriver>(FakeDriver::Options{.devices = 2, .peers = false});

@@ -5,9 +5,50 @@
 
 namespace echelon::checks {
 
+namespace {
+
+// With tensor cores for products of fp8 whose sizes are multiples of 4: what a vendor's library is given, by
+// plain loops.
+class WithTensorCores final : public DeviceKernels<EmulatedLaunch> {
+ public:
+  using DeviceKernels<EmulatedLaunch>::DeviceKernels;
+
+ protected:
+  bool takes_codes(const Fp8Product& p) const override {
+    const MatrixProduct& of = p.product;
+    return of.a.numel() > 0 && of.c.rows() % 4 == 0 && of.c.cols() % 4 == 0 && depth(of) % 4 == 0;
+  }
+  bool multiply_codes(const Fp8Product& p, const float* scale_a, const float* scale_b) override {
+    const std::int64_t k = depth(p.product);
+    const auto codes = [](const Tensor& room) {
+      return reinterpret_cast<const std::uint8_t*>(room.address());
+    };
+    with_stored_type(p.product.c, [&]<class T>(T) {
+      const rows::Matrix<T> c = matrix<T>(p.product.c);
+      for (std::int64_t i = 0; i < c.rows; ++i)
+        for (std::int64_t j = 0; j < c.cols; ++j) {
+          Wide<T> sum = 0;
+          for (std::int64_t l = 0; l < k; ++l)
+            sum += fp8_value(codes(p.room_a)[i * k + l], p.formats.a) *
+                   fp8_value(codes(p.room_b)[j * k + l], p.formats.b);
+          sum *= static_cast<Wide<T>>(*scale_a) * static_cast<Wide<T>>(*scale_b);
+          c[i][j] = T(p.product.accumulate ? c[i][j] + sum : sum);
+        }
+    });
+    return true;
+  }
+
+ private:
+  static std::int64_t depth(const MatrixProduct& p) {
+    return p.ta == Transpose::yes ? p.a.rows() : p.a.cols();
+  }
+};
+
+}  // namespace
+
 static DeviceInUse in_use(const EmulatedLaunch& launch, Numerics numerics) {
   return {std::make_unique<Arena>(),
-          std::make_unique<Kernels>(std::make_shared<DeviceKernels<EmulatedLaunch>>(launch, numerics))};
+          std::make_unique<Kernels>(std::make_shared<WithTensorCores>(launch, numerics))};
 }
 
 static DeviceUnderTest emulated(const char* name, std::int64_t widest_head, const EmulatedLaunch& launch) {

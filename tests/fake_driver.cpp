@@ -368,7 +368,11 @@ std::byte* FakeDriver::seen_by_work(const std::byte* device_memory) const {
 // ---- DeviceDriver
 
 DeviceProperties FakeDriver::properties(int) {
-  return {.name = "a fake device", .memory_bytes = options_.memory_bytes, .major = 9, .multiprocessors = 1};
+  return {.name = "a fake device",
+          .memory_bytes = options_.memory_bytes,
+          .major = options_.capability.first,
+          .minor = options_.capability.second,
+          .multiprocessors = 1};
 }
 
 std::size_t FakeDriver::used_bytes(int device) const {

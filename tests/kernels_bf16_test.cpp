@@ -122,6 +122,73 @@ TEST_P(KernelsBf16, ProductsInEveryMixtureOfTypes) {
             }
 }
 
+// As decoded codes and their scale, bit for bit; NaN where something is not finite.
+TEST_P(KernelsBf16, RoundsToFp8) {
+  for (const Fp8 format : {Fp8::e4m3, Fp8::e5m2})
+    for (const auto& [rows, cols] : sizes)
+      for (const double size : {1.0, 1e-7, 1e30}) {
+        const Operand wide = random(DType::bf16, rows, cols + 3, size);
+        const Tensor x = wide.held.column_range(2, 2 + cols), y = make(DType::bf16, {rows, cols});
+        if (rows * cols > 20) x.host<bf16>()[3] = bf16(0.0f);
+        const auto at = [&](std::int64_t i) -> bf16& {
+          return x.host<bf16>()[i / cols * x.row_stride() + i % cols];
+        };
+        float largest = 0;
+        for (std::int64_t i = 0; i < rows * cols; ++i) largest = std::max(largest, std::fabs(float{at(i)}));
+        const float scale = fp8_scale(largest, format);
+        kernels->round_to_fp8(x, format, y);
+        for (std::int64_t i = 0; i < rows * cols; ++i)
+          ASSERT_EQ(float{y.host<bf16>()[i]}, fp8_value(fp8_bits(at(i) * scale, format), format) / scale)
+              << i;
+        for (const float bad : {std::numeric_limits<float>::infinity(), std::nanf("")}) {
+          at(rows * cols / 2) = bf16(bad);
+          kernels->round_to_fp8(x, format, y);
+          for (std::int64_t i = 0; i < rows * cols; ++i)
+            ASSERT_TRUE(std::isnan(float{y.host<bf16>()[i]})) << i;
+        }
+      }
+}
+
+// Of rounded operands as any product of bf16 is, and so no further from the product of the operands than both
+// roundings make of its terms: e4m3 2^-4 and e5m2 2^-3 of each, or of the smallest normal number.
+TEST_P(KernelsBf16, ProductsInFp8) {
+  for (const auto& [m, n, depth] :
+       {std::array<std::int64_t, 3>{3, 19, 5}, {40, 33, 700}, {1, 1, 1}, {2, 3, 0}})
+    for (const auto& [fa, fb] :
+         {std::pair{Fp8::e4m3, Fp8::e4m3}, {Fp8::e5m2, Fp8::e4m3}, {Fp8::e4m3, Fp8::e5m2}})
+      for (const DType tc : {DType::bf16, DType::f32}) {
+        const Operand a = narrow(depth, m), b = narrow(depth, n), c = random(tc, m, n);
+        const Tensor room_a = make(DType::bf16, {depth, m}), room_b = make(DType::bf16, {depth, n});
+        const std::vector<double> before = copy_numbers_to_host(c.exact), xs = copy_numbers_to_host(a.exact),
+                                  ys = copy_numbers_to_host(b.exact);
+        const Fp8Product product{{a.held, yes, b.held, no, c.held, true}, {true, fa, fb}, room_a, room_b};
+        kernels->fp8_matmul({&product, 1});
+        const auto rounded = [&](const Operand& x, Fp8 format) {
+          const Operand to{make(DType::f64, {x.held.rows(), x.held.cols()}),
+                           make(DType::bf16, {x.held.rows(), x.held.cols()})};
+          kernels->round_to_fp8(x.held, format, to.held);
+          copy_numbers_from_host(copy_numbers_to_host(to.held), to.exact);
+          return to;
+        };
+        reference->matmul(rounded(a, fa).exact, yes, rounded(b, fb).exact, no, c.exact, true);
+        const std::vector<double> made = copy_numbers_to_host(c.held);
+        expect_close(c, depth + 1, 2, "fp8_matmul");
+        const double ea = fp8_epsilon(fa), eb = fp8_epsilon(fb), little = 0x1p-9;
+        for (std::int64_t i = 0; i < m; ++i)
+          for (std::int64_t j = 0; j < n; ++j) {
+            const auto at = static_cast<std::size_t>(i * n + j);
+            double exact = before[at], may = 0x1p-7 * (std::abs(before[at]) + 1);
+            for (std::int64_t l = 0; l < depth; ++l) {
+              const double x = xs[static_cast<std::size_t>(l * m + i)],
+                           y = ys[static_cast<std::size_t>(l * n + j)];
+              exact += x * y;
+              may += (std::abs(x) * (1 + ea) + little) * (std::abs(y) * (1 + eb) + little) - std::abs(x * y);
+            }
+            ASSERT_LE(std::abs(made[at] - exact), may * (1 + 0x1p-7)) << i << " " << j;
+          }
+      }
+}
+
 TEST_P(KernelsBf16, ElementwiseOperations) {
   for (const auto& [rows, cols] : sizes)
     for (DType tx : {DType::bf16, DType::f32})

@@ -523,6 +523,8 @@ TEST_F(InvariantNumerics, WhatShowsTheMeshIsRefused) {
                   {"--tp 2", "adapters"});
   expect_contains(refusal([](Plan& p) { p.compression.kind = CompressionKind::bf16; }),
                   {"--compress", "none"});
+  expect_contains(refusal([](Plan& p) { p.precision = recipe("fp8"); }),
+                  {"--precision fp8", "scales of fp8 are those of what a rank has", "legal: bf16"});
   expect_contains(refusal([](Plan& p) {
                     p.micro_batch = 4, p.mesh.set(Axis::pp, 2);
                     p.schedule_text = "0F0 0F1 0BW1 0BW0\n1F0 1BW0 1F1 1BW1\n";

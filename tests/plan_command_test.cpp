@@ -224,10 +224,11 @@ TEST_F(PlanCommand, APlanIsPricedAgainForWhatItWasMadeFor) {
   for (const auto& [key, value] : first.items()) EXPECT_EQ(again[key], value) << key;
   const CommandResult said = run(made + "--out plan.toml 2>&1");
   EXPECT_NE(said.output.find("train and verify refuse it: --etp 1"), std::string::npos) << said.output;
-  EXPECT_NE(run(std::string(small) + "--precision fp8 --top 1 --out plan.toml 2>&1")
-                .output.find("plan.toml is priced in fp8; train and verify run it in bf16"),
+  EXPECT_NE(run("--model llama-3-8b --machine b200 --gpus 8 --global-batch 64 --seq-len 4096 "
+                "--precision fp4 --top 1 --out plan.toml 2>&1")
+                .output.find("plan.toml is priced in fp4; train and verify run it in bf16"),
             std::string::npos);
-  for (const char* precision : {"f32", "bf16"}) {
+  for (const char* precision : {"f32", "bf16", "fp8"}) {
     const std::string one = std::string(small) + "--precision " + precision + " --top 1 --out plan.toml 2>&1";
     EXPECT_EQ(run(one).output.find("priced in"), std::string::npos) << precision;
     EXPECT_NE(read("plan.toml").find(std::string("precision = '") + precision), std::string::npos)

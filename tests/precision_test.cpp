@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include "base/error.h"
+#include "spec/fp8.h"
 
 namespace echelon::precision_test {
 namespace {
@@ -10,7 +11,7 @@ namespace {
 using enum DType;
 
 TEST(Precision, RecipesAreThoseOfTheTable) {
-  EXPECT_EQ(recipe_names(), (std::vector<std::string>{"f64", "f32", "tf32", "bf16", "bf16-lean"}));
+  EXPECT_EQ(recipe_names(), (std::vector<std::string>{"f64", "f32", "tf32", "bf16", "bf16-lean", "fp8"}));
   for (DType dtype : {f64, f32}) {
     const PrecisionRecipe& r = recipe(dtype_name(dtype));
     for (DType role : {r.parameters, r.master, r.gradients, r.moments, r.activations, r.statistics})
@@ -25,6 +26,10 @@ TEST(Precision, RecipesAreThoseOfTheTable) {
   EXPECT_EQ(mixed.activations, bf16);
   EXPECT_TRUE(mixed.has_master());
   EXPECT_FALSE(mixed.rounds_stochastically());
+  PrecisionRecipe kept = recipe("fp8");  // as bf16
+  EXPECT_TRUE(multiplies_in_fp8(kept));
+  kept.name = mixed.name;
+  EXPECT_EQ(kept, mixed);
   const PrecisionRecipe& lean = recipe("bf16-lean");
   EXPECT_EQ(lean.parameters, bf16);
   EXPECT_EQ(lean.master, bf16);
@@ -52,7 +57,8 @@ TEST(Precision, AnotherNameIsRefusedWithTheLegalOnes) {
     parse_recipe("bf8", "--precision");
     ADD_FAILURE() << "not refused";
   } catch (const RequestError& error) {
-    EXPECT_STREQ(error.what(), "--precision bf8: no such precision; legal: f64, f32, tf32, bf16, bf16-lean");
+    EXPECT_STREQ(error.what(),
+                 "--precision bf8: no such precision; legal: f64, f32, tf32, bf16, bf16-lean, fp8");
   }
   EXPECT_THROW(recipe("bf8"), InvariantError);
 }

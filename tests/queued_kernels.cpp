@@ -134,6 +134,10 @@ void QueuedKernels::multiply_in_tf32(const char* name, std::span<const MatrixPro
   });
 }
 
+void QueuedKernels::round_to_fp8(T x, Fp8 format, Out y) {
+  queue("round_to_fp8", &Kernels::round_to_fp8, x, format, y);
+}
+
 void QueuedKernels::fill(Out x, double value) { queue("fill", &Kernels::fill, x, value); }
 
 void QueuedKernels::copy(T from, Out to) { queue("copy", &Kernels::copy, from, to); }

@@ -23,6 +23,7 @@ class TimedKernels final : public KernelBackend {
     time_.sleep(product_);
     inner_->grouped_matmul(products);
   }
+  void round_to_fp8(T x, Fp8 format, Out y) override { inner_->round_to_fp8(x, format, y); }
   void fill(Out x, double value) override { inner_->fill(x, value); }
   void copy(T from, Out to) override { inner_->copy(from, to); }
   void add(T x, InOut y) override { inner_->add(x, y); }

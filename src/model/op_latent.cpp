@@ -5,6 +5,7 @@
 // behind them.
 #include "model/op.h"
 #include "spec/sum_blocks.h"
+#include "tensor/layer_products.h"
 #include "tensor/sum_by_blocks.h"
 
 namespace echelon {
@@ -21,7 +22,8 @@ class LatentOp final : public OpRunner {
         heads_(heads_here(s.plan)),
         turned_(s.plan.model.rotary_dim),
         value_(s.plan.model.value_head_dim),
-        kv_(s.stacked({op.weights.back()})) {
+        kv_(s.stacked({op.weights.back()})),
+        formats_(s.plan.precision) {
     if (op.inputs.size() == 1) q_ = s.stacked({op.weights.front()});
     if (s.plan.numerics == Numerics::ordinary) return;
     const int tp = s.tensor_parallel.size(), index = s.tensor_parallel.index();
@@ -57,21 +59,25 @@ class LatentOp final : public OpRunner {
       each_key_and_value(d_qkv, dkv, [&](const Tensor& here, const Tensor& there) { k.copy(here, there); });
       add_turned_keys(run, d_qkv, turned_key(dx));
     }
-    if (q_.defined()) k.matmul(dq, Transpose::no, q_.value, Transpose::no, queries(dx), false, query_blocks_);
-    k.matmul(dkv, Transpose::no, kv_.value, Transpose::no, keys_and_values(dx), false, kv_blocks_);
+    const auto input_gradient = [&](const Tensor& dy, const Weight& w, const Tensor& to,
+                                    const SumBlocks& blocks) {
+      multiply(k, {dy, Transpose::no, w.value, Transpose::no, to, false, blocks}, formats_.of_input());
+    };
+    if (q_.defined()) input_gradient(dq, q_, queries(dx), query_blocks_);
+    input_gradient(dkv, kv_, keys_and_values(dx), kv_blocks_);
     InFlight entering = run.tensor_parallel().enter_backward(dx, run.rows());
     run.weight_gradient([this, sums = run.sums(), x, dq, dkv] {
-      if (q_.defined()) sums.add_product(q_, dq, queries(x->whole()));
-      sums.add_product(kv_, dkv, keys_and_values(x->whole()));
+      if (q_.defined()) sums.add_product(q_, dq, queries(x->whole()), formats_.of_weight());
+      sums.add_product(kv_, dkv, keys_and_values(x->whole()), formats_.of_weight());
     });
     if (!q_.defined()) run.set_gradient(in(1), dq);
     run.add_gradient(in(), run.rounded(entering.get()));
   }
 
  private:
-  static Tensor product(BlockRun& run, const Tensor& x, const Weight& weight) {
+  Tensor product(BlockRun& run, const Tensor& x, const Weight& weight) const {
     const Tensor y = run.activation({run.rows(), weight.value.rows()});
-    run.kernels().matmul(x, Transpose::no, weight.value, Transpose::yes, y, false);
+    multiply(run.kernels(), {x, Transpose::no, weight.value, Transpose::yes, y}, formats_.forward());
     return y;
   }
 
@@ -125,6 +131,7 @@ class LatentOp final : public OpRunner {
   Heads heads_;
   std::int64_t turned_, value_;  // of a head
   Weight q_, kv_;                // no q_ where queries are not compressed
+  LayerFormats formats_;
   SumBlocks query_blocks_, kv_blocks_;  // of sums over heads, under invariant numerics
 };
 

@@ -10,6 +10,7 @@
 #include "model/op.h"
 #include "spec/sum_blocks.h"
 #include "tensor/expert_products.h"
+#include "tensor/layer_products.h"
 
 namespace echelon {
 namespace {
@@ -21,7 +22,8 @@ class LinearOp : public OpRunner {
         weights_(s.runs(op.weights)),
         biases_(s.runs(op.biases)),
         in_out_(op.order == WeightOrder::in_out),
-        is_cut_(op.weights.front().shard_dim >= 0) {
+        is_cut_(op.weights.front().shard_dim >= 0),
+        formats_(s.plan.precision) {
     std::vector<std::int64_t> ends{0};  // of each matrix's columns
     for (const ParamSpec& spec : op.weights) ends.push_back(ends.back() + width(s.stacked({spec}), in_out_));
     for (const Adapter& adapter : op.adapters)
@@ -38,8 +40,10 @@ class LinearOp : public OpRunner {
     const std::vector<std::int64_t> shape{x.rows(), columns()};
     const Tensor y = is_cut_ && !by_columns_ ? run.partial_sum(shape) : run.activation(shape);
     each_run(weights_, in_out_, y, [&](const Weight& w, const Tensor& part) {
-      run.kernels().matmul(x, Transpose::no, w.value, in_out_ ? Transpose::no : Transpose::yes, part, false,
-                           by_columns_ ? SumBlocks() : blocks_);
+      multiply(run.kernels(),
+               {x, Transpose::no, w.value, in_out_ ? Transpose::no : Transpose::yes, part, false,
+                by_columns_ ? SumBlocks() : blocks_},
+               formats_.forward());
     });
     if (!adapters_.empty()) run.set(adapted(), add_adapters(run, x, y));
     x = Tensor();
@@ -67,8 +71,10 @@ class LinearOp : public OpRunner {
     const Tensor dx = by_columns_ ? run.partial_sum(shape) : run.activation(shape);
     bool further = false;
     each_run(weights_, in_out_, dy, [&](const Weight& w, const Tensor& part) {
-      run.kernels().matmul(part, Transpose::no, w.value, in_out_ ? Transpose::yes : Transpose::no, dx,
-                           std::exchange(further, true), by_columns_ ? blocks_ : SumBlocks());
+      multiply(run.kernels(),
+               {part, Transpose::no, w.value, in_out_ ? Transpose::yes : Transpose::no, dx,
+                std::exchange(further, true), by_columns_ ? blocks_ : SumBlocks()},
+               formats_.of_input());
     });
     each_adapter([&](const LowRank& l, Range inner) {
       run.kernels().matmul(columns_of(d_adapted, inner), Transpose::no, l.a.value, Transpose::no, dx, true);
@@ -91,7 +97,7 @@ class LinearOp : public OpRunner {
   void add_weight_gradient(const SequenceSums& sums, const Tensor& x, const Tensor& dy) const {
     each_run(weights_, in_out_, dy, [&](const Weight& w, const Tensor& part) {
       const Tensor &rows = in_out_ ? x : part, &cols = in_out_ ? part : x;
-      if (w.gradient.defined()) sums.add_product(w, rows, cols);
+      if (w.gradient.defined()) sums.add_product(w, rows, cols, formats_.of_weight(in_out_));
     });
   }
 
@@ -170,6 +176,7 @@ class LinearOp : public OpRunner {
   std::vector<LowRank> adapters_;
   bool in_out_;  // how the matrix is stored
   bool is_cut_, by_columns_ = false;
+  LayerFormats formats_;
   SumBlocks blocks_;  // of sums over the dimension that is cut, under invariant numerics
 };
 

@@ -6,6 +6,7 @@
 #include "base/halving_tree.h"
 #include "spec/routing_balance.h"
 #include "tensor/host.h"
+#include "tensor/layer_products.h"
 #include "tensor/sum_by_blocks.h"
 
 namespace echelon {
@@ -43,6 +44,7 @@ ExpertParallel::ExpertParallel(const Rank& rank, const Plan& plan, TensorParalle
       exchange_(rank, plan.model.num_experts),
       activation_(plan.model.expert_activation()),
       clamp_(plan.model.clamp),
+      formats_(plan.precision),
       weights_(std::move(weights)),
       whole_rows_(rank, plan),
       runs_(plan),
@@ -91,13 +93,14 @@ Work<void> ExpertParallel::in_forward(const Tensor& normed, Saved& saved) const 
   InFlight arriving = exchange_.begin_dispatch(take(normed, saved), saved.route);
   if (const Tensor& in = weights_.shared_in.value; in.defined()) {  // while copies travel
     saved.shared_hidden = rank_->activation({normed.rows(), in.rows()});
-    kernels.matmul(normed, Transpose::no, in, Transpose::yes, saved.shared_hidden, false);
+    multiply(kernels, {normed, Transpose::no, in, Transpose::yes, saved.shared_hidden}, formats_.forward());
     weigh_shared(normed, saved);
   }
   if (!exchange_.is_local()) co_await Pause{};
   const Tensor taken = exchange_.arrange(std::move(arriving), saved.route);
   saved.hidden = rank_->activation({saved.route.room, weights_.in.front().value.rows()});
-  multiply(kernels, weights_.in, Transpose::yes, saved.route.bounds, taken, saved.hidden);
+  multiply(kernels, weights_.in, Transpose::yes, saved.route.bounds, taken, saved.hidden, {},
+           formats_.forward());
   add_biases(kernels, weights_.in_bias, saved.route.bounds, saved.hidden);
   if (!exchange_.is_local()) saved.taken = taken;
 }
@@ -138,7 +141,8 @@ Work<Tensor> ExpertParallel::out_forward(const Saved& saved) const {
          activated = rank_->activation({room, weights_.out.front().value.cols()});
   const ExpertBounds& bounds = saved.route.bounds;
   kernels.gated(activation_, used(saved.hidden, bounds), used(activated, bounds), clamp_);
-  multiply(kernels, weights_.out, Transpose::yes, bounds, activated, out, weights_.out_sums);
+  multiply(kernels, weights_.out, Transpose::yes, bounds, activated, out, weights_.out_sums,
+           formats_.forward());
   activated = Tensor();
   out = rounded_columns(out);
   if (!weights_.out_bias.empty())
@@ -153,7 +157,9 @@ Work<Tensor> ExpertParallel::out_forward(const Saved& saved) const {
   activated = rank_->activation({rows, shared_out.cols()});
   out = make_sum({rows, width});
   kernels.gated(Activation::swiglu, saved.shared_hidden, activated);
-  kernels.matmul(activated, Transpose::no, shared_out, Transpose::yes, out, false, weights_.shared_out_sums);
+  multiply(kernels,
+           {activated, Transpose::no, shared_out, Transpose::yes, out, false, weights_.shared_out_sums},
+           formats_.forward());
   kernels.add(weighed(rounded_columns(out), saved), y);
   co_return all_columns(y, width);
 }
@@ -274,7 +280,7 @@ Work<ExpertParallel::Backward> ExpertParallel::backward_input(const Tensor& dy, 
   if (!exchange_.is_local()) co_await Pause{};
   Tensor d_out = exchange_.arrange(std::move(arriving), route),
          d_activated = rank_->activation({route.room, weights_.out.front().value.cols()});
-  multiply(kernels, weights_.out, Transpose::no, route.bounds, d_out, d_activated);
+  multiply(kernels, weights_.out, Transpose::no, route.bounds, d_out, d_activated, {}, formats_.of_input());
   Tensor weights = exchange_.dispatch(by_place(saved.weights, saved), route),
          d_weights = rank_->statistic({route.room, 1});
   // d_out is the gradient of a weighted row, so the weights of both products are right with what becomes of
@@ -282,7 +288,7 @@ Work<ExpertParallel::Backward> ExpertParallel::backward_input(const Tensor& dy, 
   activation_backward(saved, d_out, d_activated, weights, d_weights);
   if (any_trained(weights_.out_bias))
     weight_gradient([this, add = adder(saved, sums), w = weights, d = out_bias_columns(d_out)] {
-      add.products(weights_.out_bias, d, w);
+      add.products(weights_.out_bias, d, w, {});
     });
   weights = Tensor();
   backward.d_hidden = std::exchange(saved.hidden, {});
@@ -292,11 +298,12 @@ Work<ExpertParallel::Backward> ExpertParallel::backward_input(const Tensor& dy, 
   d_weights = Tensor();
   if (any_trained(weights_.out))
     weight_gradient([this, add = adder(saved, sums), x = d_activated, d = d_out] {
-      add.products(weights_.out, x, d);
+      add.products(weights_.out, x, d, formats_.of_weight());
     });
   d_out = d_activated = Tensor();
   d_out = make_sum({route.room, width});
-  multiply(kernels, weights_.in, Transpose::no, route.bounds, backward.d_hidden, d_out, weights_.in_sums);
+  multiply(kernels, weights_.in, Transpose::no, route.bounds, backward.d_hidden, d_out, weights_.in_sums,
+           formats_.of_input());
   d_out = rounded_columns(d_out);
   InFlight coming = exchange_.begin_combine(std::exchange(d_out, {}), route, copies);
   if (!exchange_.is_local()) co_await Pause{};
@@ -309,7 +316,7 @@ Work<ExpertParallel::Backward> ExpertParallel::backward_input(const Tensor& dy, 
     co_return backward;
   }
   d_activated = rank_->activation({rows, out.value.cols()});
-  kernels.matmul(dy, Transpose::no, out.value, Transpose::no, d_activated, false);
+  multiply(kernels, {dy, Transpose::no, out.value, Transpose::no, d_activated}, formats_.of_input());
   // Which becomes the activation again, weighed as what it made was.
   if (saved.shared_weights.defined()) {
     backward.d_shared_weights = rank_->statistic({rows, 1});
@@ -322,11 +329,15 @@ Work<ExpertParallel::Backward> ExpertParallel::backward_input(const Tensor& dy, 
   }
   backward.d_shared_hidden = std::exchange(saved.shared_hidden, {});
   if (out.gradient.defined())
-    weight_gradient([sums, out, x = std::exchange(d_activated, {}), d = dy] { sums.add_product(out, d, x); });
+    weight_gradient([sums, out, x = std::exchange(d_activated, {}), d = dy, formats = formats_.of_weight()] {
+      sums.add_product(out, d, x, formats);
+    });
   d_activated = Tensor();
   const Tensor d_shared = sums_rows() ? rank_->statistic({rows, width}) : d_normed;
-  kernels.matmul(backward.d_shared_hidden, Transpose::no, in.value, Transpose::no, d_shared, !sums_rows(),
-                 weights_.shared_in_sums);
+  multiply(kernels,
+           {backward.d_shared_hidden, Transpose::no, in.value, Transpose::no, d_shared, !sums_rows(),
+            weights_.shared_in_sums},
+           formats_.of_input());
   if (sums_rows()) kernels.add(own_columns(d_shared), d_normed);
   backward.d_normed = all_columns(d_normed, width);
   co_return backward;
@@ -343,9 +354,9 @@ static std::vector<Weight> parts_of(Kernels& kernels, const std::vector<Weight>&
   return parts;
 }
 
-void ExpertParallel::Adder::products(const std::vector<Weight>& weights, const Tensor& x,
-                                     const Tensor& dy) const {
-  if (!sums.by_sequence()) return add_gradients(*kernels, weights, bounds, x, dy);
+void ExpertParallel::Adder::products(const std::vector<Weight>& weights, const Tensor& x, const Tensor& dy,
+                                     const OperandFormats& formats) const {
+  if (!sums.by_sequence()) return add_gradients(*kernels, weights, bounds, x, dy, formats);
   if (!copies) return add_gradients(*kernels, sums, weights, bounds, x, dy);
   const int dim = dy.cols() >= x.cols() ? 0 : 1;
   const Range part = rows.part((dim == 0 ? dy : x).cols(), true);
@@ -387,23 +398,22 @@ void ExpertParallel::in_backward_weight(std::shared_ptr<InputAgain> normed, Save
   if (!any_trained(weights_.in)) {
     saved.taken = Tensor();
   } else if (exchange_.is_local()) {
-    weight_gradient(
-        [this, normed, copies = saved.copies, add = adder(saved, sums), d = d_hidden] {
-          const Tensor& rows = normed->whole();
-          const Tensor taken = rank_->activation({copies.numel(), rows.cols()});
-          rank_->kernels().embedding(copies, rows, 0, taken);
-          add.products(weights_.in, taken, d);
-        });
+    weight_gradient([this, normed, copies = saved.copies, add = adder(saved, sums), d = d_hidden] {
+      const Tensor& rows = normed->whole();
+      const Tensor taken = rank_->activation({copies.numel(), rows.cols()});
+      rank_->kernels().embedding(copies, rows, 0, taken);
+      add.products(weights_.in, taken, d, formats_.of_weight());
+    });
   } else {
     weight_gradient([this, add = adder(saved, sums), taken = std::exchange(saved.taken, {}), d = d_hidden] {
-      add.products(weights_.in, taken, d);
+      add.products(weights_.in, taken, d, formats_.of_weight());
     });
   }
   d_hidden = Tensor();
   if (!weights_.shared_in.gradient.defined()) return;
-  weight_gradient(
-      [sums, in = weights_.shared_in, normed = std::move(normed),
-       d = std::exchange(backward.d_shared_hidden, {})] { sums.add_product(in, d, normed->whole()); });
+  weight_gradient([sums, in = weights_.shared_in, normed = std::move(normed),
+                   d = std::exchange(backward.d_shared_hidden, {}),
+                   formats = formats_.of_weight()] { sums.add_product(in, d, normed->whole(), formats); });
 }
 
 }  // namespace echelon

@@ -28,6 +28,7 @@
 #include "parallel/tensor_parallel.h"
 #include "parallel/whole_copies.h"
 #include "parallel/whole_rows.h"
+#include "spec/fp8.h"
 #include "spec/plan.h"
 #include "spec/token_router.h"
 
@@ -149,7 +150,8 @@ class ExpertParallel {
     ExpertBounds bounds;  // of rows, by sequence where sums are
     const WholeRows& rows;
     std::shared_ptr<const WholeCopies> copies;  // where each rank adds up a part
-    void products(const std::vector<Weight>& weights, const Tensor& x, const Tensor& dy) const;
+    void products(const std::vector<Weight>& weights, const Tensor& x, const Tensor& dy,
+                  const OperandFormats& formats) const;
     void biases(const std::vector<Weight>& biases, const Tensor& dy) const;
   };
   Adder adder(const Saved& saved, const SequenceSums& sums) const;
@@ -209,6 +211,7 @@ class ExpertParallel {
   ExpertExchange exchange_;
   Activation activation_;
   SwigluClamp clamp_;
+  LayerFormats formats_;
   Weights weights_;
   WholeRows whole_rows_;
   PositionRuns runs_;

@@ -201,7 +201,14 @@ class Pricer {
     t_.backward_input.compute += ops_.product(rows, cols, depth, count);
     t_.backward_weight.compute += ops_.product(depth, rows, cols, count);
     kernels_ += 1;
-    if (narrow_) {  // operands are read in 16 bits and written in fewer
+    if (narrow_ && w_.software.is_this_trainer) {
+      // Each product rounds both of its operands: read twice in 16 bits, for the scale and then to be
+      // written.
+      const double bytes = (2 * width_ + ops_.operand_bytes()) * count;
+      t_.forward.compute += ops_.elementwise(bytes * (rows * depth + depth * cols));
+      t_.backward_input.compute += ops_.elementwise(bytes * (rows * cols + depth * cols));
+      t_.backward_weight.compute += ops_.elementwise(bytes * (rows * cols + rows * depth));
+    } else if (narrow_) {  // operands are read in 16 bits and written in fewer
       const double bytes = (width_ + ops_.operand_bytes()) * count;
       const double weights = w_.software.narrow_parameters ? 0 : depth * cols;
       t_.forward.compute += ops_.elementwise(bytes * (rows * depth + weights));
@@ -234,9 +241,10 @@ class Pricer {
     passes(2 * bytes, 2 * bytes);
   }
 
-  // What is gathered is an operand, in as many bits as products read.
+  // What is gathered is an operand, in as many bits as products read; this trainer rounds it there.
   double rows_bytes(Verb verb) const {
-    const double width = verb == Verb::all_gather ? std::min(width_, ops_.operand_bytes()) : width_;
+    const bool rounded = verb == Verb::all_gather && !w_.software.is_this_trainer;
+    const double width = rounded ? std::min(width_, ops_.operand_bytes()) : width_;
     return tokens_ * real(m_.hidden) * width;
   }
   void communicate(PassSeconds& pass, Verb verb, double bytes) {

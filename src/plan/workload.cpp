@@ -5,6 +5,7 @@
 #include <algorithm>
 
 #include "base/units.h"
+#include "spec/fp8.h"
 
 namespace echelon {
 
@@ -13,7 +14,7 @@ Runner runner_of(const Workload& work) {
 }
 
 const PrecisionRecipe& trained_recipe(Precision precision) {
-  return recipe(precision == Precision::f32 ? "f32" : "bf16");
+  return recipe(precision == Precision::f32 ? "f32" : precision == Precision::fp8 ? fp8_name : "bf16");
 }
 
 std::int64_t num_microbatches(const Plan& plan) {

@@ -26,7 +26,7 @@ struct Workload {
 Runner runner_of(const Workload& work);
 
 // The recipe by which this repository's trainer runs what is priced in `precision`: it has no products
-// narrower than bf16.
+// narrower than fp8, and runs those in bf16.
 const PrecisionRecipe& trained_recipe(Precision precision);
 
 // Microbatches of a step on one data-parallel rank.

@@ -188,9 +188,9 @@ std::vector<PlanField> all_fields() {
         "Train low-rank adapters beside frozen matrices: those of attention, or the named ones", train, 0, 0,
         "none"}});
   add("Precision and memory",
-      {{"precision", parsed<&Plan::precision, recipe_name, parse_recipe>("f32|tf32|bf16|bf16-lean|f64"),
+      {{"precision", parsed<&Plan::precision, recipe_name, parse_recipe>("f32|tf32|bf16|bf16-lean|fp8|f64"),
         "What parameters and activations are kept in (docs/precision.md); f64 runs on the slow reference "
-        "kernels, tf32 on devices alone",
+        "kernels, fp8 rounds the operands of layers' products, tf32 is on devices alone",
         train, 0, 0, "f32|bf16"},
        {"numerics", choice<&Plan::numerics>(),
         "invariant: the same bits on every mesh, which refuses what cannot have them (docs/invariance.md)",

@@ -10,6 +10,7 @@
 #include "base/halving_tree.h"
 #include "base/units.h"
 #include "spec/block.h"
+#include "spec/fp8.h"
 #include "spec/plan_fields.h"
 #include "spec/sum_blocks.h"
 #include "spec/tf32.h"
@@ -502,6 +503,11 @@ Verdict of_numerics(const Plan& plan) {
   if (multiplies_in_tf32(plan.precision))
     return problem("precision", {{"precision", "f32"}},
                    "with --numerics invariant products are not left to a library, which TF32 is");
+  if (multiplies_in_fp8(plan.precision))
+    return problem(
+        "precision", {{"precision", "bf16"}},
+        "with --numerics invariant no number shows the mesh, and scales of fp8 are those of what a "
+        "rank has");
   const Balancing& b = plan.balancing;
   if (plan.mesh.size(Axis::cp) > 1)
     if (Verdict verdict = of_invariant_context_parallel(plan)) return verdict;

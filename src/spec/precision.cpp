@@ -6,6 +6,7 @@
 #include <array>
 
 #include "base/error.h"
+#include "spec/fp8.h"
 #include "spec/tf32.h"
 
 namespace echelon {
@@ -27,10 +28,13 @@ PrecisionRecipe in_tf32() {
   return r;
 }
 
-const std::array<PrecisionRecipe, 5>& recipes() {
-  static const std::array<PrecisionRecipe, 5> all{DType::f64, DType::f32, in_tf32(),
+const std::array<PrecisionRecipe, 6>& recipes() {
+  static const std::array<PrecisionRecipe, 6> all{DType::f64,
+                                                  DType::f32,
+                                                  in_tf32(),
                                                   in_bf16("bf16", DType::f32, DType::f32),
-                                                  in_bf16("bf16-lean", DType::bf16, DType::bf16)};
+                                                  in_bf16("bf16-lean", DType::bf16, DType::bf16),
+                                                  in_bf16(fp8_name, DType::f32, DType::f32)};
   return all;
 }
 

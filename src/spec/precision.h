@@ -36,8 +36,9 @@ struct PrecisionRecipe {
 //              (Micikevicius et al. 2018, https://arxiv.org/abs/1710.03740; Kalamkar et al. 2019,
 //              https://arxiv.org/abs/1905.12322)
 //   bf16-lean  parameters, which are all there is of the weights, moments and activations bf16; gradients f32
+//   fp8        kept as in bf16, with operands of layers' products in fp8 (spec/fp8.h)
 //
-// Statistics are f32 in both of the latter.
+// Statistics are f32 in the last three.
 const std::vector<std::string>& recipe_names();
 const PrecisionRecipe& recipe(const std::string& name);  // InvariantError when there is none
 

@@ -46,6 +46,15 @@ class DeviceKernels : public RowKernels<Launch, TokenKernels<Launch>> {
   }
   void grouped_matmul(std::span<const MatrixProduct> products) override { multiply_in_tiles(products); }
 
+  // Codes and scales are made on the way, each operand's in the orientation that its product reads: who
+  // multiplies what in which order is known here, and how long an operand stays the same is not.
+  void fp8_matmul(std::span<const Fp8Product> products) override {
+    std::vector<Fp8Product> in_bf16;
+    for (const Fp8Product& p : products)
+      if (!takes_codes(p) || !multiply_as_codes(p)) in_bf16.push_back(p);
+    if (!in_bf16.empty()) KernelBackend::fp8_matmul(in_bf16);
+  }
+
   bool all_finite(const Tensor& x) override { return largest_of(x, rows::NotFinite()) == 0; }
   double largest(const Tensor& x) override { return largest_of(x, rows::Magnitude()); }
 
@@ -205,6 +214,12 @@ class DeviceKernels : public RowKernels<Launch, TokenKernels<Launch>> {
   }
 
  protected:
+  // Products of fp8 that a vendor's library has. The codes lie in the rooms: op(a)'s rows, and op(b)'s
+  // columns, one after another; the scales, on the device, make of these numbers their size. What it has no
+  // product for (false) is multiplied from rounded operands in bf16.
+  virtual bool takes_codes(const Fp8Product&) const { return false; }
+  virtual bool multiply_codes(const Fp8Product&, const float*, const float*) { return false; }
+
   template <class T>
   rows::Matrix<T> matrix(const Tensor& t) const {
     return this->launch().template matrix<T>(t);
@@ -224,6 +239,13 @@ class DeviceKernels : public RowKernels<Launch, TokenKernels<Launch>> {
   }
 
  private:
+  bool multiply_as_codes(const Fp8Product& p) {
+    const auto scale_a =
+                   this->cast_to_fp8(p.product.a, p.product.ta == Transpose::yes, p.formats.a, p.room_a),
+               scale_b = this->cast_to_fp8(p.product.b, p.product.tb == Transpose::no, p.formats.b, p.room_b);
+    return multiply_codes(p, &scale_a.data()->back, &scale_b.data()->back);
+  }
+
   void multiply_tiles(const std::vector<const MatrixProduct*>& products) {
     // Of all of them, one after another; each product with the ends of its own.
     std::vector<rows::DepthRange> ranges;

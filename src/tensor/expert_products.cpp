@@ -4,13 +4,14 @@
 #include <optional>
 
 #include "base/error.h"
+#include "tensor/layer_products.h"
 
 namespace echelon {
 
 // product(weight, rows): of an expert that has some, and how to take them; nothing where there is none.
 template <class Product>
-static void multiply_all(Kernels& kernels, const std::vector<Weight>& weights, const ExpertBounds& bounds,
-                         const Product& product) {
+static std::vector<MatrixProduct> products_of(const std::vector<Weight>& weights, const ExpertBounds& bounds,
+                                              const Product& product) {
   check(bounds.size() == weights.size() + 1, "there is a run of rows for each expert");
   std::vector<MatrixProduct> products;
   for (std::size_t e = 0; e < weights.size(); ++e)
@@ -18,7 +19,35 @@ static void multiply_all(Kernels& kernels, const std::vector<Weight>& weights, c
       if (const std::optional<MatrixProduct> one =
               product(weights[e], [&](const Tensor& x) { return x.row_range(bounds[e], bounds[e + 1]); }))
         products.push_back(*one);
+  return products;
+}
+
+template <class Product>
+static void multiply_all(Kernels& kernels, const std::vector<Weight>& weights, const ExpertBounds& bounds,
+                         const Product& product) {
+  const std::vector<MatrixProduct> products = products_of(weights, bounds, product);
   if (!products.empty()) kernels.grouped_matmul(products);
+}
+
+// Products of layers. There is room for the operands of all experts, `all_a` and `all_b` where they are rows
+// of one tensor, or weights, whatever tokens came: so that it is known beforehand.
+template <class Product>
+static void multiply_all(Kernels& kernels, const std::vector<Weight>& weights, const ExpertBounds& bounds,
+                         const OperandFormats& formats, const Tensor& all_a, const Tensor& all_b,
+                         const Product& product) {
+  if (!formats.in_fp8) return multiply_all(kernels, weights, bounds, product);
+  std::vector<Tensor> of_weights;
+  if (!all_b.defined())
+    for (const Weight& w : weights) of_weights.push_back(fp8_room(w.value));
+  const Tensor room_a = fp8_room(all_a), room_b = all_b.defined() ? fp8_room(all_b) : Tensor();
+  std::vector<Fp8Product> rounded;
+  for (std::size_t e = 0; e < weights.size(); ++e) {
+    const auto rows = [&](const Tensor& x) { return x.row_range(bounds[e], bounds[e + 1]); };
+    for (MatrixProduct& one : products_of({weights[e]}, {bounds[e], bounds[e + 1]}, product))
+      rounded.push_back(
+          {std::move(one), formats, rows(room_a), all_b.defined() ? rows(room_b) : of_weights[e]});
+  }
+  if (!rounded.empty()) kernels.fp8_matmul(rounded);
 }
 
 bool any_trained(const std::vector<Weight>& weights) {
@@ -26,15 +55,16 @@ bool any_trained(const std::vector<Weight>& weights) {
 }
 
 void multiply(Kernels& kernels, const std::vector<Weight>& weights, Transpose turn,
-              const ExpertBounds& bounds, const Tensor& x, const Tensor& y, const SumBlocks& sums) {
-  multiply_all(kernels, weights, bounds, [&](const Weight& w, const auto& rows) {
+              const ExpertBounds& bounds, const Tensor& x, const Tensor& y, const SumBlocks& sums,
+              const OperandFormats& formats) {
+  multiply_all(kernels, weights, bounds, formats, x, {}, [&](const Weight& w, const auto& rows) {
     return std::optional<MatrixProduct>({rows(x), Transpose::no, w.value, turn, rows(y), false, sums});
   });
 }
 
 void add_gradients(Kernels& kernels, const std::vector<Weight>& weights, const ExpertBounds& bounds,
-                   const Tensor& x, const Tensor& dy) {
-  multiply_all(kernels, weights, bounds, [&](const Weight& w, const auto& rows) {
+                   const Tensor& x, const Tensor& dy, const OperandFormats& formats) {
+  multiply_all(kernels, weights, bounds, formats, dy, x, [&](const Weight& w, const auto& rows) {
     std::optional<MatrixProduct> product;
     if (w.gradient.defined())
       product.emplace(MatrixProduct{rows(dy), Transpose::yes, rows(x), Transpose::no, w.gradient, true});

@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <vector>
 
+#include "spec/fp8.h"
 #include "tensor/kernels.h"
 #include "tensor/sequence_sums.h"
 #include "tensor/weight.h"
@@ -15,12 +16,13 @@ namespace echelon {
 using ExpertBounds = std::vector<std::int64_t>;
 
 bool any_trained(const std::vector<Weight>& weights);
-// y = x W or x W^T. `sums`: how each is grouped.
+// y = x W or x W^T. `sums`: how each is grouped. In fp8 the operands of each expert have scales of their own.
 void multiply(Kernels& kernels, const std::vector<Weight>& weights, Transpose turn,
-              const ExpertBounds& bounds, const Tensor& x, const Tensor& y, const SumBlocks& sums = {});
+              const ExpertBounds& bounds, const Tensor& x, const Tensor& y, const SumBlocks& sums = {},
+              const OperandFormats& formats = {});
 // Gradients += dy^T x. Those of an expert without tokens stay as they are, and a frozen one has none.
 void add_gradients(Kernels& kernels, const std::vector<Weight>& weights, const ExpertBounds& bounds,
-                   const Tensor& x, const Tensor& dy);
+                   const Tensor& x, const Tensor& dy, const OperandFormats& formats = {});
 // Biases of experts' products, of as many columns as y has: each row gets its expert's.
 void add_biases(Kernels& kernels, const std::vector<Weight>& biases, const ExpertBounds& bounds,
                 const Tensor& y);

@@ -130,6 +130,38 @@ void Kernels::grouped_matmul(std::span<const MatrixProduct> products) {
   if (backend_) backend_->grouped_matmul(products);
 }
 
+void Kernels::fp8_matmul(std::span<const Fp8Product> products) {
+  for (const Fp8Product& one : products) {
+    const MatrixProduct& p = one.product;
+    require(is_product(p.a, p.ta, p.b, p.tb, p.c) && p.blocks.empty(),
+            "fp8_matmul: c is no product of a and b", p.a, p.b, p.c);
+    const auto has_room = [](const Tensor& x, const Tensor& room) {
+      return x.dtype() == DType::bf16 && same(x, room) && room.contiguous();
+    };
+    require(has_room(p.a, one.room_a) && has_room(p.b, one.room_b),
+            "fp8_matmul: an operand is no bf16, or its room is not like it", p.a, one.room_a, p.b,
+            one.room_b);
+  }
+  if (backend_) backend_->fp8_matmul(products);
+}
+
+void Kernels::round_to_fp8(const Tensor& x, Fp8 format, Out y) {
+  require(is_float(x) && x.dtype() == DType::bf16 && same(x, y),
+          "round_to_fp8: x is no bf16, or y not like it", x, y);
+  if (backend_) backend_->round_to_fp8(x, format, y);
+}
+
+void KernelBackend::fp8_matmul(std::span<const Fp8Product> products) {
+  std::vector<MatrixProduct> rounded;
+  for (const Fp8Product& p : products) {
+    round_to_fp8(p.product.a, p.formats.a, p.room_a);
+    round_to_fp8(p.product.b, p.formats.b, p.room_b);
+    rounded.push_back(p.product);
+    rounded.back().a = p.room_a, rounded.back().b = p.room_b;
+  }
+  grouped_matmul(rounded);
+}
+
 void Kernels::fill(Out x, double value) {
   require(is_float(x), "fill: x holds no floats", x);
   if (backend_) backend_->fill(x, value);

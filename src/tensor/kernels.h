@@ -19,10 +19,12 @@
 #include <utility>
 #include <vector>
 
+#include "base/fp8.h"
 #include "base/philox.h"
 #include "base/split.h"
 #include "spec/activation.h"
 #include "spec/compression.h"
+#include "spec/fp8.h"
 #include "spec/numerics.h"
 #include "spec/param_spec.h"
 #include "spec/precision.h"
@@ -101,6 +103,15 @@ struct MatrixProduct {
   SumBlocks blocks = {};
 };
 
+// One whose operands, in bf16, are rounded to fp8, each with a scale of its own (base/fp8.h): c is then as of
+// a product of the rounded ones. `room_a` and `room_b` are like a and b, for these, and come to hold what
+// the backend makes of them. There are no blocks.
+struct Fp8Product {
+  MatrixProduct product;
+  OperandFormats formats;
+  Tensor room_a, room_b;
+};
+
 // A sum of numbers from 0 to 1, in units of 2^-32 and 2^-64.
 struct ExactSum {
   std::uint64_t high = 0, low = 0;
@@ -123,6 +134,10 @@ class Kernels {
   // Products of any shapes, empty ones too, none of which reads what another writes: on the host, and of any
   // device under invariant numerics, each has the bits of matmul(). The products of a mixture's experts.
   void grouped_matmul(std::span<const MatrixProduct> products);
+  // As grouped_matmul().
+  void fp8_matmul(std::span<const Fp8Product> products);
+  // y = x (both bf16) rounded to fp8 with a scale of its own, in its own size: what products in fp8 multiply.
+  void round_to_fp8(const Tensor& x, Fp8 format, Out y);
 
   void fill(Out x, double value);
   // Same rows and cols; row strides allowed on both. One may be bf16 and the other f32, here and in add; here

@@ -21,6 +21,7 @@
 #include "tensor/matmul.h"
 #include "tensor/reference_view.h"
 #include "tensor/rope_angles.h"
+#include "tensor/rows/elements.h"
 #include "tensor/rows/sinks.h"
 #include "tensor/simd.h"
 #include "tensor/thread_team.h"
@@ -118,6 +119,24 @@ class CpuKernels final : public HostBackend {
       list.back().blocks = &one;
     }
     multiply_all(list);
+  }
+
+  // Where products in bf16 read it, as there are none of fp8 here.
+  void round_to_fp8(const Tensor& tx, Fp8 format, Out ty) override {
+    const Matrix<bf16> x(tx), y(ty);
+    std::vector<double> largest(static_cast<std::size_t>(team_.threads()));
+    team_.each_task(team_.threads(), [&](std::int64_t part, int) {
+      const Range mine = split_range(x.rows, team_.threads(), part);
+      double most = 0;
+      for (std::int64_t i = mine.begin; i < mine.end; ++i)
+        most = rows::LargerOrNaN()(most, simd<bf16>().largest(x[i], x.cols));
+      largest[static_cast<std::size_t>(part)] = most;
+    });
+    double most = 0;
+    for (const double of_part : largest) most = rows::LargerOrNaN()(most, of_part);
+    const float scale = fp8_scale(static_cast<float>(most), format);
+    team_.each_row(x.rows, x.cols,
+                   [&](std::int64_t i) { simd<bf16>().round_to_fp8(x[i], scale, format, y[i], x.cols); });
   }
 
   void fill(Out tx, double value) override {

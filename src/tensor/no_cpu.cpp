@@ -7,7 +7,7 @@ namespace echelon {
 std::unique_ptr<Kernels> make_cpu_kernels(Arena&, DType, int, Numerics) {
   refuse(
       "--precision f32: this build has no CPU kernels (ECHELON_CPU_KERNELS=OFF); legal: f64, bf16, "
-      "bf16-lean, on the reference "
+      "bf16-lean, fp8, on the reference "
       "kernels");
 }
 

@@ -44,6 +44,9 @@ class NoisyKernels final : public RoundingNoise {
       if (p.c.numel() > 0) matmul(p.a, p.ta, p.b, p.tb, p.c, p.accumulate);
   }
 
+  // Moved before it is rounded: a number near the middle of two of fp8 becomes the other one.
+  void round_to_fp8(const Tensor& x, Fp8 format, Out y) override { exact_.round_to_fp8(moved(x), format, y); }
+
   void add(const Tensor& x, InOut y) override {
     exact_.add(moved(x), y);
     move(y);

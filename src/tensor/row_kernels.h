@@ -12,6 +12,7 @@
 #include "tensor/rows/activations.h"
 #include "tensor/rows/adamw.h"
 #include "tensor/rows/elements.h"
+#include "tensor/rows/fp8.h"
 #include "tensor/rows/norms.h"
 #include "tensor/rows/rope.h"
 #include "tensor/rows/sinks.h"
@@ -52,6 +53,13 @@ class RowKernels : public Base {
     with_stored_type(x, [&, this]<class T>(T) {
       this->elements("scale", x, rows::Scale<T>{matrix<T>(x), Wide<T>(factor)});
     });
+  }
+
+  void round_to_fp8(const Tensor& x, Fp8 format, Out y) override {
+    if (x.numel() == 0) return;
+    const auto scale = fp8_scale_of(x, format);
+    this->elements("round_to_fp8", y,
+                   rows::RoundToFp8{matrix<bf16>(x), matrix<bf16>(y), format, scale.data()});
   }
 
   void sum_squares(const Tensor& x, std::int64_t block, Out sums) override {
@@ -334,6 +342,24 @@ class RowKernels : public Base {
   }
 
  protected:
+  // Of x in bf16, which is not empty; for kernels that follow.
+  auto fp8_scale_of(const Tensor& x, Fp8 format) const {
+    const auto largest = this->launch().template scratch<double>(x.rows());
+    auto scale = this->launch().template scratch<rows::Fp8Scale>(1);
+    this->each_row("largest", x.rows(),
+                   rows::LargestOfRow<bf16, rows::Magnitude>{matrix<bf16>(x), {}, largest.data()});
+    this->launch().run("fp8_scale", 1, rows::ChooseFp8Scale{largest.data(), x.rows(), format, scale.data()});
+    return scale;
+  }
+  // The codes of x, which is not empty, into its room; returns the scale.
+  auto cast_to_fp8(const Tensor& x, bool turned, Fp8 format, const Tensor& room) const {
+    auto scale = fp8_scale_of(x, format);
+    const rows::CastToFp8 cast{matrix<bf16>(x), turned, reinterpret_cast<std::uint8_t*>(data<bf16>(room)),
+                               format, scale.data()};
+    this->launch().run("cast_to_fp8", cast.num_blocks(), cast, rows::CastToFp8::shared_bytes());
+    return scale;
+  }
+
   template <class T>
   rows::Matrix<T> matrix(const Tensor& t) const {
     return this->launch().template matrix<T>(t);

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "base/error.h"
+#include "tensor/layer_products.h"
 
 namespace echelon {
 
@@ -160,9 +161,11 @@ std::vector<Weight> SequenceSums::gather(std::span<const Weight* const> weights,
 }
 
 // Of the wider one of both each rank has a part of the columns, and the other one travels whole.
-void SequenceSums::add_product(const Weight& weight, const Tensor& a, const Tensor& b) const {
+void SequenceSums::add_product(const Weight& weight, const Tensor& a, const Tensor& b,
+                               const OperandFormats& formats) const {
   if (!by_sequence())
-    return kernels_->matmul(a, Transpose::yes, b, Transpose::no, weight.gradient, true);
+    return multiply(*kernels_, {a, Transpose::yes, b, Transpose::no, weight.gradient, true}, formats);
+  check(!formats.in_fp8, "under invariant numerics nothing is rounded to fp8");
   if (spread_ == nullptr) return add_whole_product(weight, a, b);
   const int dim = a.cols() >= b.cols() ? 0 : 1;
   const Range mine = spread_->part(weight.gradient.dim(dim), weight.all_rows);

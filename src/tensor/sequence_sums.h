@@ -12,6 +12,7 @@
 
 #include "base/halving_tree.h"
 #include "base/split.h"
+#include "spec/fp8.h"
 #include "tensor/kernels.h"
 #include "tensor/weight.h"
 
@@ -117,7 +118,8 @@ class SequenceSums {
     });
   }
   // Of a product: gradient (M, K) = a (N, M)^T b (N, K).
-  void add_product(const Weight& weight, const Tensor& a, const Tensor& b) const;
+  void add_product(const Weight& weight, const Tensor& a, const Tensor& b,
+                   const OperandFormats& formats = {}) const;
   // Column sums of dy (N, C).
   void add_bias(const Weight& bias, const Tensor& dy) const;
 

@@ -2,6 +2,8 @@
 
 #include "base/error.h"
 
+#include <algorithm>
+#include <bit>
 #include <cmath>
 #include <limits>
 
@@ -131,6 +133,50 @@ template <class T>
 bool all_finite(const T* x, Size n) {
   // 0 * x is 0 for every finite x and NaN for the others, and NaN stays in a sum.
   return sum_of(n, [=](auto d, Size i) HWY_ATTR { return Mul(load(d, x + i), Zero(d)); }) == 0.0f;
+}
+
+template <class T>
+float largest(const T* x, Size n) {
+  // As whole numbers what is not a number is above infinity, and that above all numbers.
+  const auto bits = [=](auto d, Size i) HWY_ATTR {
+    return hn::BitCast(hn::RebindToSigned<decltype(d)>(), hn::Abs(load(d, x + i)));
+  };
+  const Full d;
+  const hn::RebindToSigned<Full> words;
+  auto most = Zero(words);
+  Size i = 0;
+  for (; i + lanes(d) <= n; i += lanes(d)) most = hn::Max(most, bits(d, i));
+  std::int32_t all = hn::GetLane(hn::MaxOfLanes(words, most));
+  for (; i < n; ++i) all = std::max(all, hn::GetLane(bits(One(), i)));
+  return std::bit_cast<float>(all);
+}
+
+// As rounded_to_fp8(), which says why.
+template <Fp8 format, class T>
+void round_to(const T* x, float scale, T* y, Size n) {
+  constexpr Fp8Shape shape = shape_of(format);
+  constexpr int cut = 23 - shape.fraction_bits;
+  const float least_normal = power_of_two(1 - shape.bias),
+              apart = power_of_two(1 - shape.bias - shape.fraction_bits + 23), back = 1 / scale;
+  each(n, [=](auto d, Size i) HWY_ATTR {
+    const hn::RebindToUnsigned<decltype(d)> words;
+    const auto v = Mul(load(d, x + i), Set(d, scale));
+    const auto size = hn::Abs(v);
+    const auto bits = hn::BitCast(words, size);
+    const auto odd = hn::And(hn::ShiftRight<cut>(bits), Set(words, 1u));
+    const auto sum = Add(bits, Add(Set(words, (1u << (cut - 1)) - 1), odd));
+    const auto normal = hn::BitCast(d, hn::And(sum, Set(words, ~((1u << cut) - 1))));
+    const auto small = Sub(Add(size, Set(d, apart)), Set(d, apart));
+    const auto rounded =
+        hn::Min(hn::IfThenElse(hn::Lt(size, Set(d, least_normal)), small, normal), Set(d, shape.largest));
+    const auto signed_one = hn::CopySignToAbs(rounded, v);
+    store(Mul(hn::IfThenElse(hn::IsNaN(v), v, signed_one), Set(d, back)), d, y + i);
+  });
+}
+template <class T>
+void round_to_fp8(const T* x, float scale, Fp8 format, T* y, Size n) {
+  if (format == Fp8::e4m3) return round_to<Fp8::e4m3>(x, scale, y, n);
+  round_to<Fp8::e5m2>(x, scale, y, n);
 }
 
 template <class T>
@@ -707,6 +753,8 @@ constexpr Simd<T> passes{.add = add<T, T>,
                          .scale_wide = scaled<float, T>,
                          .sum_squares = sum_squares<T>,
                          .all_finite = all_finite<T>,
+                         .largest = largest<T>,
+                         .round_to_fp8 = round_to_fp8<T>,
                          .dot = dot<T>,
                          .residual = residual<T>,
                          .column_sums = column_sums<T>,

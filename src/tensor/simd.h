@@ -6,6 +6,7 @@
 #include <cstdint>
 
 #include "base/bf16.h"
+#include "base/fp8.h"
 #include "spec/activation.h"
 
 namespace echelon {
@@ -54,6 +55,9 @@ struct Simd {
   void (*scale_wide)(const float* x, float factor, T* y, Size n);  // likewise; y may be x if it is as wide
   double (*sum_squares)(const T* x, Size n);
   bool (*all_finite)(const T* x, Size n);
+  float (*largest)(const T* x, Size n);  // in magnitude; not a number where one is not
+  // y = rounded_to_fp8(scale x) / scale; the scale is a power of two, or not a number.
+  void (*round_to_fp8)(const T* x, float scale, Fp8 format, T* y, Size n);
   float (*dot)(const T* x, const T* y, Size n);
   // out = x + y + bias (bias may be null); out may be x or y.
   void (*residual)(const T* x, const T* y, const T* bias, T* out, Size n);

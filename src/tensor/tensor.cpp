@@ -44,6 +44,12 @@ Tensor Tensor::of_host(DType dtype, std::vector<std::int64_t> shape) {
   return t;
 }
 
+Tensor Tensor::beside(MemoryCategory category, DType dtype, std::vector<std::int64_t> shape) const {
+  check(defined(), "memory is asked for beside a tensor that is not there");
+  if (owner_->arena == nullptr) return of_host(dtype, std::move(shape));
+  return {*owner_->arena, category, dtype, std::move(shape)};
+}
+
 std::int64_t Tensor::numel() const { return product(shape_); }
 
 std::int64_t Tensor::cols() const { return shape_.empty() ? 1 : shape_.back(); }

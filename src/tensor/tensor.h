@@ -26,6 +26,10 @@ class Tensor {
   // Memory of the host's own, which no arena counts; contents undefined.
   static Tensor of_host(DType dtype, std::vector<std::int64_t> shape);
 
+  // Contents undefined; from the arena that this tensor's memory is from, or the host's own where no arena
+  // counts that.
+  Tensor beside(MemoryCategory category, DType dtype, std::vector<std::int64_t> shape) const;
+
   bool defined() const { return owner_ != nullptr; }
   DType dtype() const { return dtype_; }
   Device device() const { return owner_ ? owner_->device : Device::cpu; }

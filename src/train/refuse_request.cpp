@@ -10,6 +10,7 @@
 #include "base/units.h"
 #include "checkpoint/router_biases.h"
 #include "model/offloaded_moments.h"
+#include "spec/fp8.h"
 #include "spec/tf32.h"
 #include "train/dry_run.h"
 
@@ -167,13 +168,26 @@ static void refuse_nccl(const Plan& plan, const RunOptions& run) {
         "mesh changes; legal: direct");
 }
 
+static void refuse_without_fp8(const RunOptions& run) {
+  constexpr int needs_major = 8, needs_minor = 9;
+  for (int device = 0; device < run.driver->num_devices(); ++device)
+    if (const DeviceProperties p = run.driver->properties(device);
+        std::pair(p.major, p.minor) < std::pair(needs_major, needs_minor))
+      refuse(
+          "--precision {}: device {} ({}) has compute capability {}.{}, and products of fp8 come with {}.{}; "
+          "legal: bf16",
+          fp8_name, device, p.name, p.major, p.minor, needs_major, needs_minor);
+}
+
 void refuse_on_device(const Plan& plan, const RunOptions& run) {
   if (run.collectives == Collectives::nccl) refuse_nccl(plan, run);
   if (!run.driver && multiplies_in_tf32(plan.precision))
     refuse(
-        "--precision {}: is what a device multiplies in; legal with --device cpu: f32, bf16, bf16-lean, f64",
+        "--precision {}: is what a device multiplies in; legal with --device cpu: f32, bf16, bf16-lean, fp8, "
+        "f64",
         tf32_name);
   if (!run.driver) return;
+  if (multiplies_in_fp8(plan.precision)) refuse_without_fp8(run);
   if (run.collectives == Collectives::direct) refuse_devices_apart(plan, run);
   if (!plan.offload_directory.empty())
     refuse(

@@ -118,7 +118,7 @@ double Comparison::run_trial(int trial, std::int64_t last, bool updates) {
   const auto& [first, state] = *std::prev(stretches_.upper_bound(last));
   reference_->set_state(state);
   reference_->noise().begin(request_.seed + static_cast<std::uint64_t>(trial + rounding_trials * last),
-                            regroups_activations(request_.plan));
+                            rounds_otherwise(request_.plan));
   judge_.begin_trial();
   double loss = 0;
   for (std::int64_t s = first; s <= last; ++s) {

@@ -11,6 +11,7 @@
 #include "base/json_text.h"
 #include "comm/host_group.h"
 #include "plan/cost.h"
+#include "spec/fp8.h"
 #include "spec/reduction_buckets.h"
 #include "spec/tf32.h"
 #include "tensor/prepare_kernels.h"
@@ -62,10 +63,19 @@ double verify_bound(const Plan& plan) {
   // Two operands of each product, whose terms have any sign.
   if (multiplies_in_tf32(precision)) error += 2 * tf32_epsilon;
   // Sums are taken wide and rounded once, but those over ranks are of as many rounded parts.
+  double narrow = 0;
   if (regroups_activations(plan) && precision.activations == DType::bf16)
-    error += 0x1p-8 * std::sqrt(static_cast<double>(plan.mesh.size(Axis::tp) * plan.mesh.size(Axis::cp) *
+    narrow = 0x1p-8 * std::sqrt(static_cast<double>(plan.mesh.size(Axis::tp) * plan.mesh.size(Axis::cp) *
                                                     (plan.cuts_vocabulary() ? plan.mesh.pp() : 1)));
-  return 4.0 * static_cast<double>(m.num_layers + m.num_mtp_layers + 1) * error;
+  const double products = 4.0 * static_cast<double>(m.num_layers + m.num_mtp_layers + 1);
+  if (!multiplies_in_fp8(precision)) return products * (error + narrow);
+  narrow = std::max(narrow, fp8_scale_error);
+  const double apart = 2 * (fp8_epsilon(Fp8::e4m3) + fp8_epsilon(Fp8::e5m2));
+  return products * (error + narrow) + std::sqrt(products * narrow * apart);
+}
+
+bool rounds_otherwise(const Plan& plan) {
+  return regroups_activations(plan) || multiplies_in_fp8(plan.precision);
 }
 
 bool regroups_activations(const Plan& plan) {

@@ -77,11 +77,17 @@ struct VerifyReport {
 // activations are, their parts are rounded by themselves, and eps sqrt(n) becomes that and 2^-8 sqrt(tp cp).
 // With TF32 each term of a product is off by what its two operands have lost, 2^-10 each, and the rank that
 // the mesh is compared with multiplies in f32: eps sqrt(n) becomes that and 2^-9.
+// In fp8 operands that differ by d of their size, 2^-8 sqrt(tp cp) or what scales of other tensors than one
+// rank's make of them (spec/fp8.h), are rounded to neighbours with a probability of d over what these are
+// apart, 2 eps: d 2 eps in the mean square, eps = 2^-4 and 2^-3 for two operands. Either way at random, so
+// that those of 4 (L + 1) products come to the root of 4 (L + 1) d 2 (2^-4 + 2^-3), which is added.
 // A schedule that does not flush is compared with a one-rank emulation of its delay; the report's bound is
 // then this times the updates that the two are apart before the mesh takes the reference's state.
 // Invariant numerics promise every bit: 0.
 double verify_bound(const Plan& plan);
-// Whether activations are other sums than those of one rank.
+// Whether activations are rounded from other numbers than those of one rank.
+bool rounds_otherwise(const Plan& plan);
+// Whether they are other sums.
 bool regroups_activations(const Plan& plan);
 
 // Ill-conditioned results owe more to rounding than their size says: a sum that cancels keeps the rounding of

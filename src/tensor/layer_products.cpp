@@ -1,0 +1,15 @@
+#include "tensor/layer_products.h"
+
+namespace echelon {
+
+Tensor fp8_room(const Tensor& operand) {
+  return operand.beside(MemoryCategory::other, DType::bf16, {operand.rows(), operand.cols()});
+}
+
+void multiply(Kernels& kernels, const MatrixProduct& p, const OperandFormats& formats) {
+  if (!formats.in_fp8) return kernels.matmul(p.a, p.ta, p.b, p.tb, p.c, p.accumulate, p.blocks);
+  const Fp8Product rounded{p, formats, fp8_room(p.a), fp8_room(p.b)};
+  kernels.fp8_matmul({&rounded, 1});
+}
+
+}  // namespace echelon
