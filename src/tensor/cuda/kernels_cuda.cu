@@ -82,6 +82,12 @@ class CudaKernels final : public DeviceKernels<CudaLaunch> {
     multiply_in_tiles(in_tiles);
   }
 
+ protected:
+  bool takes_codes(const Fp8Product& p) const override { return cublas_ && CublasLt::takes_fp8(p); }
+  bool multiply_codes(const Fp8Product& p, const float* scale_a, const float* scale_b) override {
+    return cublas_->multiply_fp8(p, scale_a, scale_b);
+  }
+
  private:
   void multiply(const MatrixProduct& p) {
     if (!cublas_ || !multiply_whole(p)) multiply_in_tiles({&p, 1});

@@ -43,15 +43,46 @@ using Operation = Owned<cublasLtMatmulDesc_t, cublasLtMatmulDescDestroy>;
 using MatrixLayout = Owned<cublasLtMatrixLayout_t, cublasLtMatrixLayoutDestroy>;
 using Preference = Owned<cublasLtMatmulPreference_t, cublasLtMatmulPreferenceDestroy>;
 
-// The powers of two that the beginning of the rows of a matrix is a multiple of, up to 256.
-std::uint32_t alignment_of(const Tensor& t) {
-  const auto bits = reinterpret_cast<std::uintptr_t>(t.address()) |
-                    static_cast<std::uintptr_t>(t.row_stride() * element_bytes(t.dtype())) | 256;
-  return static_cast<std::uint32_t>(bits & (~bits + 1));
+// A matrix as cuBLASLt sees it (tensor/column_product.h).
+struct LtMatrix {
+  void* address;
+  cudaDataType_t type;
+  std::int64_t element_bytes, rows, cols, stride;
+  bool transposed;
+
+  // The power of two that the beginnings of its columns are multiples of, up to 256.
+  std::uint32_t alignment() const {
+    const auto bits =
+        reinterpret_cast<std::uintptr_t>(address) | static_cast<std::uintptr_t>(stride * element_bytes) | 256;
+    return static_cast<std::uint32_t>(bits & (~bits + 1));
+  }
+};
+
+LtMatrix matrix_of(const ColumnMatrix& m) {
+  const DType dtype = m.tensor->dtype();
+  return {m.tensor->address(), cuda_type(dtype), element_bytes(dtype), m.rows, m.cols, m.stride,
+          m.transposed};
 }
 
+struct LtProduct {
+  LtMatrix first, second, result;
+  cublasComputeType_t compute;
+  bool accumulate;
+  // Of operands in fp8, on the device: what makes of their numbers their size.
+  const float *scale_of_first = nullptr, *scale_of_second = nullptr;
+
+  bool is_wide() const { return result.type == CUDA_R_64F; }
+};
+
 // What decides which algorithm is taken: with the same, the same one, and so the same bits.
-using Shape = std::array<std::int64_t, 14>;
+using Shape = std::array<std::int64_t, 15>;
+
+Shape shape_of(const LtProduct& p) {
+  return {p.first.rows,        p.first.cols,         p.second.rows,       p.second.cols,
+          p.first.stride,      p.second.stride,      p.result.stride,     p.first.type,
+          p.second.type,       p.result.type,        p.first.transposed,  p.second.transposed,
+          p.first.alignment(), p.second.alignment(), p.result.alignment()};
+}
 
 struct PreparedProduct {
   Operation operation;
@@ -80,7 +111,9 @@ struct CublasLt::State {
   }
   int device() const { return arena.stream().device(); }
   // Nothing where it has no algorithm.
-  std::optional<PreparedProduct> make_plan(const MatrixProduct& p) const;
+  std::optional<PreparedProduct> make_plan(const LtProduct& product) const;
+  void set_scales(const Operation& operation, const LtProduct& product) const;
+  bool multiply(const LtProduct& product);
 };
 
 CublasLt::CublasLt(Arena& arena, bool tf32) : state_(std::make_unique<State>(arena, tf32)) {}
@@ -93,28 +126,36 @@ bool CublasLt::takes(const MatrixProduct& p) {
   return p.blocks.empty() && a == b && (a == DType::bf16 ? c == DType::bf16 || c == DType::f32 : c == a);
 }
 
-std::optional<PreparedProduct> CublasLt::State::make_plan(const MatrixProduct& p) const {
-  const cudaDataType_t scale_type = p.c.dtype() == DType::f64 ? CUDA_R_64F : CUDA_R_32F;
-  const cublasComputeType_t compute = compute_type(p, tf32);
-  const ColumnProduct product = column_product(p);
-  const auto layout = [&](const ColumnMatrix& m) {
+void CublasLt::State::set_scales(const Operation& operation, const LtProduct& product) const {
+  if (product.scale_of_first == nullptr) return;
+  for (const auto& [which, scale] :
+       {std::pair{CUBLASLT_MATMUL_DESC_A_SCALE_POINTER, product.scale_of_first},
+        std::pair{CUBLASLT_MATMUL_DESC_B_SCALE_POINTER, product.scale_of_second}})
+    check_cublas(cublasLtMatmulDescSetAttribute(operation.get(), which, &scale, sizeof scale),
+                 "a scale for cuBLASLt", device());
+}
+
+std::optional<PreparedProduct> CublasLt::State::make_plan(const LtProduct& product) const {
+  const cudaDataType_t scale_type = product.is_wide() ? CUDA_R_64F : CUDA_R_32F;
+  const auto layout = [&](const LtMatrix& m) {
     cublasLtMatrixLayout_t made = nullptr;
-    check_cublas(
-        cublasLtMatrixLayoutCreate(&made, cuda_type(m.tensor->dtype()), static_cast<std::uint64_t>(m.rows),
-                                   static_cast<std::uint64_t>(m.cols), m.stride),
-        "a matrix for cuBLASLt", device());
+    check_cublas(cublasLtMatrixLayoutCreate(&made, m.type, static_cast<std::uint64_t>(m.rows),
+                                            static_cast<std::uint64_t>(m.cols), m.stride),
+                 "a matrix for cuBLASLt", device());
     return MatrixLayout(made);
   };
   cublasLtMatmulDesc_t described = nullptr;
-  check_cublas(cublasLtMatmulDescCreate(&described, compute, scale_type), "a product for cuBLASLt", device());
+  check_cublas(cublasLtMatmulDescCreate(&described, product.compute, scale_type), "a product for cuBLASLt",
+               device());
   PreparedProduct plan{
       Operation(described), layout(product.first), layout(product.second), layout(product.result), {}};
-  const auto turned = [](const ColumnMatrix& m) { return m.transposed ? CUBLAS_OP_T : CUBLAS_OP_N; };
+  const auto turned = [](const LtMatrix& m) { return m.transposed ? CUBLAS_OP_T : CUBLAS_OP_N; };
   const cublasOperation_t of_first = turned(product.first), of_second = turned(product.second);
   for (const auto& [which, value] :
        {std::pair{CUBLASLT_MATMUL_DESC_TRANSA, of_first}, std::pair{CUBLASLT_MATMUL_DESC_TRANSB, of_second}})
     check_cublas(cublasLtMatmulDescSetAttribute(described, which, &value, sizeof value),
                  "a product for cuBLASLt", device());
+  set_scales(plan.operation, product);
 
   cublasLtMatmulPreference_t preferred = nullptr;
   check_cublas(cublasLtMatmulPreferenceCreate(&preferred), "a choice of cuBLASLt", device());
@@ -127,10 +168,10 @@ std::optional<PreparedProduct> CublasLt::State::make_plan(const MatrixProduct& p
   // Parts of a sum meet in what it is computed in, so that an element is rounded once.
   prefer(CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK,
          static_cast<std::uint32_t>(CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE));
-  prefer(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, alignment_of(*product.first.tensor));
-  prefer(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, alignment_of(*product.second.tensor));
-  prefer(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, alignment_of(p.c));
-  prefer(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, alignment_of(p.c));
+  prefer(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, product.first.alignment());
+  prefer(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, product.second.alignment());
+  prefer(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, product.result.alignment());
+  prefer(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, product.result.alignment());
   cublasLtMatmulHeuristicResult_t best;
   int found = 0;
   const cublasStatus_t status = cublasLtMatmulAlgoGetHeuristic(
@@ -141,41 +182,53 @@ std::optional<PreparedProduct> CublasLt::State::make_plan(const MatrixProduct& p
   return plan;
 }
 
-bool CublasLt::multiply(const MatrixProduct& p) {
-  const auto stride = [](const Tensor& t) { return t.row_stride(); };
-  const Shape shape{p.a.rows(),
-                    p.a.cols(),
-                    p.b.rows(),
-                    p.b.cols(),
-                    stride(p.a),
-                    stride(p.b),
-                    stride(p.c),
-                    static_cast<std::int64_t>(p.a.dtype()),
-                    static_cast<std::int64_t>(p.c.dtype()),
-                    p.ta == Transpose::yes,
-                    p.tb == Transpose::yes,
-                    alignment_of(p.a),
-                    alignment_of(p.b),
-                    alignment_of(p.c)};
-  State& s = *state_;
-  s.arena.stream().driver().use(s.device());
-  auto plan = s.plans.find(shape);
-  if (plan == s.plans.end()) plan = s.plans.emplace(shape, s.make_plan(p)).first;
+bool CublasLt::State::multiply(const LtProduct& product) {
+  arena.stream().driver().use(device());
+  const Shape shape = shape_of(product);
+  auto plan = plans.find(shape);
+  if (plan == plans.end()) plan = plans.emplace(shape, make_plan(product)).first;
   if (!plan->second) return false;
   const float one = 1, zero = 0;
   const double wide_one = 1, wide_zero = 0;
-  const bool wide = p.c.dtype() == DType::f64;
+  const bool wide = product.is_wide();
   const void* const alpha = wide ? static_cast<const void*>(&wide_one) : &one;
-  const void* const beta = p.accumulate ? alpha : wide ? static_cast<const void*>(&wide_zero) : &zero;
+  const void* const beta = product.accumulate ? alpha : wide ? static_cast<const void*>(&wide_zero) : &zero;
   const PreparedProduct& prepared = *plan->second;
-  const ColumnProduct product = column_product(p);
-  check_cublas(cublasLtMatmul(s.handle, prepared.operation.get(), alpha, product.first.tensor->address(),
-                              prepared.a.get(), product.second.tensor->address(), prepared.b.get(), beta,
-                              p.c.address(), prepared.c.get(), p.c.address(), prepared.c.get(),
-                              &prepared.algorithm, s.workspace.address(), cublaslt_workspace_bytes,
-                              static_cast<cudaStream_t>(s.arena.stream().handle().handle)),
-               "matmul", s.device());
+  set_scales(prepared.operation, product);
+  check_cublas(
+      cublasLtMatmul(handle, prepared.operation.get(), alpha, product.first.address, prepared.a.get(),
+                     product.second.address, prepared.b.get(), beta, product.result.address, prepared.c.get(),
+                     product.result.address, prepared.c.get(), &prepared.algorithm, workspace.address(),
+                     cublaslt_workspace_bytes, static_cast<cudaStream_t>(arena.stream().handle().handle)),
+      "matmul", device());
   return true;
+}
+
+bool CublasLt::multiply(const MatrixProduct& p) {
+  const ColumnProduct product = column_product(p);
+  return state_->multiply({matrix_of(product.first), matrix_of(product.second), matrix_of(product.result),
+                           compute_type(p, state_->tf32), p.accumulate});
+}
+
+bool CublasLt::takes_fp8(const Fp8Product& p) {
+  constexpr std::int64_t together = 16;  // elements of fp8 that its tensor cores read
+  const MatrixProduct& of = p.product;
+  const std::int64_t m = of.c.rows(), n = of.c.cols();
+  const std::int64_t k = of.ta == Transpose::yes ? of.a.rows() : of.a.cols();
+  return m > 0 && n > 0 && k > 0 && m % together == 0 && n % together == 0 && k % together == 0;
+}
+
+bool CublasLt::multiply_fp8(const Fp8Product& p, const float* scale_a, const float* scale_b) {
+  const ColumnMatrix c = column_product(p.product).result;
+  const std::int64_t k = p.product.ta == Transpose::yes ? p.product.a.rows() : p.product.a.cols();
+  // Lines along k, which are columns to it, and the first one's are turned before it is multiplied.
+  const auto codes = [&](const Tensor& room, Fp8 format, std::int64_t lines, bool transposed) {
+    return LtMatrix{room.address(), format == Fp8::e4m3 ? CUDA_R_8F_E4M3 : CUDA_R_8F_E5M2, 1, k, lines, k,
+                    transposed};
+  };
+  return state_->multiply({codes(p.room_b, p.formats.b, c.rows, true),
+                           codes(p.room_a, p.formats.a, c.cols, false), matrix_of(c), CUBLAS_COMPUTE_32F,
+                           p.product.accumulate, scale_b, scale_a});
 }
 
 }  // namespace echelon

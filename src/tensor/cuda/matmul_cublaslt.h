@@ -24,6 +24,11 @@ class CublasLt {
   // and nothing done, where cuBLASLt has no algorithm for such a product: it may have none for odd strides.
   // RunError where it fails.
   bool multiply(const MatrixProduct& product);
+  // Whether it has products of fp8 of this shape: all of m, n and k are multiples of 16.
+  static bool takes_fp8(const Fp8Product& product);
+  // The same of fp8, whose codes lie in the rooms as the tensor cores of sm_89 and sm_90 read them: op(a)'s
+  // rows and op(b)'s columns one after another; the scales, on the device, make of them the numbers' size.
+  bool multiply_fp8(const Fp8Product& product, const float* scale_a, const float* scale_b);
   // Of cublaslt_workspace_bytes, for what else runs on the arena's stream.
   const Tensor& workspace() const;
 
