@@ -134,6 +134,11 @@ void QueuedKernels::multiply_in_tf32(const char* name, std::span<const MatrixPro
   });
 }
 
+// Its roundings and products are queued one by one.
+void QueuedKernels::fp8_matmul(std::span<const Fp8Product> products) {
+  KernelBackend::fp8_matmul(products);
+}
+
 void QueuedKernels::round_to_fp8(T x, Fp8 format, Out y) {
   queue("round_to_fp8", &Kernels::round_to_fp8, x, format, y);
 }

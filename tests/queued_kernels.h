@@ -20,6 +20,7 @@ class QueuedKernels final : public KernelBackend {
 
   void matmul(T a, Transpose ta, T b, Transpose tb, Out c, bool accumulate) override;
   void grouped_matmul(std::span<const MatrixProduct> products) override;
+  void fp8_matmul(std::span<const Fp8Product> products) override;
   void round_to_fp8(T x, Fp8 format, Out y) override;
   void fill(Out x, double value) override;
   void copy(T from, Out to) override;

@@ -35,6 +35,7 @@ class SleepingKernels final : public KernelBackend {
   using T = const Tensor&;
   void matmul(T, Transpose, T, Transpose, Out, bool) override { never(); }
   void grouped_matmul(std::span<const MatrixProduct>) override { never(); }
+  void fp8_matmul(std::span<const Fp8Product>) override { never(); }
   void round_to_fp8(T, Fp8, Out) override { never(); }
   void weighted_gated_backward(Activation, InOut, InOut, T, Out, const SwigluClamp&) override { never(); }
   void attention_sink(T, const AttentionShape&, InOut, InOut) override { never(); }

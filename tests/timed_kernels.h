@@ -23,6 +23,10 @@ class TimedKernels final : public KernelBackend {
     time_.sleep(product_);
     inner_->grouped_matmul(products);
   }
+  void fp8_matmul(std::span<const Fp8Product> products) override {
+    time_.sleep(product_);
+    inner_->fp8_matmul(products);
+  }
   void round_to_fp8(T x, Fp8 format, Out y) override { inner_->round_to_fp8(x, format, y); }
   void fill(Out x, double value) override { inner_->fill(x, value); }
   void copy(T from, Out to) override { inner_->copy(from, to); }
