@@ -1,4 +1,5 @@
-// --device, for whatever computes: calibrate is in the build of the planner alone, which has no other flags of runs.
+// --device, for whatever computes: calibrate is in the build of the planner alone, which has no other flags
+// of runs.
 #include <CLI/CLI.hpp>
 
 #include "apps/flags.h"

@@ -246,7 +246,7 @@ void on_ranks(const GenerateFlags& f, std::chrono::milliseconds timeout, const s
     const auto kernels = make_kernels(arena, f.plan.precision, f.run_options.threads_per_rank);
     const Rank rank(world, f.plan.mesh, index, f.plan.precision, arena, *kernels);
     const ParameterStore parameters(rank, f.plan, PipelineLayout(f.plan), f.info.seed, {}, Moments::elsewhere,
-                                  FirstValues::read);
+                                    FirstValues::read);
     const RouterBiases biases = load_checkpoint(rank, parameters, f.info, true);
     if (index == 0 && on_load) on_load();
     work(rank, parameters, biases);

@@ -143,6 +143,11 @@ TEST(ChatTemplates, WhatTheAssistantSaysCountsWithWhatEndsIt) {
   const json begun = json::array({{{"role", "assistant"}, {"content", "x"}}});
   expect_refusal([&] { of("alternate").parts(begun, "line 3"); }, {"line 3", "alternate!"});
   EXPECT_THROW(ChatTemplate("x", "{{ messages[0].content }}", {}, true).parts(two, "line 1"), RequestError);
+  // Behind an answer that is longer stands more than all that is written of this one.
+  const std::string longer =
+      "{% for m in messages %}{% if m.content | length > 2 %}{{ m.content }}<a long end>{% endif %}{% endfor %}";
+  expect_refusal([&] { ChatTemplate("x", longer, {}, true).parts(talk({"a", "b"}), "line 2"); },
+                 {"line 2", "message 2", "prompt"});
 }
 
 TEST(ChatTemplates, AreReadBesideTheTokenizer) {

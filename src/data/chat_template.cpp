@@ -186,10 +186,10 @@ std::vector<TextPart> ChatTemplate::parts(const json& messages, const std::strin
       // What is asked with is what an answer is given to.
       const json before(messages.begin(), messages.begin() + static_cast<std::ptrdiff_t>(numbers[k]));
       const std::string question = written_as(before, true), &behind = written.around[k + 1];
-      const std::size_t end = k + 1 < numbers.size() ? written.text.find(behind, question.size())
-                                                     : written.text.size() - behind.size();
+      const bool last = k + 1 == numbers.size();
+      const std::size_t end = last ? written.text.rfind(behind) : written.text.find(behind, question.size());
       if (!written.text.starts_with(question) || end == std::string::npos || end < question.size() ||
-          !written.text.substr(end).starts_with(behind))
+          (last && end + behind.size() != written.text.size()))
         refuse(
             "{}: {} writes message {} otherwise than it asks for it, so that what counts cannot be told; "
             "legal: a record with \"prompt\" and \"completion\"",

@@ -57,7 +57,8 @@ OffloadedBytes offloaded_bytes(const Workload& work, const Plan& c) {
     return std::find(s.offloads->begin(), s.offloads->end(), what) != s.offloads->end();
   };
   const ParameterBytes bytes = parameter_bytes(work);
-  const double masters = bytes.value < element_bytes(DType::f32) ? std::min(s.master_bytes, bytes.optimizer) : 0;
+  const double masters =
+      bytes.value < element_bytes(DType::f32) ? std::min(s.master_bytes, bytes.optimizer) : 0;
   off.optimizer = (has("masters") ? masters : 0) + (has("moments") ? bytes.optimizer - masters : 0);
   if (has("gradients") && gradient_sums(s, c).keeps_shards) off.gradient = bytes.gradient;
   if (has("parameters") && c.zero == 3) off.value = bytes.value;
