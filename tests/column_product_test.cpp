@@ -3,6 +3,10 @@
 
 #include <gtest/gtest.h>
 
+#include <optional>
+#include <utility>
+
+#include "tensor/rows/activations.h"
 #include "tensor_checks.h"
 
 namespace echelon::column_product_test {
@@ -17,7 +21,7 @@ double element(const ColumnMatrix& m, std::int64_t i, std::int64_t j) {
   return m.tensor->host<double>()[row + col * m.stride];
 }
 
-void multiply_columns(const ColumnProduct& p, bool accumulate) {
+void multiply_columns(const ColumnProduct& p, const std::optional<ColumnMatrix>& onto) {
   const std::int64_t depth = p.first.transposed ? p.first.rows : p.first.cols;
   check(depth == (p.second.transposed ? p.second.cols : p.second.rows), "the operands meet");
   for (std::int64_t j = 0; j < p.result.cols; ++j)
@@ -25,7 +29,7 @@ void multiply_columns(const ColumnProduct& p, bool accumulate) {
       double sum = 0;
       for (std::int64_t k = 0; k < depth; ++k) sum += element(p.first, i, k) * element(p.second, k, j);
       double& to = p.result.tensor->host<double>()[i + j * p.result.stride];
-      to = accumulate ? to + sum : sum;
+      to = onto ? onto->tensor->host<double>()[i + j * onto->stride] + sum : sum;
     }
 }
 
@@ -42,9 +46,123 @@ TEST(ColumnProduct, IsTheSameProduct) {
                      c = random_strided(arena, m, n, 3), expected = clone(arena, c);
         kernels->matmul(a, ta, b, tb, expected, accumulate);
         const MatrixProduct product{a, ta, b, tb, c, accumulate};
-        multiply_columns(column_product(product), accumulate);
+        const std::optional<FollowedProduct> alone = followed_product(product, {});
+        ASSERT_TRUE(alone.has_value());
+        EXPECT_EQ(alone->onto.has_value(), accumulate);
+        multiply_columns(alone->product, alone->onto);
         expect_near(c, expected, 16 * epsilon);
       }
+}
+
+// By what cuBLASLt's header says of each epilogue.
+void follow_columns(const FollowedProduct& f) {
+  using Kind = ColumnEpilogue::Kind;
+  const ColumnMatrix& d = f.product.result;
+  const auto vector = [&](std::int64_t i) -> double& { return f.epilogue.vector->host<double>()[i]; };
+  const auto beside = [&](std::int64_t i, std::int64_t j) -> double& {
+    return f.epilogue.beside->host<double>()[i + j * f.epilogue.beside->row_stride()];
+  };
+  for (std::int64_t j = 0; j < d.cols; ++j)
+    for (std::int64_t i = 0; i < d.rows; ++i) {
+      double& x = d.tensor->host<double>()[i + j * d.stride];
+      switch (f.epilogue.kind) {
+        case Kind::bias:
+          x += vector(i);
+          break;
+        case Kind::bias_gelu:
+          x += vector(i);
+          [[fallthrough]];
+        case Kind::gelu:
+          beside(i, j) = x;
+          x = rows::gelu_of(x);
+          break;
+        case Kind::gelu_slope:
+          x *= rows::gelu_slope(beside(i, j));
+          break;
+        default:
+          break;
+      }
+    }
+  const ColumnMatrix &first = f.product.first, &second = f.product.second;
+  const std::int64_t depth = first.transposed ? first.rows : first.cols;
+  const bool of_first = f.epilogue.kind == Kind::sums_of_first;
+  if (!of_first && f.epilogue.kind != Kind::sums_of_second) return;
+  check(f.epilogue.vector->numel() == (of_first ? d.rows : d.cols), "a sum for each row or column");
+  for (std::int64_t i = 0; i < f.epilogue.vector->numel(); ++i) {
+    vector(i) = 0;
+    for (std::int64_t k = 0; k < depth; ++k)
+      vector(i) += of_first ? element(first, i, k) : element(second, k, i);
+  }
+}
+
+TEST(ColumnProduct, IsFollowedByTheSame) {
+  Arena arena;
+  const auto kernels = make_reference_kernels();
+  constexpr std::int64_t m = 3, n = 5, depth = 4;
+  const auto both = [&](std::int64_t rows, std::int64_t cols, std::uint64_t seed) {
+    const Tensor x = random_strided(arena, rows, cols, seed);
+    return std::pair{x, clone(arena, x)};
+  };
+  const auto vector_of = [&](std::int64_t count, std::uint64_t seed) {
+    const Tensor x = random(arena, {count}, seed);
+    return std::pair{x, clone(arena, x)};
+  };
+  for (const bool turned : {false, true}) {
+    const Tensor a = turned ? random_strided(arena, depth, m, 1) : random_strided(arena, m, depth, 1),
+                 b = random_strided(arena, depth, n, 2);
+    const auto product = [&](const Tensor& c, bool accumulate) {
+      return MatrixProduct{a, turned ? Transpose::yes : Transpose::no, b, Transpose::no, c, accumulate};
+    };
+    const auto expect_same = [&](const Epilogue& of_library, const Epilogue& expected, bool accumulate,
+                                 ColumnEpilogue::Kind kind) {
+      const auto [c, c_expected] = both(m, n, 3);
+      const MatrixProduct mine = product(c, accumulate);
+      const std::optional<FollowedProduct> followed = followed_product(mine, of_library);
+      ASSERT_TRUE(followed.has_value());
+      EXPECT_EQ(followed->epilogue.kind, kind);
+      multiply_columns(followed->product, followed->onto);
+      follow_columns(*followed);
+      kernels->matmul(product(c_expected, accumulate), expected);
+      expect_near(c, c_expected, 16 * epsilon);
+    };
+    using Kind = ColumnEpilogue::Kind;
+    const auto [bias, same_bias] = vector_of(n, 4);
+    expect_same({.bias = bias}, {.bias = same_bias}, false, Kind::bias);
+    {
+      const Tensor x = random_strided(arena, m, n, 9);
+      expect_same({.added = x}, {.added = x}, false, Kind::none);
+      expect_same({.bias = bias, .added = x}, {.bias = bias, .added = x}, false, Kind::bias);
+    }
+    for (const bool biased : {false, true}) {
+      const auto [y, y_expected] = both(m, n, 5);
+      const Tensor with = biased ? bias : Tensor();
+      expect_same({.bias = with, .activated = y}, {.bias = with, .activated = y_expected}, false,
+                  biased ? Kind::bias_gelu : Kind::gelu);
+      expect_near(y, y_expected, 16 * epsilon);
+    }
+    {
+      const auto [hidden, hidden_expected] = both(m, n, 6);
+      expect_same({.hidden = hidden}, {.hidden = hidden_expected}, false, Kind::gelu_slope);
+      kernels->activate(Activation::gelu, hidden, {}, hidden);  // which is left to do
+      expect_near(hidden, hidden_expected, 16 * epsilon);
+    }
+    for (const bool of_b : {false, true}) {
+      if (!of_b && !turned) continue;
+      const auto [sums, expected] = vector_of(of_b ? n : m, 7);
+      const Tensor before = clone(arena, sums);
+      expect_same({.column_sums = sums, .sums_of_b = of_b}, {.column_sums = expected, .sums_of_b = of_b},
+                  true, of_b ? Kind::sums_of_first : Kind::sums_of_second);
+      kernels->add(before, sums);
+      expect_near(sums, expected, 16 * epsilon);
+    }
+    // Which it has no pass for.
+    const auto [c, y] = both(m, n, 8);
+    const MatrixProduct one = product(c, false);
+    EXPECT_FALSE(followed_product(one, {.activation = Activation::gelu_erf, .activated = y}));
+    EXPECT_FALSE(followed_product(one, {.activation = Activation::relu2, .hidden = y}));
+    EXPECT_FALSE(followed_product(one, {.bias = bias, .hidden = y}));
+    EXPECT_FALSE(followed_product(one, {.activated = y, .column_sums = bias, .sums_of_b = true}));
+  }
 }
 
 }  // namespace

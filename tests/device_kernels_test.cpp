@@ -117,6 +117,18 @@ class DeviceKernels : public ::testing::TestWithParam<DeviceUnderTest> {
           << " expected, not " << tested[i];
     copy_numbers_from_host(expected, x.tested);
   }
+  // As that, with so many roundings in bf16 on each side, each of a number at most as large as the largest.
+  static void expect_followed(const Operand& x, std::int64_t length, double roundings, const char* what) {
+    const std::vector<double> expected = copy_numbers_to_host(x.expected),
+                              tested = copy_numbers_to_host(x.tested);
+    if (x.tested.dtype() != DType::bf16) return expect_close(x, length, what);
+    double largest = 0;
+    for (const double value : expected) largest = std::max(largest, std::abs(value));
+    for (std::size_t i = 0; i < expected.size(); ++i)
+      EXPECT_LE(std::abs(tested[i] - expected[i]), roundings * 0x1p-8 * largest)
+          << what << ", element " << i << ": " << expected[i] << " expected, not " << tested[i];
+    copy_numbers_from_host(expected, x.tested);
+  }
   static void expect_same_bytes(const Operand& x, const char* what) {
     const auto bytes_of = [](const Tensor& t) {
       std::vector<std::byte> bytes(static_cast<std::size_t>(t.bytes()));
@@ -449,6 +461,67 @@ TEST_P(DeviceKernels, Products) {
           // A block of two ranges, not in order, and two of one.
           if (depth == 70) multiply({{{60, 70}, {0, 10}}, {{10, 25}}, {{25, 60}}});
         }
+}
+
+// What follows a product, in its tiles or in passes behind it: a device may round c before each of these or
+// once.
+TEST_P(DeviceKernels, ProductsAndWhatFollows) {
+  struct Shape {
+    std::int64_t m, n, depth;
+  };
+  for (const auto& [m, n, depth] : {Shape{3, 37, 5}, {33, 2, 70}, {16, 40, 24}, {2, 3, 0}, {0, 4, 3}})
+    for (bool turned : {false, true})
+      for (DType t : stored) {
+        // A vendor's library wants memory that begins at multiples of 16 bytes.
+        const auto matrix = [&, n = n](DType type, std::int64_t rows, std::int64_t cols) {
+          return n == 40 ? of_flat(type, rows, cols) : random(type, rows, cols);
+        };
+        const double roundings = t == DType::bf16 ? 3 : 1;
+        const Operand a = turned ? matrix(t, depth, m) : matrix(t, m, depth), b = matrix(t, depth, n),
+                      bias = vector(t, n);
+        const auto product = [&](auto of, const Operand& c, bool accumulate) {
+          return MatrixProduct{of(a), turned ? yes : no, of(b), no, of(c), accumulate};
+        };
+        const SumBlocks blocks = depth == 70 ? SumBlocks{{{60, 70}, {0, 10}}, {{10, 60}}} : SumBlocks();
+        const Operand c = matrix(t, m, n);
+        run([&](Kernels& on, auto of) {
+          MatrixProduct p = product(of, c, false);
+          p.blocks = blocks;
+          on.matmul(p, {.bias = of(bias)});
+        });
+        expect_followed(c, depth + 1, roundings, "the bias");
+        const Operand x = matrix(t, m, n);
+        for (bool biased : {false, true}) {
+          run([&](Kernels& on, auto of) {
+            on.matmul(product(of, c, false), {.bias = biased ? of(bias) : Tensor(), .added = of(x)});
+          });
+          expect_followed(c, depth + 2, roundings, "what is added to");
+        }
+        for (Activation activation : {Activation::gelu, Activation::gelu_erf, Activation::relu2}) {
+          const Operand y = matrix(t, m, n);
+          for (bool biased : {false, true}) {
+            run([&](Kernels& on, auto of) {
+              on.matmul(product(of, c, false),
+                        {.bias = biased ? of(bias) : Tensor(), .activation = activation, .activated = of(y)});
+            });
+            expect_followed(c, depth + 1, roundings, "what an activation is given");
+            expect_followed(y, 2 * depth + 4, 4 * roundings, "the activation");
+          }
+          run([&](Kernels& on, auto of) {
+            on.matmul(product(of, c, false), {.activation = activation, .hidden = of(y)});
+          });
+          expect_followed(c, depth + 16, 2 * roundings, "the gradient");
+          expect_followed(y, 4, roundings, "the activation again");
+        }
+        const Operand d = matrix(wide(t), m, n), of_b = vector(wide(t), n), of_a = vector(wide(t), m);
+        run([&](Kernels& on, auto of) {
+          on.matmul(product(of, d, true), {.column_sums = of(of_b), .sums_of_b = true});
+          if (turned) on.matmul(product(of, d, true), {.column_sums = of(of_a)});
+        });
+        expect_close(d, 2 * depth + 1, "the product");
+        expect_close(of_b, depth + 1, "column sums of b");
+        expect_close(of_a, depth + 1, "column sums of a");
+      }
 }
 
 // Of several types, some of them empty, some with sums in blocks: each as if it were alone.

@@ -4,14 +4,18 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <atomic>
 #include <functional>
+#include <memory>
 #include <string>
 #include <vector>
 
 #include "case_choice.h"
 #include "context_runs.h"
 #include "devices_under_test.h"
+#include "emulated_launch.h"
 #include "expert_runs.h"
+#include "tensor/device_kernels.h"
 
 namespace echelon::device_kernels_training_test {
 namespace {
@@ -88,6 +92,67 @@ TEST(DeviceKernelsTraining, TensorParallelWithPackedGradients) {
   Plan plan = odd_plan(odd_llama(), 2, 2, false);
   plan.compression = parse_compression("int8", "--compress");
   expect_the_references(plan);
+}
+
+// What the trainer lets follow its products, in one pass.
+struct Followed {
+  int biases = 0, added = 0, activated = 0, hidden = 0, column_sums = 0;
+};
+class FollowedKernels final : public DeviceKernels<EmulatedLaunch> {
+ public:
+  explicit FollowedKernels(Followed& seen)
+      : DeviceKernels<EmulatedLaunch>(EmulatedLaunch(2, false, 16, 4, 6000)), seen_(seen) {}
+  bool fused_matmul(const MatrixProduct& p, const Epilogue& e) override {
+    seen_.biases += e.bias.defined();
+    seen_.added += e.added.defined();
+    seen_.activated += e.activated.defined();
+    seen_.hidden += e.hidden.defined();
+    seen_.column_sums += e.column_sums.defined();
+    return DeviceKernels<EmulatedLaunch>::fused_matmul(p, e);
+  }
+
+ private:
+  Followed& seen_;
+};
+
+// Of a layer's forward passes, which are those of its MLP, and backward passes: with one rank all biases,
+// both residual sums, the activation and its gradient, and the gradients of the biases of products by
+// columns; with tp 2 the sums of products by rows travel first. A gate's activation is no part of the
+// product.
+TEST(DeviceKernelsTraining, WhatFollowsAProductIsOfItsPass) {
+  const auto seen_in = [](const Plan& plan) {
+    std::vector<Followed> seen(static_cast<std::size_t>(plan.mesh.num_ranks()));
+    std::atomic<std::size_t> next = 0;
+    steps_on([&] { return std::make_unique<Kernels>(std::make_shared<FollowedKernels>(seen[next++])); },
+             plan);
+    return seen.front();
+  };
+  const auto plan = [](const ModelSpec& model, int tp) {
+    Plan p = odd_plan(model, 1, tp, false);
+    p.seq_len = 3;
+    return p;
+  };
+  const Followed alone = seen_in(plan(odd_gpt2(), 1));
+  EXPECT_GT(alone.activated, alone.hidden);  // an evaluation has no backward pass
+  EXPECT_GT(alone.hidden, 0);
+  EXPECT_EQ(alone.added, 2 * alone.activated);
+  EXPECT_EQ(alone.biases, 4 * alone.activated);
+  EXPECT_EQ(alone.column_sums, 2 * alone.hidden);
+  const Followed cut = seen_in(plan(odd_gpt2(), 2));
+  EXPECT_EQ(cut.activated, alone.activated);
+  EXPECT_EQ(cut.hidden, alone.hidden);
+  EXPECT_EQ(cut.added, 0);
+  EXPECT_EQ(cut.biases, 2 * cut.activated);
+  const Followed gated = seen_in(plan(odd_llama(), 1));
+  EXPECT_EQ(gated.added, alone.added);
+  EXPECT_EQ(gated.biases + gated.activated + gated.hidden + gated.column_sums, 0);
+  // What is made again has the same passes: of an MLP's input alone no activation.
+  Plan again = plan(odd_gpt2(), 1);
+  again.recompute = Recompute({"mlp_in"});
+  const Followed made_again = seen_in(again);
+  EXPECT_EQ(made_again.activated, alone.activated);
+  EXPECT_EQ(made_again.hidden, alone.hidden);
+  EXPECT_EQ(made_again.biases, alone.biases + alone.hidden);
 }
 
 // In bf16 attention is multiplied on tensor cores, its weights rounded once more: what comes out is no

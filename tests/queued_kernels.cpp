@@ -102,7 +102,8 @@ void QueuedKernels::adamw(InOut p, T g, InOut m, InOut v, const AdamWStep& step,
 
 void QueuedKernels::matmul(T a, Transpose ta, T b, Transpose tb, Out c, bool accumulate) {
   if (tf32_) return multiply_in_tf32("matmul", std::vector<MatrixProduct>{{a, ta, b, tb, c, accumulate}});
-  queue("matmul", &Kernels::matmul, a, ta, b, tb, c, accumulate, SumBlocks());
+  void (Kernels::*const method)(T, Transpose, T, Transpose, Out, bool, const SumBlocks&) = &Kernels::matmul;
+  queue("matmul", method, a, ta, b, tb, c, accumulate, SumBlocks());
 }
 
 void QueuedKernels::grouped_matmul(std::span<const MatrixProduct> products) {

@@ -16,6 +16,21 @@ Tensor BlockRun::take_input(const BlockOp& op, std::size_t input) {
   return bring(take(op.inputs[input]), program_.value(op.inputs[input]).home, op.wants[input]);
 }
 
+bool BlockRun::next_takes_product(const BlockOp& product) const {
+  const auto next = static_cast<std::size_t>(place_) + 1;
+  const bool travels =
+      program_.value(product.outputs.front()).home == Home::partial_sum && tensor_parallel_.size() > 1;
+  return !travels && next < sequence_->ops.size() &&
+         takes_product(program_.ops[static_cast<std::size_t>(sequence_->ops[next])], product);
+}
+
+const BlockOp* BlockRun::activation_before(const BlockOp& product) const {
+  const int made_by = program_.producer(product.inputs.front());
+  if (made_by < 0) return nullptr;
+  const BlockOp& before = program_.ops[static_cast<std::size_t>(made_by)];
+  return gives_input(before, product) && value(before.outputs.front()).defined() ? &before : nullptr;
+}
+
 Tensor BlockRun::take_output() {
   return bring(std::exchange(state_.values[static_cast<std::size_t>(program_.output)], {}),
                program_.value(program_.output).home, program_.output_home());

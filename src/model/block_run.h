@@ -3,6 +3,7 @@
 
 #include <functional>
 #include <map>
+#include <optional>
 #include <utility>
 #include <vector>
 
@@ -29,6 +30,14 @@ struct BlockState {
   ExpertParallel::Saved routed;  // the value with the experts, where there is one
   // Weight gradients that the backward pass left for later.
   std::vector<std::function<void()>> deferred;
+};
+
+// What a linear op leaves to the op behind it, which makes one pass of both (takes_product): the product of
+// its output, or, of one that is made, nothing; and the bias.
+struct LeftProduct {
+  std::optional<MatrixProduct> product = {};
+  OperandFormats formats = {};
+  Tensor bias = {};
 };
 
 // When the gradients of weights are taken: as soon as their inputs exist, so that these can go, or later.
@@ -87,6 +96,10 @@ class BlockRun {
   bool is_first() const { return !is_again_ || program_.ends_in_loss(); }
   // Whether an op of this pass, which is behind the one that makes it, takes this value.
   bool is_taken(int number) const { return sequence_->last_use[static_cast<std::size_t>(number)] > place_; }
+  // Whether the op behind this one takes its product, which no collective adds up before.
+  bool next_takes_product(const BlockOp& product) const;
+  void leave(LeftProduct left) { left_ = std::move(left); }
+  LeftProduct take_left() { return std::exchange(left_, {}); }
   // What the block has made, in the residual stream.
   Tensor take_output();
 
@@ -97,6 +110,11 @@ class BlockRun {
   Tensor take_gradient(int number);
   Tensor take_gradient_as_left(int number) { return std::exchange(gradient(number).tensor, {}); }
   void set_gradient(int number, Tensor d) { gradient(number) = {std::move(d), program_.value(number).home}; }
+  // Of what a product reads the activation whose gradient is of the same pass (gives_input), if what it was
+  // given is there by now, or nullptr. The product then leaves the gradient of what the activation was given,
+  // and what the activation gave in the memory of that.
+  const BlockOp* activation_before(const BlockOp& product) const;
+  bool has_gradient(int number) { return gradient(number).tensor.defined(); }
   // Added to what other readers of the value have left.
   void add_gradient(int number, const Tensor& d);
   // The same in the home that an op wants its input in.
@@ -136,6 +154,7 @@ class BlockRun {
   const SpreadRows* spread_;
   std::int64_t position_ = 0;
   Tensor cache_;
+  LeftProduct left_;
   // Where in the pass it stands.
   const OpSequence* sequence_ = nullptr;
   int place_ = 0;

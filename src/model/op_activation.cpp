@@ -1,24 +1,30 @@
-// An activation of the biased input, or SwiGLU. The backward pass works in place: the input's memory and that
-// of the output's gradient become the output, which the next product's weights need, and the input's
-// gradient.
+// An activation, with a gate or without one. One without is of the pass that makes the product before it,
+// where that is left to it (BlockRun::take_left), or behind that adds its bias on the way. The backward pass
+// works in place: the input's memory and that of the output's gradient become the output, which the next
+// product's weights need, and the input's gradient; without a gate the next product's backward pass may have
+// done so.
 #include "model/op.h"
+#include "tensor/layer_products.h"
 
 namespace echelon {
 namespace {
 
 class ActivationOp final : public OpRunner {
  public:
-  ActivationOp(const BlockOp& op, const OpSetting& s)
-      : OpRunner(op), activation_(op.activation), bias_(s.stacked(op.biases)) {}
+  ActivationOp(const BlockOp& op, const OpSetting&) : OpRunner(op), activation_(op.activation) {}
 
  protected:
   void run_forward(BlockRun& run) const override {
+    const LeftProduct left = run.take_left();
     const Tensor h = run.take(in()),
                  y = run.activation({h.rows(), h.cols() / (is_gated(activation_) ? 2 : 1)});
     if (is_gated(activation_))
       run.kernels().gated(activation_, h, y);
+    else if (left.product)
+      multiply(run.kernels(), *left.product, left.formats,
+               {.bias = left.bias, .activation = activation_, .activated = y});
     else
-      run.kernels().activate(activation_, h, bias_.value, y);
+      run.kernels().activate(activation_, h, left.bias, y);
     run.set(out(0), h);
     run.set(out(1), y);
   }
@@ -26,12 +32,17 @@ class ActivationOp final : public OpRunner {
   // The output comes of the backward pass, but where the next product is made again too.
   void run_again(BlockRun& run) const override {
     if (run.is_taken(out(1))) return run_forward(run);
+    const LeftProduct left = run.take_left();
     const Tensor h = run.take(in());
-    if (bias_.defined()) run.kernels().add_bias(bias_.value, h);
+    if (left.product)
+      multiply(run.kernels(), *left.product, left.formats, {.bias = left.bias});
+    else if (left.bias.defined())
+      run.kernels().add_bias(left.bias, h);
     run.set(out(0), h);
   }
 
   void run_backward(BlockRun& run) const override {
+    if (run.has_gradient(out(0))) return run.set_gradient(in(), run.take_gradient(out(0)));
     Tensor h = run.take_kept(out(0)), dy = run.take_gradient(out(1));
     if (is_gated(activation_)) {
       run.kernels().gated_backward(activation_, h, dy);
@@ -39,15 +50,12 @@ class ActivationOp final : public OpRunner {
     } else {
       run.kernels().activate_backward(activation_, h, dy);
     }
-    if (bias_.gradient.defined())
-      run.weight_gradient([sums = run.sums(), bias = bias_, dy] { sums.add_bias(bias, dy); });
     run.set_gradient(in(), std::move(dy));
     run.provide(out(1), std::move(h));
   }
 
  private:
   Activation activation_;
-  Weight bias_;
 };
 
 }  // namespace

@@ -39,18 +39,38 @@ class LinearOp : public OpRunner {
     Tensor x = run.take_input(op());
     const std::vector<std::int64_t> shape{x.rows(), columns()};
     const Tensor y = is_cut_ && !by_columns_ ? run.partial_sum(shape) : run.activation(shape);
-    each_run(weights_, in_out_, y, [&](const Weight& w, const Tensor& part) {
-      multiply(run.kernels(),
-               {x, Transpose::no, w.value, in_out_ ? Transpose::no : Transpose::yes, part, false,
-                by_columns_ ? SumBlocks() : blocks_},
-               formats_.forward());
-    });
-    if (!adapters_.empty()) run.set(adapted(), add_adapters(run, x, y));
-    x = Tensor();
-    each_run(biases_, false, y,
-             [&](const Weight& b, const Tensor& part) { run.kernels().add_bias(b.value, part); });
+    const auto product = [&](const Weight& w, const Tensor& part) {
+      return MatrixProduct{x,
+                           Transpose::no,
+                           w.value,
+                           in_out_ ? Transpose::no : Transpose::yes,
+                           part,
+                           false,
+                           by_columns_ ? SumBlocks() : blocks_};
+    };
+    const bool leaves = biases_.size() <= 1 && run.next_takes_product(op());
+    LeftProduct left{{}, formats_.forward(), biases_.size() == 1 ? biases_.front().value : Tensor()};
+    if (is_one_product() && biases_.size() <= 1) {
+      if (leaves)
+        left.product = product(weights_.front(), y);
+      else
+        multiply(run.kernels(), product(weights_.front(), y), formats_.forward(), {.bias = left.bias});
+    } else {
+      each_run(weights_, in_out_, y, [&](const Weight& w, const Tensor& part) {
+        multiply(run.kernels(), product(w, part), formats_.forward());
+      });
+      if (!adapters_.empty()) run.set(adapted(), add_adapters(run, x, y));
+      x = Tensor();
+      if (!leaves)
+        each_run(biases_, false, y,
+                 [&](const Weight& b, const Tensor& part) { run.kernels().add_bias(b.value, part); });
+    }
+    if (leaves) run.leave(std::move(left));
     run.set(out(), y);
   }
+
+  // Nothing else adds to what it makes.
+  bool is_one_product() const { return weights_.size() == 1 && adapters_.empty(); }
 
   // What the second factors of adapters leave of dy, times their scale.
   Tensor adapter_gradients(BlockRun& run, const Tensor& dy) const {
@@ -65,8 +85,9 @@ class LinearOp : public OpRunner {
     return d;
   }
 
-  // `d_adapted`: of adapter_gradients().
-  Tensor input_gradient(BlockRun& run, const Tensor& dy, const Tensor& d_adapted) const {
+  // `d_adapted`: of adapter_gradients(). What follows is of one product.
+  Tensor input_gradient(BlockRun& run, const Tensor& dy, const Tensor& d_adapted,
+                        const Epilogue& epilogue = {}) const {
     const std::vector<std::int64_t> shape{dy.rows(), weights_.front().value.dim(in_out_ ? 0 : 1)};
     const Tensor dx = by_columns_ ? run.partial_sum(shape) : run.activation(shape);
     bool further = false;
@@ -74,7 +95,7 @@ class LinearOp : public OpRunner {
       multiply(run.kernels(),
                {part, Transpose::no, w.value, in_out_ ? Transpose::yes : Transpose::no, dx,
                 std::exchange(further, true), by_columns_ ? blocks_ : SumBlocks()},
-               formats_.of_input());
+               formats_.of_input(), epilogue);
     });
     each_adapter([&](const LowRank& l, Range inner) {
       run.kernels().matmul(columns_of(d_adapted, inner), Transpose::no, l.a.value, Transpose::no, dx, true);
@@ -99,6 +120,17 @@ class LinearOp : public OpRunner {
       const Tensor &rows = in_out_ ? x : part, &cols = in_out_ ? part : x;
       if (w.gradient.defined()) sums.add_product(w, rows, cols, formats_.of_weight(in_out_));
     });
+  }
+
+  // Both, in one pass where each is one.
+  void add_weight_and_bias_gradients(const SequenceSums& sums, const Tensor& x, const Tensor& dy) const {
+    const bool is_one = weights_.size() == 1 && weights_.front().gradient.defined() && biases_.size() == 1 &&
+                        biases_.front().gradient.defined();
+    if (is_one)
+      return sums.add_product_and_bias(weights_.front(), biases_.front(), in_out_ ? x : dy, in_out_ ? dy : x,
+                                       in_out_, formats_.of_weight(in_out_));
+    add_weight_gradient(sums, x, dy);
+    add_bias_gradient(sums, dy);
   }
 
   void add_first_gradients(const SequenceSums& sums, const Tensor& x, const Tensor& d_adapted) const {
@@ -188,7 +220,16 @@ class RowLinearOp final : public LinearOp {
   void run_backward(BlockRun& run) const override {
     Tensor dy = run.take_gradient(out());
     const Tensor d_adapted = adapter_gradients(run, dy);
-    run.set_gradient(in(), input_gradient(run, dy, d_adapted));
+    const BlockOp* const before = is_one_product() ? run.activation_before(op()) : nullptr;
+    if (before != nullptr) {
+      const int given = before->outputs.front();
+      const Tensor hidden = run.value(given);
+      run.set_gradient(
+          given, input_gradient(run, dy, d_adapted, {.activation = before->activation, .hidden = hidden}));
+      run.set(in(), hidden);
+    } else {
+      run.set_gradient(in(), input_gradient(run, dy, d_adapted));
+    }
     if (reads_input())
       run.weight_gradient(in(), [this, sums = run.sums(), dy, d_adapted](const Tensor& x) {
         add_weight_gradient(sums, x, dy);
@@ -235,11 +276,12 @@ class ColumnLinearOp final : public LinearOp {
       if (x || made.defined() || trains_biases())
         run.weight_gradient([this, sums = run.sums(), x, dy, d_adapted, made] {
           if (x) {
-            add_weight_gradient(sums, x->whole(), dy);
+            add_weight_and_bias_gradients(sums, x->whole(), dy);
             add_first_gradients(sums, x->whole(), d_adapted);
+          } else {
+            add_bias_gradient(sums, dy);
           }
           if (made.defined()) add_second_gradients(sums, made, dy);
-          add_bias_gradient(sums, dy);
         });
       x.reset();
     }

@@ -1,5 +1,8 @@
-// x + y, and the bias of the product that y is the sum of, added once behind the sum over tp.
+// x + y, and the bias of the product that y is the sum of, added once behind the sum over tp. Where there is
+// no such sum, it is of the pass that makes the product (BlockRun::take_left).
+#include "base/error.h"
 #include "model/op.h"
+#include "tensor/layer_products.h"
 
 namespace echelon {
 namespace {
@@ -10,8 +13,13 @@ class ResidualOp final : public OpRunner {
 
  protected:
   void run_forward(BlockRun& run) const override {
+    const LeftProduct left = run.take_left();
+    check(!left.bias.defined(), "the bias of what is added to the residual stream is the residual op's");
     const Tensor y = run.take_input(op(), 1), &x = run.value(in(0));
-    run.kernels().residual(x, y, bias_.value, y);
+    if (left.product)
+      multiply(run.kernels(), *left.product, left.formats, {.bias = bias_.value, .added = x});
+    else
+      run.kernels().residual(x, y, bias_.value, y);
     run.set(out(), y);
   }
 

@@ -21,6 +21,20 @@ std::vector<ParamSpec> BlockProgram::parameters() const {
   return list;
 }
 
+static bool has_no_gate(const BlockOp& op) {
+  return op.kind == OpKind::activation && !is_gated(op.activation);
+}
+
+bool takes_product(const BlockOp& next, const BlockOp& product) {
+  return product.kind == OpKind::linear && (has_no_gate(next) || next.kind == OpKind::residual) &&
+         next.inputs.back() == product.outputs.front();
+}
+
+bool gives_input(const BlockOp& activation, const BlockOp& product) {
+  return has_no_gate(activation) && product.kind == OpKind::linear &&
+         activation.outputs.back() == product.inputs.front();
+}
+
 int BlockProgram::producer(int value) const {
   for (std::size_t i = 0; i < ops.size(); ++i)
     if (std::find(ops[i].outputs.begin(), ops[i].outputs.end(), value) != ops[i].outputs.end())
@@ -226,13 +240,11 @@ int BlockBuilder::join(const std::string& name, int x, int y) {
   return both;
 }
 
-int BlockBuilder::activation(int hidden, Activation activation, std::vector<ParamSpec> biases) {
-  const int biased = value("hidden", Home::cut, width(hidden), Again::with_input),
-            y = value("activated", Home::cut, width(hidden) / (is_gated(activation) ? 2 : 1),
+int BlockBuilder::activation(int x, Activation activation) {
+  const int hidden = value("hidden", Home::cut, width(x), Again::with_input),
+            y = value("activated", Home::cut, width(x) / (is_gated(activation) ? 2 : 1),
                       Again::with_backward);
-  BlockOp& op = add(OpKind::activation, "activation", {hidden}, {biased, y}, {biased});
-  op.activation = activation;
-  op.biases = std::move(biases);
+  add(OpKind::activation, "activation", {x}, {hidden, y}, {hidden}).activation = activation;
   return y;
 }
 

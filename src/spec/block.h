@@ -52,7 +52,7 @@ enum class OpKind {
   latent,       // compressed forms (, q) -> [q | k | v], values as wide as keys (DeepSeek-V2)
   narrow,       // heads -> the first columns of each
   join,         // x, y -> [x | y]
-  activation,   // h -> h + b, its activation (activation.h)
+  activation,   // h -> h, its activation (activation.h)
   residual,     // x, y -> x + y (+ b)
   sum,          // x -> the sum over the ranks, times a number
   experts_in,   // x -> the hidden values of the experts that its tokens are routed to
@@ -93,6 +93,12 @@ struct BlockOp {
   std::vector<std::int64_t>
       heads;  // of a norm of heads: how many each weight is for, from the first column on
 };
+
+// What can be of the pass over memory that makes a product (Epilogue): of what a linear op makes, an
+// activation without a gate, and the residual stream that it is added to; and backward the gradient of such
+// an activation, of the product that makes that of what it gave a linear op.
+bool takes_product(const BlockOp& next, const BlockOp& product);
+bool gives_input(const BlockOp& activation, const BlockOp& product);
 
 struct BlockProgram {
   std::vector<BlockValue> values;

@@ -45,7 +45,7 @@ class BlockBuilder {
   int latent(int compressed, int queries, std::vector<ParamSpec> weights);
   int narrow(int attended);  // of each head what its value has
   int join(const std::string& name, int x, int y);
-  int activation(int hidden, Activation activation, std::vector<ParamSpec> biases = {});
+  int activation(int x, Activation activation);
   int residual(const std::string& name, int x, int y, std::vector<ParamSpec> biases = {});
   int sum(const std::string& name, int x, double scale);
   // Of the router; then of each expert gate, up and down; then of the one that all tokens share, and what it

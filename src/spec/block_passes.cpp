@@ -16,8 +16,7 @@ bool is_made_again(const BlockProgram& program, int value, const Recompute& reco
 }
 
 // What an op needs to make its outputs again, of what is there: of a norm its input even where its statistics
-// are kept, of attention what it computes with. An activation adds its bias to its input in place, which must
-// not happen twice.
+// are kept, of attention what it computes with. An activation takes its input alone.
 std::vector<int> made_from(const BlockProgram& program, const BlockOp& op, const std::set<int>& there) {
   for (int output : op.outputs)
     if (program.value(output).again == Again::with_input && op.kind != OpKind::activation &&

@@ -29,8 +29,9 @@ BlockProgram Gpt2::layer(const ModelSpec& m, std::int64_t layer) {
   y = b.rows("attention_out", y, matrix(at + "attn.c_proj.weight", C, C, 0, {{C, D}}, residual_std(m)));
   const int middle = b.residual("residual1", x, y, {whole_bias(at + "attn.c_proj.bias", C)});
   y = b.layer_norm("norm2", middle, at + "ln_2");
-  y = b.columns("mlp_in", y, {matrix(at + "mlp.c_fc.weight", C, F, 1, {{F, 1}}, m.init_std)});
-  y = b.activation(y, Activation::gelu, {cut_bias(at + "mlp.c_fc.bias", F, {{F, 1}})});
+  y = b.columns("mlp_in", y, {matrix(at + "mlp.c_fc.weight", C, F, 1, {{F, 1}}, m.init_std)},
+                {cut_bias(at + "mlp.c_fc.bias", F, {{F, 1}})});
+  y = b.activation(y, Activation::gelu);
   y = b.rows("mlp_out", y, matrix(at + "mlp.c_proj.weight", F, C, 0, {{F, 1}}, residual_std(m)));
   return b.finish(b.residual("residual2", middle, y, {whole_bias(at + "mlp.c_proj.bias", C)}));
 }

@@ -43,8 +43,9 @@ BlockProgram Neox::layer(const ModelSpec& m, std::int64_t layer) {
     middle = add_attention();
     mlp = b.layer_norm("norm2", middle, at + "post_attention_layernorm");
   }
-  mlp = b.columns("mlp_in", mlp, {cut_rows(at + "mlp.dense_h_to_4h.weight", F, C, 1, m.init_std)});
-  mlp = b.activation(mlp, Activation::gelu_erf, {cut_bias(at + "mlp.dense_h_to_4h.bias", F, {{F, 1}})});
+  mlp = b.columns("mlp_in", mlp, {cut_rows(at + "mlp.dense_h_to_4h.weight", F, C, 1, m.init_std)},
+                  {cut_bias(at + "mlp.dense_h_to_4h.bias", F, {{F, 1}})});
+  mlp = b.activation(mlp, Activation::gelu_erf);
   mlp = b.rows("mlp_out", mlp, cut_columns(at + "mlp.dense_4h_to_h.weight", C, F, 1, residual_std(m)));
   if (m.parallel_residual) middle = add_attention();
   return b.finish(b.residual("residual2", middle, mlp, {whole_bias(at + "mlp.dense_4h_to_h.bias", C)}));

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 
 #include "tensor/kernels.h"
 
@@ -26,6 +27,60 @@ inline ColumnProduct column_product(const MatrixProduct& product) {
     return ColumnMatrix{&t, t.cols(), t.rows(), t.row_stride(), turn == Transpose::yes};
   };
   return {of(product.b, product.tb), of(product.a, product.ta), of(product.c, Transpose::no)};
+}
+
+// What such libraries make in the same pass. `vector` has as many elements as the result has rows, or of
+// sums_of_second columns; `beside` is like the result.
+struct ColumnEpilogue {
+  enum class Kind {
+    none,
+    bias,            // each column += vector
+    gelu,            // beside = the product, and the result GELU of it (its tanh form)
+    bias_gelu,       // the same, with the bias first
+    gelu_slope,      // the result = the product times the slope of GELU at `beside`
+    sums_of_first,   // vector = the sums over k of op(first)
+    sums_of_second,  // vector = the sums over k of op(second)
+  };
+  Kind kind = Kind::none;
+  const Tensor *vector = nullptr, *beside = nullptr;
+};
+struct FollowedProduct {
+  ColumnProduct product;
+  ColumnEpilogue epilogue;
+  // What the product is added to on its way to the result: nothing, the result, or another such matrix.
+  std::optional<ColumnMatrix> onto = {};
+};
+
+// Nothing where they have no pass for it. Both outlive what is returned. What is left to do: `hidden` is
+// still to become its activation, and column sums are written, not added.
+inline std::optional<FollowedProduct> followed_product(const MatrixProduct& product, const Epilogue& e) {
+  using Kind = ColumnEpilogue::Kind;
+  FollowedProduct made{column_product(product), {}};
+  if (product.accumulate) made.onto = made.product.result;
+  if (e.added.defined()) {
+    made.onto = made.product.result;
+    made.onto->tensor = &e.added;
+    made.onto->stride = e.added.row_stride();
+  }
+  const bool activates = e.activated.defined() || e.hidden.defined();
+  if (activates && e.activation != Activation::gelu) return {};
+  if (e.column_sums.defined() ? activates || e.bias.defined() || e.added.defined()
+                              : e.hidden.defined() && e.bias.defined())
+    return {};
+  if (e.column_sums.defined()) {
+    made.epilogue = {e.sums_of_b ? Kind::sums_of_first : Kind::sums_of_second, &e.column_sums};
+  } else if (e.activated.defined()) {
+    made.epilogue = {e.bias.defined() ? Kind::bias_gelu : Kind::gelu, e.bias.defined() ? &e.bias : nullptr,
+                     &product.c};
+    ColumnMatrix& result = made.product.result;
+    result.tensor = &e.activated;
+    result.stride = e.activated.row_stride();
+  } else if (e.hidden.defined()) {
+    made.epilogue = {Kind::gelu_slope, nullptr, &e.hidden};
+  } else if (e.bias.defined()) {
+    made.epilogue = {Kind::bias, &e.bias};
+  }
+  return made;
 }
 
 }  // namespace echelon

@@ -46,6 +46,27 @@ class DeviceKernels : public RowKernels<Launch, TokenKernels<Launch>> {
   }
   void grouped_matmul(std::span<const MatrixProduct> products) override { multiply_in_tiles(products); }
 
+  // In tiles, what follows in the pass that stores them: where all is of one type. Column sums are over what
+  // the tiles of a column read.
+  bool fused_matmul(const MatrixProduct& p, const Epilogue& e) override {
+    const DType type = p.c.dtype();
+    if (p.a.dtype() != type || p.b.dtype() != type || e.column_sums.defined() || p.accumulate) return false;
+    if (p.c.numel() == 0) return true;
+    const Depths depths({&p});
+    const auto ranges = this->launch().upload(std::span<const rows::DepthRange>(depths.ranges));
+    const auto ends = this->launch().upload(std::span<const std::int64_t>(depths.ends));
+    with_stored_type(p.c, [&, this]<class T>(T) {
+      const auto beside = [this](const Tensor& x) { return x.defined() ? matrix<T>(x) : rows::Matrix<T>(); };
+      const auto kernel =
+          tiled<T, T, T>(p, depths.parts.front(), ranges.data(), ends.data(),
+                         rows::StoreFollowed<T>{data<T>(e.bias), beside(e.added), e.activation,
+                                                beside(e.activated), beside(e.hidden)});
+      this->launch().run("fused_matmul", kernel.num_tiles(), kernel,
+                         kernel.shared_bytes(depths.parts.front().blocks));
+    });
+    return true;
+  }
+
   // Codes and scales are made on the way, each operand's in the orientation that its product reads: who
   // multiplies what in which order is known here, and how long an operand stays the same is not.
   void fp8_matmul(std::span<const Fp8Product> products) override {
@@ -246,39 +267,59 @@ class DeviceKernels : public RowKernels<Launch, TokenKernels<Launch>> {
     return multiply_codes(p, &scale_a.data()->back, &scale_b.data()->back);
   }
 
-  void multiply_tiles(const std::vector<const MatrixProduct*>& products) {
-    // Of all of them, one after another; each product with the ends of its own.
-    std::vector<rows::DepthRange> ranges;
-    std::vector<std::int64_t> ends;
+  // What products sum over: of all of them, one after another; each with the ends of its own.
+  struct Depths {
     struct Part {
       std::int64_t first_range, first_end, blocks;
     };
+    std::vector<rows::DepthRange> ranges;
+    std::vector<std::int64_t> ends;
     std::vector<Part> parts;
-    for (const MatrixProduct* p : products) {
-      parts.push_back({std::ssize(ranges), std::ssize(ends), 0});
-      for (const auto& block : p->blocks) {
-        for (const Range& range : block) ranges.push_back({range.begin, range.end});
-        ends.push_back(std::ssize(ranges) - parts.back().first_range);
+
+    explicit Depths(const std::vector<const MatrixProduct*>& products) {
+      for (const MatrixProduct* p : products) {
+        parts.push_back({std::ssize(ranges), std::ssize(ends), 0});
+        for (const auto& block : p->blocks) {
+          for (const Range& range : block) ranges.push_back({range.begin, range.end});
+          ends.push_back(std::ssize(ranges) - parts.back().first_range);
+        }
+        const std::int64_t depth = p->ta == Transpose::yes ? p->a.rows() : p->a.cols();
+        if (p->blocks.empty()) ranges.push_back({0, depth}), ends.push_back(1);
+        parts.back().blocks = std::ssize(ends) - parts.back().first_end;
       }
-      const std::int64_t depth = p->ta == Transpose::yes ? p->a.rows() : p->a.cols();
-      if (p->blocks.empty()) ranges.push_back({0, depth}), ends.push_back(1);
-      parts.back().blocks = std::ssize(ends) - parts.back().first_end;
     }
-    const auto all_ranges = this->launch().upload(std::span<const rows::DepthRange>(ranges));
-    const auto all_ends = this->launch().upload(std::span<const std::int64_t>(ends));
+  };
+  // `ranges` and `ends`: those of all products, on the device.
+  template <class A, class B, class C, class Store>
+  rows::TiledProduct<A, B, C, Store> tiled(const MatrixProduct& p, const typename Depths::Part& part,
+                                           const rows::DepthRange* ranges, const std::int64_t* ends,
+                                           const Store& store) const {
+    return {matrix<A>(p.a),
+            p.ta == Transpose::yes,
+            matrix<B>(p.b),
+            p.tb == Transpose::yes,
+            matrix<C>(p.c),
+            store,
+            ranges + part.first_range,
+            ends + part.first_end,
+            part.blocks};
+  }
+
+  void multiply_tiles(const std::vector<const MatrixProduct*>& products) {
+    const Depths depths(products);
+    const auto all_ranges = this->launch().upload(std::span<const rows::DepthRange>(depths.ranges));
+    const auto all_ends = this->launch().upload(std::span<const std::int64_t>(depths.ends));
     const auto with_types = [&, this]<class A, class B, class C>(A, B, C) {
       using Kernel = rows::TiledProduct<A, B, C>;
       std::vector<Kernel> kernels;
       std::vector<std::int64_t> first_tiles;
       std::int64_t tiles = 0, most_blocks = 0;
       for (std::size_t i = 0; i < products.size(); ++i) {
-        const MatrixProduct& p = *products[i];
         first_tiles.push_back(tiles);
-        kernels.push_back({matrix<A>(p.a), p.ta == Transpose::yes, matrix<B>(p.b), p.tb == Transpose::yes,
-                           matrix<C>(p.c), p.accumulate, all_ranges.data() + parts[i].first_range,
-                           all_ends.data() + parts[i].first_end, parts[i].blocks});
+        kernels.push_back(tiled<A, B, C>(*products[i], depths.parts[i], all_ranges.data(), all_ends.data(),
+                                         rows::StoreSum<C>{products[i]->accumulate}));
         tiles += kernels.back().num_tiles();
-        most_blocks = std::max(most_blocks, parts[i].blocks);
+        most_blocks = std::max(most_blocks, depths.parts[i].blocks);
       }
       const std::size_t shared = Kernel::shared_bytes(most_blocks);
       if (kernels.size() == 1) return this->launch().run("matmul", tiles, kernels.front(), shared);

@@ -18,6 +18,9 @@ class KernelBackend {
   virtual void matmul(const Tensor& a, Transpose ta, const Tensor& b, Transpose tb, Out c,
                       bool accumulate) = 0;
   virtual void grouped_matmul(std::span<const MatrixProduct> products) = 0;
+  // A product with what follows in one pass; false, and nothing done, where there is none for it: Kernels
+  // then makes the product, and passes behind it.
+  virtual bool fused_matmul(const MatrixProduct&, const Epilogue&) { return false; }
   // Where nothing multiplies fp8: rounded operands, which are bf16 exactly, by grouped_matmul().
   virtual void fp8_matmul(std::span<const Fp8Product> products);
   virtual void round_to_fp8(const Tensor& x, Fp8 format, Out y) = 0;

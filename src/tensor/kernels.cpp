@@ -123,6 +123,40 @@ void Kernels::matmul(const Tensor& a, Transpose ta, const Tensor& b, Transpose t
   backend_->grouped_matmul({&product, 1});
 }
 
+static bool follows(const MatrixProduct& p, const Epilogue& e) {
+  const auto beside = [&p](const Tensor& x) { return !x.defined() || same(p.c, x); };
+  const Tensor& summed = e.sums_of_b ? p.b : p.a;
+  const bool turned = e.sums_of_b ? p.tb == Transpose::no : p.ta == Transpose::yes;
+  const int passes = int{e.added.defined()} + int{e.activated.defined()} + int{e.hidden.defined()};
+  return (!e.bias.defined() || vector_like(p.c, e.bias, p.c.cols())) && beside(e.added) &&
+         beside(e.activated) && beside(e.hidden) && passes <= 1 &&
+         !(p.accumulate && (e.bias.defined() || passes > 0)) &&
+         (!e.column_sums.defined() || (turned && wide_vector(summed, e.column_sums, summed.cols())));
+}
+
+void Kernels::matmul(const MatrixProduct& p, const Epilogue& epilogue) {
+  require(is_product(p.a, p.ta, p.b, p.tb, p.c) && follows(p, epilogue),
+          "matmul: c is no product of a and b, or what follows is not like it", p.a, p.b, p.c, epilogue.bias,
+          epilogue.added, epilogue.activated, epilogue.hidden, epilogue.column_sums);
+  if (backend_ && epilogue.is_any() && backend_->fused_matmul(p, epilogue)) return;
+  matmul(p.a, p.ta, p.b, p.tb, p.c, p.accumulate, p.blocks);
+  finish(p, epilogue);
+}
+
+void Kernels::finish(const MatrixProduct& p, const Epilogue& e) {
+  require(follows(p, e), "finish: what follows is not like the product", p.a, p.b, p.c, e.bias, e.added,
+          e.activated, e.hidden, e.column_sums);
+  if (!backend_) return;
+  if (e.added.defined())
+    backend_->residual(e.added, p.c, e.bias, p.c);
+  else if (e.activated.defined())
+    backend_->activate(e.activation, p.c, e.bias, e.activated);
+  else if (e.bias.defined())
+    backend_->add_bias(e.bias, p.c);
+  if (e.hidden.defined()) backend_->activate_backward(e.activation, e.hidden, p.c);
+  if (e.column_sums.defined()) backend_->bias_gradient(e.sums_of_b ? p.b : p.a, e.column_sums);
+}
+
 void Kernels::grouped_matmul(std::span<const MatrixProduct> products) {
   for (const MatrixProduct& p : products)
     require(is_product(p.a, p.ta, p.b, p.tb, p.c), "grouped_matmul: c is no product of a and b", p.a, p.b,

@@ -103,6 +103,29 @@ struct MatrixProduct {
   SumBlocks blocks = {};
 };
 
+// What becomes of a product in the same pass over memory, where the backend has one for it, and else in
+// passes behind it. In bf16 c is then rounded once or before each of them; what is made of c is so of c as
+// stored, or as it was before.
+struct Epilogue {
+  Tensor bias = {};   // (N): added to each row
+  Tensor added = {};  // (M, N): added too, where nothing else follows than a bias
+  Activation activation = Activation::gelu;
+  // (M, N) = the activation of c, with its bias.
+  Tensor activated = {};
+  // (M, N), what an activation was given, where c is the gradient of what it gave: as activate_backward(), c
+  // becomes the gradient of `hidden`, and `hidden` what it gave.
+  Tensor hidden = {};
+  // (wide) += the column sums of a turned a, or with `sums_of_b` of b: where the product is the gradient of a
+  // weight, that of its bias.
+  Tensor column_sums = {};
+  bool sums_of_b = false;
+
+  bool is_any() const {
+    return bias.defined() || added.defined() || activated.defined() || hidden.defined() ||
+           column_sums.defined();
+  }
+};
+
 // One whose operands, in bf16, are rounded to fp8, each with a scale of its own (base/fp8.h): c is then as of
 // a product of the rounded ones. `room_a` and `room_b` are like a and b, for these, and come to hold what
 // the backend makes of them. There are no blocks.
@@ -131,6 +154,10 @@ class Kernels {
   // Each element is rounded to c's dtype once, whatever the blocks.
   void matmul(const Tensor& a, Transpose ta, const Tensor& b, Transpose tb, Out c, bool accumulate,
               const SumBlocks& blocks = {});
+  // The same with what follows it; behind a product that is added to c these are column sums alone.
+  void matmul(const MatrixProduct& product, const Epilogue& epilogue);
+  // What follows by itself, of a product that is made.
+  void finish(const MatrixProduct& product, const Epilogue& epilogue);
   // Products of any shapes, empty ones too, none of which reads what another writes: on the host, and of any
   // device under invariant numerics, each has the bits of matmul(). The products of a mixture's experts.
   void grouped_matmul(std::span<const MatrixProduct> products);

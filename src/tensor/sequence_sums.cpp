@@ -190,6 +190,15 @@ void SequenceSums::add_whole_product(const Weight& weight, const Tensor& a, cons
   });
 }
 
+void SequenceSums::add_product_and_bias(const Weight& weight, const Weight& bias, const Tensor& a,
+                                        const Tensor& b, bool dy_is_b, const OperandFormats& formats) const {
+  if (!by_sequence())
+    return multiply(*kernels_, {a, Transpose::yes, b, Transpose::no, weight.gradient, true}, formats,
+                    {.column_sums = bias.gradient, .sums_of_b = dy_is_b});
+  add_product(weight, a, b, formats);
+  add_bias(bias, dy_is_b ? b : a);
+}
+
 void SequenceSums::add_bias(const Weight& bias, const Tensor& dy) const {
   const Weight* const one[] = {&bias};
   accumulate(one, {{dy}}, [&](std::span<const Tensor> parts, std::span<const Tensor> gradients) {

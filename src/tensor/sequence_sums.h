@@ -122,6 +122,9 @@ class SequenceSums {
                    const OperandFormats& formats = {}) const;
   // Column sums of dy (N, C).
   void add_bias(const Weight& bias, const Tensor& dy) const;
+  // Both, of a weight and its bias, where dy is b, or else a.
+  void add_product_and_bias(const Weight& weight, const Weight& bias, const Tensor& a, const Tensor& b,
+                            bool dy_is_b, const OperandFormats& formats = {}) const;
 
  private:
   // What is this rank's to add up of the weights' gradients, with all rows of the tensors; none where it has

@@ -65,6 +65,23 @@ class CudaKernels final : public DeviceKernels<CudaLaunch> {
   void matmul(const Tensor& a, Transpose ta, const Tensor& b, Transpose tb, Out c, bool accumulate) override {
     multiply({a, ta, b, tb, c, accumulate});
   }
+  // What cuBLASLt does not take is in tiles; what it has no pass for is left to passes behind its products.
+  bool fused_matmul(const MatrixProduct& p, const Epilogue& e) override {
+    if (!cublas_ || !CublasLt::takes(p)) return DeviceKernels<CudaLaunch>::fused_matmul(p, e);
+    if (p.a.numel() == 0 || p.c.numel() == 0) return false;
+    Epilogue made = e;
+    if (e.column_sums.defined())
+      made.column_sums =
+          e.column_sums.beside(MemoryCategory::other, e.column_sums.dtype(), e.column_sums.shape());
+    if (cublas_->multiply(p, made)) {
+      if (e.column_sums.defined()) add(made.column_sums, e.column_sums);
+      if (e.hidden.defined()) activate(e.activation, e.hidden, {}, e.hidden);
+      return true;
+    }
+    if (!e.activated.defined() || !e.bias.defined() || !cublas_->multiply(p, {.bias = e.bias})) return false;
+    activate(e.activation, p.c, {}, e.activated);
+    return true;
+  }
   // In one launch for each kind of types, by cuBLAS or in tiles; what only cuBLASLt takes in one each.
   void grouped_matmul(std::span<const MatrixProduct> products) override {
     if (!cublas_) return multiply_in_tiles(products);

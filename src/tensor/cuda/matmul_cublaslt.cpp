@@ -64,29 +64,69 @@ LtMatrix matrix_of(const ColumnMatrix& m) {
           m.transposed};
 }
 
+cublasLtEpilogue_t lt_epilogue(ColumnEpilogue::Kind kind) {
+  switch (kind) {
+    case ColumnEpilogue::Kind::none:
+      return CUBLASLT_EPILOGUE_DEFAULT;
+    case ColumnEpilogue::Kind::bias:
+      return CUBLASLT_EPILOGUE_BIAS;
+    case ColumnEpilogue::Kind::gelu:
+      return CUBLASLT_EPILOGUE_GELU_AUX;
+    case ColumnEpilogue::Kind::bias_gelu:
+      return CUBLASLT_EPILOGUE_GELU_AUX_BIAS;
+    case ColumnEpilogue::Kind::gelu_slope:
+      return CUBLASLT_EPILOGUE_DGELU;
+    case ColumnEpilogue::Kind::sums_of_first:
+      return CUBLASLT_EPILOGUE_BGRADA;
+    case ColumnEpilogue::Kind::sums_of_second:
+      return CUBLASLT_EPILOGUE_BGRADB;
+  }
+  fail("internal error: no such epilogue");
+}
+
+struct LtEpilogue {
+  cublasLtEpilogue_t kind = CUBLASLT_EPILOGUE_DEFAULT;
+  void *vector = nullptr, *beside = nullptr;
+  std::int64_t stride = 0;  // of what is beside
+
+  bool is_aligned() const {
+    return (reinterpret_cast<std::uintptr_t>(vector) | reinterpret_cast<std::uintptr_t>(beside)) % 16 == 0 &&
+           stride % 8 == 0;
+  }
+};
+
+LtEpilogue epilogue_of(const ColumnEpilogue& e) {
+  return {lt_epilogue(e.kind), e.vector == nullptr ? nullptr : e.vector->address(),
+          e.beside == nullptr ? nullptr : e.beside->address(),
+          e.beside == nullptr ? 0 : e.beside->row_stride()};
+}
+
 struct LtProduct {
   LtMatrix first, second, result;
   cublasComputeType_t compute;
-  bool accumulate;
+  std::optional<LtMatrix> onto;  // what it is added to: the result, or another
+  LtEpilogue epilogue = {};
   // Of operands in fp8, on the device: what makes of their numbers their size.
   const float *scale_of_first = nullptr, *scale_of_second = nullptr;
 
   bool is_wide() const { return result.type == CUDA_R_64F; }
+  const LtMatrix& before() const { return onto ? *onto : result; }
 };
 
 // What decides which algorithm is taken: with the same, the same one, and so the same bits.
-using Shape = std::array<std::int64_t, 15>;
+using Shape = std::array<std::int64_t, 19>;
 
 Shape shape_of(const LtProduct& p) {
-  return {p.first.rows,        p.first.cols,         p.second.rows,       p.second.cols,
-          p.first.stride,      p.second.stride,      p.result.stride,     p.first.type,
-          p.second.type,       p.result.type,        p.first.transposed,  p.second.transposed,
-          p.first.alignment(), p.second.alignment(), p.result.alignment()};
+  return {p.first.rows,        p.first.cols,         p.second.rows,         p.second.cols,
+          p.first.stride,      p.second.stride,      p.result.stride,       p.first.type,
+          p.second.type,       p.result.type,        p.first.transposed,    p.second.transposed,
+          p.first.alignment(), p.second.alignment(), p.result.alignment(),  p.epilogue.kind,
+          p.epilogue.stride,   p.before().stride,    p.before().alignment()};
 }
 
 struct PreparedProduct {
   Operation operation;
-  MatrixLayout a, b, c;
+  MatrixLayout a, b, c, d;
   cublasLtMatmulAlgo_t algorithm;
 };
 
@@ -112,7 +152,8 @@ struct CublasLt::State {
   int device() const { return arena.stream().device(); }
   // Nothing where it has no algorithm.
   std::optional<PreparedProduct> make_plan(const LtProduct& product) const;
-  void set_scales(const Operation& operation, const LtProduct& product) const;
+  // Where scales and what follows are: of this product, its plan may be another's too.
+  void set_addresses(const Operation& operation, const LtProduct& product) const;
   bool multiply(const LtProduct& product);
 };
 
@@ -126,13 +167,15 @@ bool CublasLt::takes(const MatrixProduct& p) {
   return p.blocks.empty() && a == b && (a == DType::bf16 ? c == DType::bf16 || c == DType::f32 : c == a);
 }
 
-void CublasLt::State::set_scales(const Operation& operation, const LtProduct& product) const {
-  if (product.scale_of_first == nullptr) return;
-  for (const auto& [which, scale] :
-       {std::pair{CUBLASLT_MATMUL_DESC_A_SCALE_POINTER, product.scale_of_first},
-        std::pair{CUBLASLT_MATMUL_DESC_B_SCALE_POINTER, product.scale_of_second}})
-    check_cublas(cublasLtMatmulDescSetAttribute(operation.get(), which, &scale, sizeof scale),
-                 "a scale for cuBLASLt", device());
+void CublasLt::State::set_addresses(const Operation& operation, const LtProduct& product) const {
+  for (const auto& [which, address] : {std::pair<cublasLtMatmulDescAttributes_t, const void*>{
+                                           CUBLASLT_MATMUL_DESC_A_SCALE_POINTER, product.scale_of_first},
+                                       {CUBLASLT_MATMUL_DESC_B_SCALE_POINTER, product.scale_of_second},
+                                       {CUBLASLT_MATMUL_DESC_BIAS_POINTER, product.epilogue.vector},
+                                       {CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER, product.epilogue.beside}})
+    if (address != nullptr)
+      check_cublas(cublasLtMatmulDescSetAttribute(operation.get(), which, &address, sizeof address),
+                   "an address for cuBLASLt", device());
 }
 
 std::optional<PreparedProduct> CublasLt::State::make_plan(const LtProduct& product) const {
@@ -147,15 +190,19 @@ std::optional<PreparedProduct> CublasLt::State::make_plan(const LtProduct& produ
   cublasLtMatmulDesc_t described = nullptr;
   check_cublas(cublasLtMatmulDescCreate(&described, product.compute, scale_type), "a product for cuBLASLt",
                device());
-  PreparedProduct plan{
-      Operation(described), layout(product.first), layout(product.second), layout(product.result), {}};
+  PreparedProduct plan{Operation(described),     layout(product.first),  layout(product.second),
+                       layout(product.before()), layout(product.result), {}};
   const auto turned = [](const LtMatrix& m) { return m.transposed ? CUBLAS_OP_T : CUBLAS_OP_N; };
-  const cublasOperation_t of_first = turned(product.first), of_second = turned(product.second);
-  for (const auto& [which, value] :
-       {std::pair{CUBLASLT_MATMUL_DESC_TRANSA, of_first}, std::pair{CUBLASLT_MATMUL_DESC_TRANSB, of_second}})
+  const auto describe = [&](cublasLtMatmulDescAttributes_t which, auto value) {
     check_cublas(cublasLtMatmulDescSetAttribute(described, which, &value, sizeof value),
                  "a product for cuBLASLt", device());
-  set_scales(plan.operation, product);
+  };
+  describe(CUBLASLT_MATMUL_DESC_TRANSA, turned(product.first));
+  describe(CUBLASLT_MATMUL_DESC_TRANSB, turned(product.second));
+  describe(CUBLASLT_MATMUL_DESC_EPILOGUE, product.epilogue.kind);
+  if (product.epilogue.beside != nullptr)
+    describe(CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD, product.epilogue.stride);
+  set_addresses(plan.operation, product);
 
   cublasLtMatmulPreference_t preferred = nullptr;
   check_cublas(cublasLtMatmulPreferenceCreate(&preferred), "a choice of cuBLASLt", device());
@@ -170,13 +217,15 @@ std::optional<PreparedProduct> CublasLt::State::make_plan(const LtProduct& produ
          static_cast<std::uint32_t>(CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE));
   prefer(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, product.first.alignment());
   prefer(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, product.second.alignment());
-  prefer(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, product.result.alignment());
+  prefer(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, product.before().alignment());
   prefer(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, product.result.alignment());
   cublasLtMatmulHeuristicResult_t best;
   int found = 0;
   const cublasStatus_t status = cublasLtMatmulAlgoGetHeuristic(
-      handle, described, plan.a.get(), plan.b.get(), plan.c.get(), plan.c.get(), preferred, 1, &best, &found);
+      handle, described, plan.a.get(), plan.b.get(), plan.c.get(), plan.d.get(), preferred, 1, &best, &found);
   if (status == CUBLAS_STATUS_NOT_SUPPORTED || (status == CUBLAS_STATUS_SUCCESS && found == 0)) return {};
+  // An epilogue that it has not for these types may be an invalid value to it.
+  if (status == CUBLAS_STATUS_INVALID_VALUE && product.epilogue.kind != CUBLASLT_EPILOGUE_DEFAULT) return {};
   check_cublas(status, "a choice of cuBLASLt", device());
   plan.algorithm = best.algo;
   return plan;
@@ -192,22 +241,32 @@ bool CublasLt::State::multiply(const LtProduct& product) {
   const double wide_one = 1, wide_zero = 0;
   const bool wide = product.is_wide();
   const void* const alpha = wide ? static_cast<const void*>(&wide_one) : &one;
-  const void* const beta = product.accumulate ? alpha : wide ? static_cast<const void*>(&wide_zero) : &zero;
+  const void* const beta = product.onto ? alpha : wide ? static_cast<const void*>(&wide_zero) : &zero;
   const PreparedProduct& prepared = *plan->second;
-  set_scales(prepared.operation, product);
-  check_cublas(
-      cublasLtMatmul(handle, prepared.operation.get(), alpha, product.first.address, prepared.a.get(),
-                     product.second.address, prepared.b.get(), beta, product.result.address, prepared.c.get(),
-                     product.result.address, prepared.c.get(), &prepared.algorithm, workspace.address(),
-                     cublaslt_workspace_bytes, static_cast<cudaStream_t>(arena.stream().handle().handle)),
-      "matmul", device());
+  set_addresses(prepared.operation, product);
+  check_cublas(cublasLtMatmul(
+                   handle, prepared.operation.get(), alpha, product.first.address, prepared.a.get(),
+                   product.second.address, prepared.b.get(), beta, product.before().address, prepared.c.get(),
+                   product.result.address, prepared.d.get(), &prepared.algorithm, workspace.address(),
+                   cublaslt_workspace_bytes, static_cast<cudaStream_t>(arena.stream().handle().handle)),
+               "matmul", device());
   return true;
 }
 
-bool CublasLt::multiply(const MatrixProduct& p) {
-  const ColumnProduct product = column_product(p);
-  return state_->multiply({matrix_of(product.first), matrix_of(product.second), matrix_of(product.result),
-                           compute_type(p, state_->tf32), p.accumulate});
+bool CublasLt::multiply(const MatrixProduct& p, const Epilogue& epilogue) {
+  const std::optional<FollowedProduct> followed = followed_product(p, epilogue);
+  if (!followed) return false;
+  const ColumnProduct& product = followed->product;
+  LtProduct made{matrix_of(product.first),
+                 matrix_of(product.second),
+                 matrix_of(product.result),
+                 compute_type(p, state_->tf32),
+                 {},
+                 epilogue_of(followed->epilogue)};
+  if (followed->onto) made.onto = matrix_of(*followed->onto);
+  if (made.epilogue.kind != CUBLASLT_EPILOGUE_DEFAULT && (made.is_wide() || !made.epilogue.is_aligned()))
+    return false;
+  return state_->multiply(made);
 }
 
 bool CublasLt::takes_fp8(const Fp8Product& p) {
@@ -226,9 +285,16 @@ bool CublasLt::multiply_fp8(const Fp8Product& p, const float* scale_a, const flo
     return LtMatrix{room.address(), format == Fp8::e4m3 ? CUDA_R_8F_E4M3 : CUDA_R_8F_E5M2, 1, k, lines, k,
                     transposed};
   };
-  return state_->multiply({codes(p.room_b, p.formats.b, c.rows, true),
-                           codes(p.room_a, p.formats.a, c.cols, false), matrix_of(c), CUBLAS_COMPUTE_32F,
-                           p.product.accumulate, scale_b, scale_a});
+  LtProduct made{codes(p.room_b, p.formats.b, c.rows, true),
+                 codes(p.room_a, p.formats.a, c.cols, false),
+                 matrix_of(c),
+                 CUBLAS_COMPUTE_32F,
+                 {},
+                 {},
+                 scale_b,
+                 scale_a};
+  if (p.product.accumulate) made.onto = made.result;
+  return state_->multiply(made);
 }
 
 }  // namespace echelon

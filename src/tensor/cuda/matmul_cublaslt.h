@@ -22,8 +22,9 @@ class CublasLt {
   static bool takes(const MatrixProduct& product);
   // c (M, N) = or += op(a) op(b), K > 0; each element of a bf16 c rounded once. On the arena's stream. False,
   // and nothing done, where cuBLASLt has no algorithm for such a product: it may have none for odd strides.
-  // RunError where it fails.
-  bool multiply(const MatrixProduct& product);
+  // RunError where it fails. With what follows (tensor/column_product.h) that is false too where it has no
+  // pass for it, or the memory of that begins at no multiple of 16 bytes.
+  bool multiply(const MatrixProduct& product, const Epilogue& epilogue = {});
   // Whether it has products of fp8 of this shape: all of m, n and k are multiples of 16.
   static bool takes_fp8(const Fp8Product& product);
   // The same of fp8, whose codes lie in the rooms as the tensor cores of sm_89 and sm_90 read them: op(a)'s

@@ -3,6 +3,7 @@
 
 #include "base/bf16.h"
 #include "base/halving_tree.h"
+#include "tensor/rows/activations.h"
 #include "tensor/rows/team.h"
 
 namespace echelon::rows {
@@ -62,9 +63,39 @@ struct DepthRange {
   std::int64_t begin, end;
 };
 
+// Where a sum goes: into c, or onto it.
+template <class C>
+struct StoreSum {
+  bool accumulate;
+  ECHELON_HOST_DEVICE void operator()(C& c, std::int64_t, std::int64_t, Wide<C> sum) const {
+    c = C(accumulate ? c + sum : sum);
+  }
+};
+// And what follows (Epilogue), each element of it rounded once: of c as it is stored. Without data: none.
+template <class C>
+struct StoreFollowed {
+  const C* bias;
+  Matrix<C> added;
+  Activation activation;
+  Matrix<C> activated, hidden;
+  ECHELON_HOST_DEVICE void operator()(C& c, std::int64_t i, std::int64_t j, Wide<C> sum) const {
+    using F = Wide<C>;
+    if (added.data != nullptr) sum = F(added[i][j]) + sum;
+    if (bias != nullptr) sum += F(bias[j]);
+    if (hidden.data != nullptr) {
+      C& h = hidden[i][j];
+      const F given = h;
+      sum *= activation_slope<F>(activation, given);
+      h = C(activation_of<F>(activation, given));
+    }
+    c = C(sum);
+    if (activated.data != nullptr) activated[i][j] = C(activation_of<F>(activation, c));
+  }
+};
+
 // c (M, N) = or += op(a) (M, K) op(b) (K, N), a tile of c for each block. The sums of an element are in the
 // order of k, by the blocks of SumBlocks: its bits depend on nothing else, and so on no shape.
-template <class A, class B, class C>
+template <class A, class B, class C, class Store = StoreSum<C>>
 struct TiledProduct {
   static constexpr int tile = 32;
   Matrix<A> a;
@@ -72,7 +103,7 @@ struct TiledProduct {
   Matrix<B> b;
   bool b_transposed;
   Matrix<C> c;
-  bool accumulate;
+  Store store;
   const DepthRange* ranges;        // those of one block after those of the last
   const std::int64_t* block_ends;  // in `ranges`
   std::int64_t num_blocks;
@@ -126,8 +157,7 @@ struct TiledProduct {
     team.sync();
     for (int e = first; e < rows * cols; e += step) {
       const int i = e / cols, j = e % cols;
-      C& out = c[row + i][col + j];
-      out = C(accumulate ? out + sums[i * tile + j] : sums[i * tile + j]);
+      store(c[row + i][col + j], row + i, col + j, sums[i * tile + j]);
     }
   }
 };
