@@ -1,10 +1,13 @@
 #include "apps/stop_signals.h"
 
 #include <fcntl.h>
+#include <fmt/core.h>
 #include <unistd.h>
 
 #include <cerrno>
+#include <utility>
 
+#include "apps/terminal.h"
 #include "base/clock.h"
 #include "base/start_thread.h"
 
@@ -23,7 +26,8 @@ namespace {
 sigset_t signals_of_a_run() {
   sigset_t signals = stop_signals();
   struct sigaction hang_up {};
-  if (::sigaction(SIGHUP, nullptr, &hang_up) == 0 && hang_up.sa_handler != SIG_IGN) sigaddset(&signals, SIGHUP);
+  if (::sigaction(SIGHUP, nullptr, &hang_up) == 0 && hang_up.sa_handler != SIG_IGN)
+    sigaddset(&signals, SIGHUP);
   return signals;
 }
 
@@ -49,13 +53,22 @@ StopSignals::~StopSignals() {
   pthread_sigmask(SIG_SETMASK, &before_, nullptr);
 }
 
+void StopSignals::listen(std::string notice) {
+  notice_ = std::move(notice);
+  listens_ = true;
+}
+
 void StopSignals::take() {
   for (Clock::time_point first;;) {
     int signal = 0;
     sigwait(&signals_, &signal);
     if (ending_) return;
     if (signal == SIGHUP) leave_terminal();
-    if (listens_ && !asked_.exchange(true)) first = Clock::now();
+    if (listens_ && !asked_.exchange(true)) {
+      first = Clock::now();
+      if (!notice_.empty())  // in place of a progress line, and of the terminal's ^C
+        fmt::print(stderr, "{}{}\n", is_terminal(stderr) ? fresh_line : "", notice_);
+    }
     if (asked_ && Clock::now() - first < one_stop_request) continue;
     ::kill(::getpid(), signal);
     pthread_sigmask(SIG_UNBLOCK, &signals_, nullptr);  // here it ends the process

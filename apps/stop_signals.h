@@ -1,5 +1,5 @@
-// SIGTERM, SIGINT, SIGHUP and SIGUSR1, which mpirun hands on without ending itself: the words by which a training
-// is asked to end after its step.
+// SIGTERM, SIGINT, SIGHUP and SIGUSR1, which mpirun hands on without ending itself: the words by which a
+// training is asked to end after its step.
 //
 // They are taken by a thread of their own, and blocked in every other: a handler would run on whichever
 // thread computes, and its frame lie where that thread's stack pointer says. Inside oneDNN's f32 products
@@ -10,6 +10,7 @@
 
 #include <atomic>
 #include <chrono>
+#include <string>
 #include <thread>
 
 namespace echelon {
@@ -30,8 +31,8 @@ class StopSignals {
   StopSignals& operator=(const StopSignals&) = delete;
 
   // From now on the first signal asks, with those of the same request; before, and later ones, end the
-  // process as by default.
-  void listen() { listens_ = true; }
+  // process as by default. `notice` is said on standard error then.
+  void listen(std::string notice = {});
   bool asked() const { return asked_; }
 
  private:
@@ -39,6 +40,7 @@ class StopSignals {
 
   const sigset_t signals_;
   sigset_t before_{};
+  std::string notice_;  // set before listens_
   std::atomic<bool> listens_{false}, asked_{false}, ending_{false};
   std::thread thread_;
 };

@@ -471,7 +471,9 @@ int run_train(TrainFlags& f, StopSignals& signals) {
   observer.on_sample = [&](const std::vector<std::int32_t>& prompt, const std::vector<std::int32_t>& text) {
     fmt::print(out, "\nsample, after \"{}\":\n{}\n", as_text(prompt, f, data), as_text(text, f, data));
   };
-  if (!request.asynchronous) signals.listen();  // whose workers have no common step to stop after
+  if (!request.asynchronous)  // whose workers have no common step to stop after
+    signals.listen(f.job.leads() ? "echelon: stopping after this step; a second request ends the run at once"
+                                 : "");
   const TrainSummary summary = train(request, data, observer);
   starting.reset();
   fmt::print(out, "{}", fresh);

@@ -742,6 +742,7 @@ TEST_F(CommandLine, AnInterruptLeavesWholeCheckpoints) {
   EXPECT_EQ(stopped.status, 0) << stopped.err;
   EXPECT_NE(stopped.out.find("stopped after step "), std::string::npos) << stopped.out;
   EXPECT_NE(stopped.out.find("--resume continues from ck/step-"), std::string::npos) << stopped.out;
+  EXPECT_EQ(stopped.err, "echelon: stopping after this step; a second request ends the run at once\n");
   EXPECT_EQ(run({"generate", "--checkpoint", "ck", "--max-tokens", "2"}).status, 0);
 }
 

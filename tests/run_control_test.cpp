@@ -100,6 +100,30 @@ TEST_F(RunControl, ARunThatStopsAtOnceEndsWithTheStep) {
   }
 }
 
+// A request in a step, or before the first, is heard in that step.
+TEST_F(RunControl, ARunEndsWithTheStepInWhichItIsAskedToStop) {
+  for (const auto& [dp, pp, schedule] :
+       {std::tuple{2, 1, "1f1b"}, {1, 2, "1f1b"}, {1, 2, "pipedream"}, {1, 1, "1f1b"}})
+    for (const std::int64_t asked_after : {0, 2}) {
+      SCOPED_TRACE(fmt::format("dp {} pp {} {}, asked after step {}", dp, pp, schedule, asked_after));
+      TrainRequest r = request(dp, pp, schedule);
+      r.checkpoint_directory = directory_ / fmt::format("asked{}{}{}{}", dp, pp, schedule, asked_after);
+      std::atomic<std::int64_t> shown{0};
+      r.stop_requested = [&] { return shown >= asked_after; };
+      TrainObserver observer;
+      observer.on_step = [&](const StepRecord& step) { shown = step.step; };
+      const TrainSummary summary = train(r, *data_, observer);
+      EXPECT_TRUE(summary.stopped);
+      EXPECT_EQ(checkpoint_step(summary.checkpoint), summary.last_step);
+      // Of a stream a step is shown in the next, and one more empties it. Another rank than rank 0, which shows the
+      // steps, may speak a little later than that.
+      const bool flushes = schedule != std::string("pipedream");
+      const std::int64_t last = flushes ? asked_after + 1 : asked_after == 0 ? 2 : asked_after + 3;
+      EXPECT_LE(summary.last_step, last);
+      EXPECT_GE(summary.last_step, asked_after == 0 ? last : asked_after);
+    }
+}
+
 TEST_F(RunControl, CheckpointsWrittenBesideTheStepsAreThoseWrittenBetweenThem) {
   std::vector<std::string> directories;
   for (bool beside : {false, true}) {

@@ -49,6 +49,8 @@ void RankRun::run() {
   rank_.arena().reset_peak();
   const std::int64_t asked_for = last_step_;
   for (std::int64_t step = shared_.start.first_step; step < last_step_; ++step) {
+    has_spoken_ = false;
+    if (!ends_with_step()) speak();
     if (check_)
       train_checked_step(step);
     else
@@ -70,7 +72,6 @@ void RankRun::run() {
   finish_save();
   {
     const Doing doing = rank_.doing(Activity::meet);
-    publish_fingerprint(meeting_.hear());
     if (fingerprint_.under_way()) {
       meeting_.say(words_of_fingerprint());
       publish_fingerprint(meeting_.hear());
@@ -88,31 +89,42 @@ void RankRun::run() {
 void RankRun::meet(std::int64_t step) {
   const auto heard = [this] {
     const Doing doing = rank_.doing(Activity::meet);
+    speak();  // of a step that broke off before its sums
     return meeting_.hear();
   }();
-  const auto every = [&](auto said) {
-    return !heard.empty() && std::all_of(heard.begin(), heard.end(), said);
-  };
-  if (writer_.under_way() && every([this](const auto& words) { return words.written == saved_step_; }))
-    commit();
-  // A stream is emptied by one more step that knows that it is the last.
+  const bool is_written = std::all_of(heard.begin(), heard.end(),
+                                      [this](const auto& words) { return words.written == saved_step_; });
+  if (writer_.under_way() && is_written) commit();
   const TrainRequest& request = shared_.request;
-  const auto stops = [&] { return request.stop_requested && request.stop_requested(); };
   const bool asked = [&] {
     if (!request.stops_at_once)
       return std::any_of(heard.begin(), heard.end(), [](const auto& words) { return words.stop; });
     const Doing doing = rank_.doing(Activity::meet);
-    return meeting_.told_by_first(leads() && stops());
+    return meeting_.told_by_first(leads() && stop_requested());
   }();
-  const bool ends_here = trainer_.flushes() && shared_.request.plan.optimizer_barrier;
-  if (asked) last_step_ = std::min(last_step_, step + (ends_here ? 1 : 2));
-  if (shared_.request.straggler_every > 0 && !heard.empty()) add_to_spread(step, heard);
+  // A stream is emptied by one more step that knows that it is the last.
+  if (asked) last_step_ = std::min(last_step_, step + (ends_with_step() ? 1 : 2));
+  const bool is_first = step == shared_.start.first_step;  // there was no work before it
+  if (request.straggler_every > 0 && !is_first) add_to_spread(step, heard);
   publish_fingerprint(heard);
+}
+
+void RankRun::speak() {
+  if (has_spoken_) return;
+  has_spoken_ = true;
   StepMeeting::Words words = words_of_fingerprint();
-  words.stop = !request.stops_at_once && stops();
+  words.stop = !shared_.request.stops_at_once && stop_requested();
   words.written = writer_.under_way() && writer_.written() ? saved_step_.load() : -1;
   words.seconds = step_work_;
   meeting_.say(words);
+}
+
+bool RankRun::stop_requested() const {
+  return shared_.request.stop_requested && shared_.request.stop_requested();
+}
+
+bool RankRun::ends_with_step() const {
+  return trainer_.flushes() && shared_.request.plan.optimizer_barrier;
 }
 
 StepMeeting::Words RankRun::words_of_fingerprint() {
@@ -157,6 +169,10 @@ TrainerHooks RankRun::hooks() {
     flip_.emplace(*flip, *witness_);
     flip_->add_to(hooks);
   }
+  hooks.after_sums = [this, before = hooks.after_sums] {
+    if (before) before();
+    speak();
+  };
   const auto& straggler = shared_.request.straggler;
   if (straggler && straggler->rank == rank_.index()) hooks.slowdown = straggler->factor;
   const auto& death = shared_.request.death;

@@ -53,8 +53,14 @@ class RankRun {
   // What this rank has to say of the one under way, once.
   StepMeeting::Words words_of_fingerprint();
   void publish_fingerprint(const std::vector<StepMeeting::Words>& words);
-  // After a step: what each rank says, and what follows from what they said after the one before.
+  // What this rank says in a step, once: when the sums of its gradients are there, or before the step where
+  // it runs into the next.
+  void speak();
+  // After a step: what follows from what each rank said in it.
   void meet(std::int64_t step);
+  bool stop_requested() const;
+  // Else it runs into the next.
+  bool ends_with_step() const;
   void add_to_spread(std::int64_t step, const std::vector<StepMeeting::Words>& words);
   // What the request does to this rank on purpose.
   TrainerHooks hooks();
@@ -84,6 +90,7 @@ class RankRun {
   CheckpointWriter writer_;
   FingerprintTaker fingerprint_;
   std::int64_t last_step_;                   // how many steps there will be after the run
+  bool has_spoken_ = false;                  // in this step
   double step_work_ = 0;                     // seconds of the last one
   std::atomic<std::int64_t> saved_step_{0};  // of the checkpoint under way
   WorkSpread spread_;

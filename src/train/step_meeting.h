@@ -1,5 +1,5 @@
-// What ranks tell each other after every step, beside the training: each hears the words of the step before,
-// so that nobody waits for it. All ranks hear the same, and so decide the same.
+// What ranks tell each other in every step, beside the training: each speaks before the update and hears
+// after it, so that nobody waits for it. All ranks hear the same, and so decide the same.
 #pragma once
 
 #include <memory>
@@ -16,7 +16,7 @@ class StepMeeting {
   struct Words {
     bool stop = false;          // the run is asked to end
     std::int64_t written = -1;  // the step whose checkpoint is under way, once this rank's part is on disk
-    double seconds = 0;         // that this rank worked on the step
+    double seconds = 0;         // that this rank worked on the step before
     std::int64_t fingerprinted = -1;  // the step whose weights' fingerprint this rank has its share of
     std::uint64_t fingerprint = 0;    // which is this
   };
