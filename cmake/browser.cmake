@@ -1,9 +1,6 @@
 # The planner in a browser's page (`make page`): rooms up to the planner, compiled to WebAssembly by emscripten, inside
 # one file. Included in place of everything that trains.
-set(planner_sources ${planner_verbs})
-list(REMOVE_ITEM planner_sources apps/describe.cpp apps/describe_completions.cpp apps/describe_man.cpp apps/echelon.cpp
-     apps/launch_words.cpp apps/progress_line.cpp apps/survey_at_once.cpp apps/topics.cpp)
-add_executable(page_planner apps/no_progress_line.cpp apps/page_planner.cpp ${planner_sources})
+add_executable(page_planner apps/no_progress_line.cpp apps/page_planner.cpp ${planner_requests})
 target_include_directories(page_planner PRIVATE ${CMAKE_SOURCE_DIR})
 target_link_libraries(page_planner PRIVATE echelon_draw echelon_plan echelon_flags)
 # -O1: what is more is the shortening of JavaScript, for which there would have to be node-acorn.

@@ -1,0 +1,85 @@
+# Which files of apps/ are used by more than the binary, said once: the page compiles `planner_requests` (browser.cmake); the
+# binary, the Python module and the tests link echelon_requests, in which they are with the others.
+
+# What turns the planner's flags into requests, and answers into text.
+set(planner_requests
+  colours
+  command_text
+  flag_needs
+  flag_values
+  help
+  plan
+  plan_field_flags
+  plan_flags
+  plan_page
+  plan_sweep
+  simulate
+  simulate_block
+  simulate_drawing
+  simulate_experts
+  simulate_experts_flags
+  simulate_experts_report
+  simulate_flags
+  simulate_report
+  terminal)
+# What a page does in its own way.
+set(process_requests
+  launch_words
+  progress_line
+  survey_at_once)
+set(training_requests
+  commands
+  data_flags
+  device_flag
+  flags
+  generate
+  job
+  run_page
+  stop_signals
+  timeline_flags
+  train
+  verify)
+# The binary itself, where it plans alone; with everything it is all that is left in apps/.
+set(planner_program
+  calibrate
+  calibrate_from
+  describe
+  describe_completions
+  describe_man
+  device_flag
+  echelon
+  planner_verbs
+  topics)
+foreach(list planner_requests process_requests training_requests planner_program)
+  list(TRANSFORM ${list} PREPEND ${CMAKE_SOURCE_DIR}/apps/)
+  list(TRANSFORM ${list} APPEND .cpp)
+endforeach()
+
+# After the rooms: the library and the binary.
+function(add_program)
+  set(requests ${planner_requests} ${process_requests})
+  set(uses echelon_draw echelon_train)
+  set(program ${planner_program})
+  if(NOT ECHELON_PLANNER_ONLY)
+    list(APPEND requests ${training_requests})
+    list(APPEND uses echelon_verify)
+    file(GLOB program CONFIGURE_DEPENDS ${CMAKE_SOURCE_DIR}/apps/*.cpp)
+    list(REMOVE_ITEM program ${requests} ${CMAKE_SOURCE_DIR}/apps/no_progress_line.cpp ${CMAKE_SOURCE_DIR}/apps/page_planner.cpp
+         ${CMAKE_SOURCE_DIR}/apps/planner_verbs.cpp)
+    pkg_check_modules(http REQUIRED IMPORTED_TARGET cpp-httplib)
+    # Its library's macros are for it alone.
+    set_source_files_properties(${CMAKE_SOURCE_DIR}/apps/view_server.cpp PROPERTIES SKIP_UNITY_BUILD_INCLUSION ON
+                                COMPILE_OPTIONS "${http_CFLAGS_OTHER}")
+  endif()
+  add_library(echelon_requests STATIC ${requests})
+  target_include_directories(echelon_requests PUBLIC ${CMAKE_SOURCE_DIR})
+  target_link_libraries(echelon_requests PUBLIC ${uses} PRIVATE echelon_flags)
+  add_executable(echelon ${program} ${CMAKE_BINARY_DIR}/embedded_documents.cpp)
+  target_compile_definitions(echelon PRIVATE ECHELON_VERSION="${PROJECT_VERSION}")
+  target_link_libraries(echelon PRIVATE echelon_requests ${http_LINK_LIBRARIES} echelon_flags)
+  foreach(target echelon_requests echelon)
+    set_target_properties(${target} PROPERTIES UNITY_BUILD ${ECHELON_UNITY} UNITY_BUILD_BATCH_SIZE 24)
+    # Parsing flags is not worth the minutes that CLI11's templates take to optimise.
+    target_compile_options(${target} PRIVATE ${cold_options})
+  endforeach()
+endfunction()
