@@ -48,23 +48,10 @@ void write_launch(const std::string& directory, const std::vector<LaunchFile>& f
   }
 }
 
-// Its head faint and its first row strong; below it, what was priced though the program does not run it.
-std::string shown_table(const Colours& colours, int columns, const SearchResult& result,
-                        const Workload& work) {
-  std::string table = plans_table(result, work, columns), beyond = priced_beyond(result, work), text;
-  table.resize(table.size() - beyond.size());
-  const auto move_line = [&](Tint tint) {
-    const std::size_t end = table.find('\n') + 1;
-    text += colours(tint, fitted(table.substr(0, end), columns));
-    table.erase(0, end);
-  };
-  const bool is_below = table.find("\n  plan\n") != std::string::npos;  // the numbers
-  for (const Tint tint : {Tint::faint, Tint::strong})
-    if (!result.plans.empty()) {
-      move_line(tint);
-      if (is_below) move_line(tint);
-    }
-  return text + fitted(table, columns) + colours(Tint::caution, fitted(beyond, columns));
+std::string shown_table(const Colours& colours, int columns, const PlansTable& table) {
+  return colours(Tint::faint, fitted(table.head, columns)) +
+         colours(Tint::strong, fitted(table.best, columns)) + fitted(table.others + table.counts, columns) +
+         colours(Tint::caution, fitted(table.beyond, columns));
 }
 
 int run_plan(const PlanSearchFlags& f) {
@@ -146,7 +133,7 @@ int run_plan(const PlanSearchFlags& f) {
                                  counted(asked.global_batch, "sequence"), counted(asked.seq_len, "token"),
                                  precision_name(request.work.precision)),
                      columns)));
-  fmt::print(out, "{}", shown_table(colours, columns, result, request.work));
+  fmt::print(out, "{}", shown_table(colours, columns, plans_table(result, request.work, columns)));
   if (result.plans.empty())
     fmt::print(out, "{}\n", colours(Tint::bad, fitted(explain_nothing(result, gpus), columns)));
   std::optional<RunCost> cost;

@@ -132,7 +132,8 @@ TEST(HostOffload, ThirteenBillionOnOneDevice) {
   const SearchResult found = search(r);
   ASSERT_EQ(found.plans.size(), 1u);
   EXPECT_EQ(found.plans[0].plan.offload, Offload::optimizer);
-  EXPECT_NE(plans_table(found, r.work).find("looked at again with --offload optimizer"), std::string::npos);
+  EXPECT_NE(plans_table(found, r.work).text().find("looked at again with --offload optimizer"),
+            std::string::npos);
   r.pin("offload", std::string("none"), "offload");
   EXPECT_TRUE(search(r).plans.empty());
 }

@@ -249,11 +249,11 @@ TEST(Search, PlansWithinOneHundredthShareARank) {
       first = last;
     }
     if (result.places.front().is_shared)
-      EXPECT_NE(plans_table(result, r.work).find("\n 1= "), std::string::npos);
+      EXPECT_NE(plans_table(result, r.work).text().find("\n 1= "), std::string::npos);
     else
-      EXPECT_NE(plans_table(result, r.work).find("\n  1 "), std::string::npos);
+      EXPECT_NE(plans_table(result, r.work).text().find("\n  1 "), std::string::npos);
     // On a narrow terminal a plan is below its numbers, which fit.
-    const std::string below = plans_table(result, r.work, 80);
+    const std::string below = plans_table(result, r.work, 80).text();
     std::istringstream lines(below);
     std::string line;
     EXPECT_TRUE(std::getline(lines, line) && line.ends_with("tokens/s/GPU") && line.size() <= 80) << line;
@@ -510,9 +510,8 @@ TEST(Search, KeepsToWhatTheProgramRuns) {
   ASSERT_FALSE(result.plans.empty());
   EXPECT_EQ(not_run(r.work, result.plans.front().plan),
             (std::vector<std::string>{"schedule zb-v", "ZeRO 2"}));
-  EXPECT_NE(
-      plans_table(result, r.work).find("current does not run ZeRO 2, schedule zb-v; priced as if it did"),
-      std::string::npos);
+  EXPECT_EQ(plans_table(result, r.work).beyond,
+            "current does not run ZeRO 2, schedule zb-v; priced as if it did\n");
 }
 
 TEST(Search, ProgramsAreData) {

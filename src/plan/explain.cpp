@@ -189,9 +189,8 @@ std::string priced_beyond(const SearchResult& result, const Workload& work) {
                      fmt::join(missing, ", "));
 }
 
-std::string plans_table(const SearchResult& result, const Workload& work, int columns) {
-  std::string text;
-  const auto out = std::back_inserter(text);
+PlansTable plans_table(const SearchResult& result, const Workload& work, int columns) {
+  PlansTable table;
   std::vector<std::string> numbers, plans;
   std::size_t width = 0;
   for (std::size_t i = 0; i < result.plans.size(); ++i) {
@@ -207,10 +206,12 @@ std::string plans_table(const SearchResult& result, const Workload& work, int co
   }
   const bool is_below = width > static_cast<std::size_t>(columns);
   if (!plans.empty())
-    fmt::format_to(out, "{:>3} {:>10} {:>22} {:>6} {:>7} {:>9} {:>12}{}\n", "", "step", "P10 - P90", "MFU",
-                   "bubble", "memory", "tokens/s/GPU", is_below ? "\n  plan" : "  plan");
+    table.head = fmt::format("{:>3} {:>10} {:>22} {:>6} {:>7} {:>9} {:>12}{}\n", "", "step", "P10 - P90",
+                             "MFU", "bubble", "memory", "tokens/s/GPU", is_below ? "\n  plan" : "  plan");
   for (std::size_t i = 0; i < plans.size(); ++i)
-    fmt::format_to(out, "{}{}{}\n", numbers[i], is_below ? "\n  " : "  ", plans[i]);
+    (i == 0 ? table.best : table.others) +=
+        fmt::format("{}{}{}\n", numbers[i], is_below ? "\n  " : "  ", plans[i]);
+  const auto out = std::back_inserter(table.counts);
   fmt::format_to(out, "{} considered, {} simulated, in {}", counted(result.considered, "configuration"),
                  result.simulated, seconds(result.seconds));
   struct Words {
@@ -227,12 +228,13 @@ std::string plans_table(const SearchResult& result, const Workload& work, int co
       const std::int64_t count = found->second.count;
       fmt::format_to(out, "; {} {}", count, count == 1 ? w.one : w.several);
     }
-  text += "\n";
+  table.counts += "\n";
   if (!result.plans.empty() && result.plans.front().plan.offload != Offload::none &&
       work.plan.offload == Offload::none)
-    text +=
+    table.counts +=
         "nothing fits with the optimizer's state on the device: looked at again with --offload optimizer\n";
-  return text + priced_beyond(result, work);
+  table.beyond = priced_beyond(result, work);
+  return table;
 }
 
 std::string explain_winner(const SearchResult& result, const Workload& work) {

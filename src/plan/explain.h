@@ -16,10 +16,17 @@ namespace echelon {
 std::string plans_json(const SearchResult& result, const Workload& work,
                        const std::optional<RunCost>& run = std::nullopt);
 
-// A table of the ranked plans, then counts of what was left out. Where a row would be wider than `columns`,
-// each plan is on a line of its own below its numbers.
-std::string plans_table(const SearchResult& result, const Workload& work,
-                        int columns = std::numeric_limits<int>::max());
+// A table of the ranked plans, in whole lines. Where a row would be wider than `columns`, each plan is on a
+// line of its own below its numbers.
+struct PlansTable {
+  std::string head, best;  // empty where nothing fits
+  std::string others;
+  std::string counts;  // of what was looked at and left out
+  std::string beyond;  // priced_beyond()
+  std::string text() const { return head + best + others + counts + beyond; }
+};
+PlansTable plans_table(const SearchResult& result, const Workload& work,
+                       int columns = std::numeric_limits<int>::max());
 
 // A line where plans have what the program does not run, because it was asked for by name; else nothing.
 std::string priced_beyond(const SearchResult& result, const Workload& work);
