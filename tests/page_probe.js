@@ -24,6 +24,8 @@ function probe() {
       const box = text.getBoundingClientRect();
       if (visible(text) && (box.left < -0.5 || box.right > innerWidth + 0.5)) wrong.push("a cut label: " + text.textContent);
     }
+    for (const drawn of document.querySelectorAll("svg.chart"))
+      if (drawn.textContent.includes(", logarithmic") && drawn.querySelectorAll(".grid").length < 3) wrong.push("a logarithmic axis without marks: " + name(drawn));
     const framed = document.querySelector(".heat button.chosen");
     if (framed && framed.textContent !== seconds(data.answer.plans[0].step_seconds)) wrong.push("the framed size shows another plan than the chosen one: " + framed.textContent);
     for (const e of document.querySelectorAll("[aria-labelledby]")) if (!document.getElementById(e.getAttribute("aria-labelledby"))) wrong.push("no label: " + name(e));

@@ -7,13 +7,18 @@ function ticksOf(low, high, most) {
   for (let k = Math.ceil(low / step - 1e-9); k * step <= high + step * 1e-6; ++k) list.push(k * step);
   return list;
 }
+// As many as can be: less than half a decade is divided as a plain axis is, more of it by the digits that fit.
 function logTicks(low, high, most) {
-  const list = [], first = Math.floor(Math.log10(low)), last = Math.ceil(Math.log10(high)), every = Math.max(1, Math.ceil((last - first) / most));
-  for (let e = first; e <= last; e += every) {
-    const digits = every === 1 && last - first <= 2 ? [1, 2, 5] : [1];
-    for (const d of digits) if (d * 10 ** e >= low * 0.999 && d * 10 ** e <= high * 1.001) list.push(d * 10 ** e);
+  if (high < 4 * low) return ticksOf(low, high, most);
+  const first = Math.floor(Math.log10(low)), last = Math.ceil(Math.log10(high)), every = Math.max(1, Math.ceil((last - first) / most));
+  let list = [];
+  for (const digits of [[1, 2, 3, 4, 5, 6, 8], [1, 2, 5], [1, 3], [1]]) {
+    list = [];
+    for (let e = first; e <= last; e += digits.length > 1 ? 1 : every)
+      for (const d of digits) if (d * 10 ** e >= low * 0.999 && d * 10 ** e <= high * 1.001) list.push(d * 10 ** e);
+    if (list.length <= most) break;
   }
-  return list.length > 1 ? list : [low, high];
+  return list;
 }
 
 // series: [{name, colour, kind: "line" | "dots" | "stairs", dash, points: [[x, y, title?, entries?]]}]; marks: [{x, label}]: upright lines.
