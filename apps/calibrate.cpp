@@ -16,6 +16,7 @@
 #include "base/error.h"
 #include "base/json_text.h"
 #include "base/output_file.h"
+#include "base/shell_word.h"
 #include "tensor/kernels.h"
 #include "train/calibrate.h"
 #include "train/this_machine.h"
@@ -68,7 +69,7 @@ int run_calibrate(const CLI::App& app, const CalibrateFlags& f) {
       "{:.1f} GFLOP/s in f32, {:.1f} in bf16, memory {:.1f} GB/s; written to {}: plan with --machine {} "
       "--software echelon --precision f32 or bf16\n",
       c.machine.peak(Precision::f32) / 1e9, c.machine.peak(Precision::bf16) / 1e9,
-      c.machine.memory_bandwidth / 1e9, file, file);
+      c.machine.memory_bandwidth / 1e9, file, shell_word(file));
   fmt::print(out, "{}", fitted(found, line_columns(out)));
   if (f.json) {
     nlohmann::ordered_json samples = nlohmann::ordered_json::array();

@@ -12,6 +12,7 @@
 #include "base/json_text.h"
 #include "base/open_file.h"
 #include "base/output_file.h"
+#include "base/shell_word.h"
 #include "base/units.h"
 #include "plan/fit.h"
 
@@ -108,14 +109,14 @@ int run_calibrate_from(const CalibrateFromFlags& f) {
     write_output("--out", f.out,
                  fmt::format("# {}, with what `echelon calibrate --from` fitted to {}.\n{}", start.name,
                              files, to_toml(machine.machine)));
-    fmt::print(out, "written to {}: plan with --machine {}\n", f.out, f.out);
+    fmt::print(out, "written to {}: plan with --machine {}\n", f.out, shell_word(f.out));
   }
   if (!f.software_out.empty()) {
     software.software.name = stem(f.software_out);
     write_output("--software-out", f.software_out,
                  fmt::format("# {}, with what `echelon calibrate --from` fitted to {}.\n{}", program.name,
                              files, to_toml(software.software)));
-    fmt::print(out, "written to {}: plan with --software {}\n", f.software_out, f.software_out);
+    fmt::print(out, "written to {}: plan with --software {}\n", f.software_out, shell_word(f.software_out));
   }
   if (f.json)
     fmt::print("{}\n", json_text(ordered_json{{"machine", f.out},

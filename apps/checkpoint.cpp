@@ -11,6 +11,7 @@
 #include "apps/progress_line.h"
 #include "base/error.h"
 #include "base/json_text.h"
+#include "base/shell_word.h"
 #include "base/units.h"
 #include "checkpoint/checkpoint.h"
 #include "checkpoint/checkpoint_compare.h"
@@ -170,7 +171,7 @@ void add_checkpoint(CLI::App& program, int& status) {
       if (made.num_for_images > 0)
         fmt::print("of the text model alone: {} tensors for images are left out\n", made.num_for_images);
       fmt::print("written to {}; train --model {} --checkpoint {} --resume continues from it\n",
-                 made.checkpoint, flags->path, flags->out);
+                 made.checkpoint, shell_word(flags->path), shell_word(flags->out));
       return 0;
     });
   });

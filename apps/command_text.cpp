@@ -1,18 +1,8 @@
 #include "apps/command_text.h"
 
-#include <algorithm>
-#include <string_view>
+#include "base/shell_word.h"
 
 namespace echelon {
-
-std::string shell_word(const std::string& text) {
-  constexpr std::string_view plain =
-      "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-+=.,:/@%";
-  if (!text.empty() && text.find_first_not_of(plain) == std::string::npos) return text;
-  std::string word = "'";
-  for (const char c : text) word += c == '\'' ? "'\\''" : std::string(1, c);
-  return word + "'";
-}
 
 std::string command_text(const CLI::App& verb, const std::set<std::string>& left_out) {
   std::string text = "echelon " + verb.get_name(), behind;

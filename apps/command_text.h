@@ -11,7 +11,4 @@ namespace echelon {
 // left out, quoted for a shell.
 std::string command_text(const CLI::App& verb, const std::set<std::string>& left_out = {});
 
-// As one word for a shell.
-std::string shell_word(const std::string& text);
-
 }  // namespace echelon

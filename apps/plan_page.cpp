@@ -13,6 +13,7 @@
 #include "apps/command_text.h"
 #include "apps/plan_field_flags.h"
 #include "base/json_text.h"
+#include "base/shell_word.h"
 #include "base/units.h"
 #include "draw/page.h"
 #include "plan/explain.h"

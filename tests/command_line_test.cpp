@@ -172,6 +172,13 @@ TEST_F(CommandLine, WrongWordsAreRefusedByName) {
   refused(training({"--lr", "fast"}), {"--lr fast", "number"});
 }
 
+// A name with a space is one word of what is shown to be typed.
+TEST_F(CommandLine, NamesInCommandsAreQuoted) {
+  fs::create_directory(at("my model"));
+  write("my model/config.json", "{}");
+  refused({"generate", "--checkpoint", "my model"}, {"echelon checkpoint import 'my model' --out DIR"});
+}
+
 TEST_F(CommandLine, MisspeltNamesAreGuessed) {
   refused({"trian"}, {"trian: no such verb (did you mean train?); legal: train"});
   refused({"bench", "com"}, {"did you mean comm?"});

@@ -9,6 +9,7 @@
 #include "base/error.h"
 #include "base/json_text.h"
 #include "base/open_file.h"
+#include "base/shell_word.h"
 #include "checkpoint/safetensors.h"
 #include "data/checksum.h"
 
@@ -146,7 +147,7 @@ void refuse_without_checkpoint(std::string_view field, const std::string& path) 
     refuse(
         "{} {}: holds a model in Hugging Face's layout and no checkpoint; echelon checkpoint import {} --out "
         "DIR makes one",
-        field, path, path);
+        field, path, shell_word(path));
   refuse("{} {}: holds no checkpoint (no step-... directory with a {})", field, path, manifest_name);
 }
 
