@@ -142,6 +142,25 @@ std::string word_that_was_meant(const CLI::App& app, const std::string& word) {
   return "";
 }
 
+[[noreturn]] void refuse_verb(const CLI::App& app, const std::string& word) {
+  if (app.get_parent() == nullptr && app.get_option_no_throw("--" + word) != nullptr)
+    refuse("{}: no such verb (did you mean --{}?)", word, word);
+  const std::vector<std::string> names = names_of(app);
+  refuse("{}: no such verb{}; legal: {}", word, echelon::did_you_mean(word, names), fmt::join(names, ", "));
+}
+
+// CLI11 takes a misspelt verb with --help behind it for a question about the program.
+void refuse_help_on_no_verb(const CLI::App& program, const std::vector<std::string>& words) {
+  const CLI::App* app = &program;
+  for (const std::string& word : words) {
+    if (word.starts_with("-") || names_of(*app).empty()) return;
+    const std::vector<const CLI::App*> verb =
+        app->get_subcommands([&](const CLI::App* one) { return one->check_name(word); });
+    if (verb.empty()) refuse_verb(*app, word);
+    app = verb.front();
+  }
+}
+
 // CLI11's complaints in the words of our own.
 [[noreturn]] void refuse_parse(CLI::App& program, const CLI::ParseError& error) {
   std::string words = program.get_name();
@@ -154,11 +173,7 @@ std::string word_that_was_meant(const CLI::App& app, const std::string& word) {
   const std::vector<std::string> unknown = program.remaining(true);
   if (!unknown.empty()) {
     const std::string& first = unknown.front();
-    if (app == &program && program.get_option_no_throw("--" + first) != nullptr)
-      refuse("{}: no such verb (did you mean --{}?)", first, first);
-    if (!names.empty() && !first.starts_with("-"))
-      refuse("{}: no such verb{}; legal: {}", first, echelon::did_you_mean(first, names),
-             fmt::join(names, ", "));
+    if (!names.empty() && !first.starts_with("-")) refuse_verb(*app, first);
     const bool is_flag = first.starts_with("-");
     refuse("{}: {} has no such {}{}; {} --help lists what it has{}", first, words,
            is_flag ? "flag" : "argument",
@@ -196,6 +211,9 @@ int run(CLI::App& program, int argc, char** argv) {
   }
   // Before the verb's own callback.
   program.parse_complete_callback([&program] { echelon::refuse_empty_values(program); });
+  if (std::any_of(words.begin(), words.end(),
+                  [](const std::string& word) { return word == "--help" || word == "-h"; }))
+    refuse_help_on_no_verb(program, words);
   try {
     program.parse(argc, argv);
   } catch (const CLI::Success& done) {  // --help, --version

@@ -181,6 +181,9 @@ TEST_F(CommandLine, NamesInCommandsAreQuoted) {
 
 TEST_F(CommandLine, MisspeltNamesAreGuessed) {
   refused({"trian"}, {"trian: no such verb (did you mean train?); legal: train"});
+  refused({"trian", "--help"}, {"trian: no such verb (did you mean train?); legal: train"});
+  refused({"checkpoint", "inof", "-h"}, {"inof: no such verb (did you mean info?); legal: info"});
+  EXPECT_EQ(run({"checkpoint", "info", "ck", "--help"}).status, 0);
   refused({"bench", "com"}, {"did you mean comm?"});
   refused({"version"}, {"did you mean --version?"});
   refused(training({"--batch-size", "2"}), {"--batch-size", "did you mean --global-batch?"});
