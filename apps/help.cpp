@@ -11,7 +11,8 @@
 namespace echelon {
 namespace {
 
-constexpr std::size_t description_column = 28;
+// Below a flag's name where the lines are short.
+std::size_t description_column(int columns) { return columns < 60 ? 8 : 28; }
 
 class HelpFormat : public CLI::Formatter {
  public:
@@ -65,12 +66,13 @@ std::string in_lines(const std::string& text, std::size_t begin, int columns) {
 std::string help_of(const CLI::Option& flag) { return HelpFormat().make_option(&flag, false); }
 
 std::string help_line(const std::string& name, const std::string& text, int columns) {
+  const std::size_t begin = description_column(columns);
   std::string line = "  " + name;
-  if (line.size() + 2 > description_column)
-    line += "\n" + std::string(description_column, ' ');
+  if (line.size() + 2 > begin)
+    line += "\n" + std::string(begin, ' ');
   else
-    line.resize(description_column, ' ');
-  return line + in_lines(text, description_column, columns) + "\n";
+    line.resize(begin, ' ');
+  return line + in_lines(text, begin, columns) + "\n";
 }
 
 void arrange_help(CLI::App& program) {

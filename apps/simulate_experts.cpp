@@ -5,6 +5,7 @@
 #include "apps/progress_line.h"
 #include "apps/simulate_drawing.h"
 #include "apps/simulate_experts_report.h"
+#include "apps/terminal.h"
 #include "base/json_text.h"
 
 namespace echelon {
@@ -29,9 +30,10 @@ int simulate_experts(SimulateFlags& shared, const ExpertsFlags& flags) {
   if (!shared.out.empty()) draw();
   if (shared.json)
     fmt::print("{}\n", json_text(to_json(request, reports)));
-  else
-    fmt::print(shared.out.empty() && shared.format != "text" ? stderr : stdout, "{}",
-               describe(request, reports));
+  else {
+    std::FILE* const out = shared.out.empty() && shared.format != "text" ? stderr : stdout;
+    fmt::print(out, "{}", fitted(describe(request, reports), line_columns(out)));
+  }
   if (shared.out.empty()) draw();
   return 0;
 }

@@ -1337,6 +1337,7 @@ TEST_F(CommandLine, ColoursRepeatWhatTheWordsSay) {  // long
        {std::pair{"simulate --compare 1f1b,zb-v,naive --pp 4 --microbatches 8", 0},
         {"train --dry-run --model llama-tiny --dp 2 --tp 2", 0},
         {"devices", 0},
+        {"simulate --moe --ep 4", 0},
         {"plan --model lama-3-8b", 2}}) {
     const CommandResult r = output_of("COLUMNS=70 TERM=dumb script -qec '" + std::string(ECHELON_BINARY) +
                                       " " + command + "' /dev/null </dev/null");
@@ -1344,6 +1345,10 @@ TEST_F(CommandLine, ColoursRepeatWhatTheWordsSay) {  // long
     std::istringstream shown(r.output);
     for (std::string text; std::getline(shown, text);) EXPECT_LE(text.size(), 71u) << text;  // with a \r
   }
+  // On a phone's width what a flag does is below its name.
+  const CommandResult help = output_of("COLUMNS=40 TERM=dumb script -qec '" + std::string(ECHELON_BINARY) +
+                                       " simulate --help' /dev/null </dev/null");
+  EXPECT_NE(help.output.find("  --microbatches N\r\n        "), std::string::npos) << help.output;
   for (const Words& words : {verify, plan, train})
     refused(joined(words, {"--colour", "red"}), {"--colour red", "legal: auto, always, never"});
 }
