@@ -84,11 +84,11 @@ class Launch {
         hosts_(parse_hosts(flags.hosts)),
         commands_(patience()) {
     if (!command_.empty() && command_.front() != "train" && !command_.front().starts_with("-"))
-      refuse("launch: {} is nothing that it runs; legal: train, as in: echelon launch -- train ...",
+      refuse("launch: {}: the only verb that it runs is train, as in: echelon launch -- train ...",
              command_.front());
     if (command_.empty() || command_.front() != "train")
       refuse(
-          "launch: what it runs is missing; as in: echelon launch --max-restarts 3 -- train --checkpoint DIR "
+          "launch: the command to run is missing; as in: echelon launch --max-restarts 3 -- train --checkpoint DIR "
           "...");
     if (flags_.ranks < 0) refuse("--ranks {}: must be at least 0", flags_.ranks);
     if (!hosts_.empty() && is_given(app, "--ranks") && flags_.ranks != num_slots())

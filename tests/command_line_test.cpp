@@ -193,7 +193,7 @@ TEST_F(CommandLine, MisspeltNamesAreGuessed) {
   refused({"generate", "hello"}, {"did you mean --prompt hello?"});
   refused({"checkpoint", "info"}, {"checkpoint info: its argument checkpoint is missing", "--help"});
   refused({"checkpoint", "export", "ck"}, {"checkpoint export: --out is missing"});
-  refused({"launch", "--", "trian"}, {"launch: trian is nothing that it runs; legal: train"});
+  refused({"launch", "--", "trian"}, {"launch: trian: the only verb that it runs is train"});
   refused({"plan", "--gpus", "8", "--against", "tp"}, {"--against tp: must be KEY=VALUE"});
   refused({"simulate", "--out", "drawing.pdf"}, {"--out drawing.pdf", "legal: names that end in .svg"});
   refused({"data", "tokenize", "text.txt", "--tokenizer", "bytes", "--out", "nowhere/x"}, {"--out nowhere/x", "cannot be written"});

@@ -75,7 +75,7 @@ Verdict of_tensor_parallel(const Plan& plan) {
   };
   if (m.num_heads % tp != 0) return problem("the {} heads of {} do not divide", m.num_heads, m.name);
   if (m.num_kv_heads % tp != 0 && tp % m.num_kv_heads != 0)
-    return problem("the {} key/value heads of {} neither divide by it nor into it", m.num_kv_heads, m.name);
+    return problem("is neither a divisor nor a multiple of the {} key/value heads of {}", m.num_kv_heads, m.name);
   if (m.vocab < tp) return problem("{} has a vocabulary of only {}", m.name, m.vocab);
   if (m.mlp_hidden < tp) return problem("{} has an MLP of only {}", m.name, m.mlp_hidden);
   if (m.experts != Experts::none && m.expert_hidden < tp)
