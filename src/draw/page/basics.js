@@ -83,8 +83,8 @@ function legend(items) {
 // A table in a box of its own that scrolls where it is too wide. Rows of texts; `texts`: how many of the first columns are
 // words; `long`: a column of sentences; `plan`: one of plans in words.
 let tables = 0;
-function table(caption, head, rows, { texts = 1, long = -1, plan = -1, chosen = -1 } = {}) {
-  const id = "table-" + tables++, kind = c => c === long || c === plan ? "text long" : c < texts ? "text" : null;
+function table(caption, head, rows, { texts = 1, long = [], plan = -1, chosen = -1 } = {}) {
+  const id = "table-" + tables++, kind = c => long.includes(c) || c === plan ? "text long" : c < texts ? "text" : null;
   return el("div", {}, el("p", { class: "caption", id }, caption), el("div", { class: "wide", role: "region", tabindex: 0, "aria-labelledby": id }, el("table", { "aria-labelledby": id },
     el("thead", {}, el("tr", {}, head.map((text, c) => el("th", { scope: "col", class: kind(c) }, text)))),
     el("tbody", {}, rows.map((row, r) => el("tr", { class: r === chosen ? "chosen" : null },

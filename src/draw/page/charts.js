@@ -225,8 +225,8 @@ function memorySection() {
   if (!tracks.length) return;
   const bytes = data.memory_unit === "B", limit = data.machine ? data.machine.usable_bytes : 0;
   const box = section("memory", "Memory of each rank over the step", bytes
-    ? "What is there throughout the step, and above it what the microbatches under way keep. Each counts from the beginning of its forward pass to the end of its backward pass."
-    : "In activations of a full stage. A microbatch counts from the beginning of its forward pass to the end of its backward pass.");
+    ? "The lower bands are there throughout the step. Above them is what the microbatches in flight keep, each from the start of its forward pass to the end of its backward pass."
+    : "In activations of a full stage. A microbatch counts from the start of its forward pass to the end of its backward pass.");
   box.classList.add("full");
   const inside = el("div"), bar = el("div", { class: "bar" });
   let now = 0, draws = [];

@@ -77,7 +77,7 @@ function schedulesSection() {
   if (data.shades) items.push([data.shades, []]);
   if (canStep) items.push(["underlined: of the second step", []]);
   box.append(legend(items), el("p", { class: "soft" },
-    "Wheel zooms, drag moves, a click on a pass traces its microbatch. With the keyboard: arrows go from pass to pass, Enter traces, + - 0 zoom, Escape ends."));
+    "Scroll to zoom, drag to move, click a pass to trace its microbatch. With the keyboard: arrows move between passes, Enter traces, + - 0 zoom, Escape ends."));
   const ranks = Math.max(...data.tracks.map(t => t.ranks.length));
   const pairs = data.tracks.some(t => t.ranks.some(bars => bars.some((x, k) => k % BAR.WIDTH === BAR.PART && x)));
   data.tracks.forEach(track => {
@@ -94,7 +94,7 @@ function doneSection() {
   const done = data.done;
   if (!done) return;
   const box = section("ranks", "What every rank did",
-    "Its thread, and below it what was under way: dark where the thread was in the call, light where it was hidden behind other work.");
+    "What the thread did, and below it what was under way: dark while the thread was in the call, light while it was hidden behind other work.");
   box.classList.add("full");
   const time = addTime();
   box.append(el("div", { class: "bar" }, zoomButtons(time)), legend(byColour(done.kinds.map((kind, k) => [kind.name, k])).map(group => [group.name, group.colour])));

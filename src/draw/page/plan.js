@@ -18,7 +18,7 @@ function planOverview() {
   box.classList.add("full");
   box.append(el("p", {}, el("span", { class: "badge" }, "chosen"), " ", planWords(data.plans[0].summary)), facts([
     ["a step", seconds(best.step_seconds), `80% between ${seconds(best.step_seconds_p10)} and ${seconds(best.step_seconds_p90)}`],
-    ["tokens/s of a GPU", show(best.tokens_per_second_per_gpu, 4), show(best.model_tflops_per_gpu, 4) + " TFLOP/s of the model"],
+    ["tokens/s per GPU", show(best.tokens_per_second_per_gpu, 4), show(best.model_tflops_per_gpu, 4) + " TFLOP/s of the model"],
     ["MFU", amount("%", best.mfu, 3)],
     ["memory", bytes(best.memory_bytes.total), "of " + bytes(data.machine.usable_bytes) + " usable"],
     ["pipeline bubble", amount("%", best.bubble_fraction, 3)],
@@ -65,7 +65,7 @@ function planLooked() {
   if (rejected.length)
     box.append(table("What the search left out, by its reason, with an example of each kind", ["reason", "configurations", "examples"],
       rejected.map(([reason, n]) => [reasonWords[reason] || reason, String(n),
-        el("div", {}, (answer.examples[reason] || []).map(example => el("div", {}, example)))]), { long: 2 }));
+        el("div", {}, (answer.examples[reason] || []).map(example => el("div", {}, example)))]), { long: [2] }));
   const rows = [];  // [group, place in it or -1, fate]
   looked.groups.forEach((group, g) => {
     if (!Array.isArray(group[9])) rows.push([g, -1, group[10]]);
@@ -93,14 +93,14 @@ function planLooked() {
   const list = el("div"), place = el("span", { role: "status" });
   const button = (text, name, by) => el("button", { type: "button", "aria-label": name, onclick: () => { from = by(); draw(); } }, text);
   const last = () => Math.max(0, Math.floor((found.length - 1) / perPage) * perPage);
-  const steps = [button("first", "First alternatives", () => 0), button("back", "Alternatives before", () => Math.max(0, from - perPage)),
-    button("on", "Alternatives after", () => Math.min(last(), from + perPage)), button("last", "Last alternatives", last)];
+  const steps = [button("first", "First alternatives", () => 0), button("previous", "Previous alternatives", () => Math.max(0, from - perPage)),
+    button("next", "Next alternatives", () => Math.min(last(), from + perPage)), button("last", "Last alternatives", last)];
   const draw = () => {
     const shown = found.slice(from, from + perPage), plans = found.reduce((sum, row) => sum + many(row), 0);
     place.textContent = found.length ? `${from + 1} to ${from + shown.length} of ${count(found.length, "row")}, ${count(plans, "configuration")}` : "No alternative is like this.";
     steps.forEach((one, k) => { one.disabled = k < 2 ? from === 0 : from >= last(); });
-    list.replaceChildren(shown.length ? table("Those that were left out together stand in one row", ["configuration", "what became of it", "figure", "how many"],
-      shown.map(row => [words(row), fates[row[2]][0], figure(row), String(many(row))]), { texts: 3, long: 0 }) : "");
+    list.replaceChildren(shown.length ? table("Alternatives that were rejected together share a row", ["configuration", "outcome", "details", "how many"],
+      shown.map(row => [words(row), fates[row[2]][0], figure(row), String(many(row))]), { texts: 3, long: [0, 2] }) : "");
   };
   const sift = () => {
     from = 0;
@@ -111,7 +111,7 @@ function planLooked() {
   const filter = el("input", { placeholder: "tp=8, schedule=zb-v", autocomplete: "off", style: "width:15em;max-width:100%" });
   filter.addEventListener("input", () => { asked = filter.value.split(/[\s,]+/).filter(one => one).map(one => one.includes("=") ? ` ${one} ` : one); sift(); });
   box.append(el("h3", {}, "One by one"), el("p", { class: "soft" }, `In the order in which the search looked at them.${looked.told < answer.considered ? ` The first ${looked.told} of ${answer.considered} are here; the table above counts all.` : ""}`),
-    el("div", { class: "bar" }, choice("what became of it", [["", "any"], ...used], "", value => { fate = value; sift(); }), el("label", {}, "with", filter), el("span", { class: "buttons" }, steps), place), list);
+    el("div", { class: "bar" }, choice("outcome", [["", "any"], ...used], "", value => { fate = value; sift(); }), el("label", {}, "with", filter), el("span", { class: "buttons" }, steps), place), list);
   draw();
 }
 

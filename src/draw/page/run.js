@@ -51,7 +51,7 @@ function twins(box, rows, kind) {
     bars.append(el("div", { class: "name" }, name), el("div", { class: "plot" }, [["predicted", predicted, "--predicted"], ["measured", measured, "--measured"]].map(([which, v, colour]) =>
       el("div", { style: "position:relative;padding-right:0" }, el("div", { class: "track", style: "height:11px;margin:1px 0" }, el("span", { style: `width:${(100 * v / most).toFixed(2)}%;background:var(${colour})`, title: `${name}, ${which}: ${amount(kind, v)}` })))),
       el("span", { class: "sum" }, amount(kind, measured, 3))));
-  box.append(legend([["predicted", "var(--predicted)"], ["measured, and as a number", "var(--measured)"]]), bars);
+  box.append(legend([["predicted", "var(--predicted)"], ["measured, with its value", "var(--measured)"]]), bars);
 }
 function runTwins() {
   const s = data.answer;
@@ -84,7 +84,7 @@ function runTwins() {
 function runExperts() {
   const e = data.history.experts;
   if (!e) return;
-  const box = section("experts", "Loads of the experts", "Tokens sent to each expert over those of an even load: 1 is even.");
+  const box = section("experts", "Loads of the experts", "Tokens sent to each expert, relative to an even load: 1 is even.");
   box.classList.add("full");
   const most = Math.max(2, ...e.layers.flatMap(l => l.loads.flat())), canvas = el("canvas", { role: "img", tabindex: 0 }), scale = el("canvas", { "aria-hidden": "true" });
   let now = 0;
@@ -143,7 +143,7 @@ function runExperts() {
     };
   };
   if (e.layers.length > 1) box.append(el("div", { class: "bar" }, choice("layer", e.layers.map((l, i) => [i, l.layer]), 0, v => { now = +v; draw(); })));
-  box.append(canvas, scale, lateTable("Loads", () => table("Largest load of each layer, over an even one", ["steps", ...e.layers.map(l => "layer " + l.layer)],
+  box.append(canvas, scale, lateTable("Loads", () => table("Largest load of each layer, relative to an even one", ["steps", ...e.layers.map(l => "layer " + l.layer)],
     e.columns.map(([a, b], c) => [a === b ? String(a) : `${a} to ${b}`, ...e.layers.map(l => show(Math.max(...l.loads.map(row => row[c])), 3))]))));
   redraws.push(draw);
 }
@@ -151,7 +151,7 @@ function runExperts() {
 function runStragglers() {
   const { spreads } = data.history;
   if (!spreads.length) return;
-  const box = section("stragglers", "How long each rank works", "Seconds of work in a step, without waits for others, in the mean over the steps of a report.");
+  const box = section("stragglers", "How long each rank works", "Seconds of work in a step, without waiting for others, averaged over the steps of each report.");
   const ranks = spreads[spreads.length - 1].rank_seconds.length, of = s => [...s.rank_seconds].sort((a, b) => a - b);
   const at = s => (s.first_step + s.last_step) / 2;
   chart(box, { label: "Seconds of work by step", x: stepAxis(), y: { name: "work in a step", kind: "s", zero: true }, marks: runMarks(), series: [
@@ -170,7 +170,7 @@ function runEvents() {
   if (!events.length) return;
   events.sort((a, b) => a[0] - b[0]);
   const box = section("events", "Starts, checkpoints, skipped steps", "");
-  const list = el("div", { class: "wide", style: "max-height:340px;overflow-y:auto", role: "region", tabindex: 0, "aria-label": "Events" }, table("By step", ["after step", "what"], events.map(([step, what]) => [String(step), what]), { long: 1 }));
+  const list = el("div", { class: "wide", style: "max-height:340px;overflow-y:auto", role: "region", tabindex: 0, "aria-label": "Events" }, table("By step", ["after step", "what"], events.map(([step, what]) => [String(step), what]), { long: [1] }));
   box.append(list);
 }
 

@@ -11,7 +11,7 @@ function startSimulate() {
       { chosen: fit.length > 1 ? fit.findIndex(r => r.makespan === least) : -1 }));
   if (fit.length > 1) box.append(el("p", { class: "soft" }, "Marked: the shortest makespan."));
   if (fit.length < reports.length)
-    box.append(table("Left out", ["schedule", "why"], reports.filter(r => !r.valid).map(r => [r.schedule, r.reason]), { long: 1 }));
+    box.append(table("Left out", ["schedule", "why"], reports.filter(r => !r.valid).map(r => [r.schedule, r.reason]), { long: [1] }));
   schedulesSection();
   memorySection();
   if (fit.length > 1) {
