@@ -270,7 +270,7 @@ void GenerateFlags::read() {
     tokenizer = tokenizer_of(info);
     if (tokenizer == nullptr)
       refuse(
-          "{}: text is read as bytes, and {} has learned the ids of another tokenizer; legal: "
+          "{}: text would be read as bytes, but {} was trained with another tokenizer; legal: "
           "--prompt-tokens ID,ID,... with its ids, 0 to {}",
           f.chat ? "--chat" : "--prompt", info.path, info.model.vocab - 1);
     f.options.stop_token = tokenizer->end_of_text().value_or(-1);

@@ -218,9 +218,8 @@ std::unique_ptr<TokenData> read_data(TrainFlags& f, DataReading reading, bool of
     const CheckpointInfo* const checkpoint = request.from->checkpoint();
     if (checkpoint != nullptr ? !reads_bytes(*checkpoint) : model.vocab != bytes_vocab)
       refuse(
-          "--data: text would be read as bytes, and the weights of --from {} have learned the ids of a "
-          "tokenizer that "
-          "does not lie beside them; legal: --tokenizer PATH with it, --tokenizer bytes, or token files",
+          "--data: text would be read as bytes, but the weights of --from {} were trained with a tokenizer, "
+          "which is not beside them; legal: --tokenizer PATH with it, --tokenizer bytes, or token files",
           request.from->path());
   }
   if (of_tokenizer && !data->from_text()) {  // whose tokens these are, nothing says

@@ -480,7 +480,7 @@ TEST_F(CommandLine, TrainsResumesAndGenerates) {
   EXPECT_EQ(text["prompt_tokens"], (json{'h', 0xc3, 0xa9, ' '}));
   EXPECT_TRUE(run(joined(generating, {"--prompt", "To be"})).out.starts_with("To be"));
   refused({"generate", "--checkpoint", "ck", "--max-tokens", "0"}, {"--max-tokens 0"});
-  refused({"generate", "--checkpoint", "ck", "--max-tokens", "9223372036854775807"}, {"--max-tokens", "64"});
+  refused({"generate", "--checkpoint", "ck", "--max-tokens", "9223372036854775807"}, {"--max-tokens", "64; legal: up to "});
   refused(joined(generating, {"--prompt", std::string(60, 'a')}), {"60 tokens", "65", "64"});
   refused(joined(generating, {"--prompt-tokens", "1,257"}), {"257", "0 to 256"});
   refused(joined(generating, {"--temperature", "-1"}), {"--temperature -1"});

@@ -1,11 +1,14 @@
 #include "train/generate.h"
 
+#include <fmt/core.h>
+
 #include <algorithm>
 #include <cmath>
 #include <numeric>
 
 #include "base/error.h"
 #include "base/philox.h"
+#include "base/units.h"
 #include "tensor/host.h"
 
 namespace echelon {
@@ -57,9 +60,11 @@ void validate(const GenerateOptions& o, const ModelSpec& model, const std::vecto
   check(!prompt.empty(), "generation starts from at least one token");
   const auto prompt_length = static_cast<std::int64_t>(prompt.size());
   if (o.max_tokens > model.max_seq - prompt_length)
-    refuse("--max-tokens {}: with a prompt of {} tokens that makes {}, and {} has positions for {}",
-           o.max_tokens, prompt_length, static_cast<std::uint64_t>(o.max_tokens) + prompt.size(), model.name,
-           model.max_seq);
+    refuse("--max-tokens {}: with a prompt of {} that makes {}, and {} has positions for {}; legal: {}",
+           o.max_tokens, counted(prompt_length, "token"),
+           static_cast<std::uint64_t>(o.max_tokens) + prompt.size(), model.name, model.max_seq,
+           prompt_length < model.max_seq ? fmt::format("up to {}", model.max_seq - prompt_length)
+                                         : "a shorter prompt");
   for (std::int32_t token : prompt)
     if (token < 0 || token >= model.vocab)
       refuse("prompt: token {} is outside the vocabulary of {}, 0 to {}", token, model.name, model.vocab - 1);

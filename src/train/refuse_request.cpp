@@ -362,9 +362,8 @@ CheckpointInfo find_resumed(const TrainRequest& request, const std::string& path
           info.path);
     if (data == TokenData::Kind::text && !reads_bytes(info))
       refuse(
-          "--data: text is read as bytes, and {} has learned the ids of another tokenizer; legal: "
-          "--tokenizer "
-          "with that one, or token files of it",
+          "--data: text would be read as bytes, but {} was trained with another tokenizer; legal: "
+          "--tokenizer with that one, or its token files",
           info.path);
     if (data == TokenData::Kind::tokens && info.trained_on == TokenData::Kind::text &&
         info.model.vocab != bytes_vocab)
