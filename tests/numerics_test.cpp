@@ -131,12 +131,13 @@ struct MeshRow {
   int threads = 1;
   ContextKind kind = ContextKind::ulysses;
   ContextBalance balance = ContextBalance::zigzag;
+  int ulysses = 1;  // of a hybrid
 
   std::string name() const {
     return fmt::format(
-        "dp {} cp {} {} {} tp {} sp {} pp {} ep {} zero {} hsdp {} micro {} {} recompute {} threads {}", dp,
-        cp, name_of(kind), name_of(balance), tp, sp, pp, ep, zero, hsdp, micro_batch, schedule, recompute,
-        threads);
+        "dp {} cp {} {} of {} {} tp {} sp {} pp {} ep {} zero {} hsdp {} micro {} {} recompute {} threads {}",
+        dp, cp, name_of(kind), ulysses, name_of(balance), tp, sp, pp, ep, zero, hsdp, micro_batch, schedule,
+        recompute, threads);
   }
 };
 
@@ -169,6 +170,7 @@ Plan plan_of(const MeshRow& m, const Column& column) {
   plan.mesh.set(Axis::cp, m.cp);
   plan.context_kind = m.kind;
   plan.context_balance = m.balance;
+  plan.ulysses = m.ulysses;
   plan.sequence_parallel = m.sp;
   plan.mesh.ep = m.ep;
   plan.balancing = column.balancing;
@@ -220,14 +222,14 @@ class InvariantNumerics : public testing::Test {
   std::unique_ptr<TokenData> data_;
 };
 
-// Whether its sums are cut over so many tp and cp ranks: no more than key/value heads, but where keys are
-// gathered; with a window a rank then has runs of 128 tokens. Expert groups have all cp ranks, or one rank.
+// Whether its sums are cut over so many tp ranks and ranks that exchange heads: no more than key/value heads;
+// with a window each of those that sequences are cut over has runs of 128 tokens. Expert groups have all cp
+// ranks, or one rank.
 bool has_blocks(const Plan& plan) {
-  const int tp = plan.mesh.size(Axis::tp), cp = plan.mesh.size(Axis::cp);
-  const bool gathers = plan.context_kind == ContextKind::allgather;
-  if (cp > 1 && gathers && plan.model.window.size > 0) return false;
+  const int tp = plan.mesh.size(Axis::tp), cp = plan.mesh.size(Axis::cp), ulysses = ulysses_size(plan);
+  if (cp > ulysses && plan.model.window.size > 0) return false;
   if (plan.mesh.ep > 1 && plan.mesh.ep % cp != 0) return false;
-  return tp * (gathers ? 1 : cp) <= plan.model.num_kv_heads;
+  return tp * ulysses <= plan.model.num_kv_heads;
 }
 
 std::vector<MeshRow> meshes() {
@@ -279,6 +281,40 @@ std::vector<MeshRow> meshes() {
                          .micro_batch = micro,
                          .kind = ContextKind::allgather,
                          .balance = balance});
+  for (ContextBalance balance : {ContextBalance::zigzag, ContextBalance::none}) {
+    for (int cp : {2, 4, 8})
+      for (int tp : {1, 2})
+        all.push_back({.tp = tp,
+                       .cp = cp,
+                       .sp = tp > 1,
+                       .micro_batch = cp == 4 ? 1 : 4,
+                       .kind = ContextKind::ring,
+                       .balance = balance});
+    for (int cp : {4, 8})
+      for (int ulysses : {2, 4})
+        all.push_back({.cp = cp,
+                       .micro_batch = cp == 4 ? 1 : 4,
+                       .kind = ContextKind::hybrid,
+                       .balance = balance,
+                       .ulysses = ulysses});
+  }
+  for (ContextKind kind : {ContextKind::ring, ContextKind::hybrid}) {
+    const int cp = kind == ContextKind::ring ? 2 : 4;
+    for (const char* schedule : {"1f1b", "zb-h1", "dualpipe"})
+      all.push_back({.dp = 2,
+                     .pp = 2,
+                     .cp = cp,
+                     .zero = 1,
+                     .micro_batch = schedule == std::string("dualpipe") ? 1 : 2,
+                     .schedule = schedule,
+                     .recompute = "full",
+                     .threads = 2,
+                     .kind = kind,
+                     .ulysses = 2});
+    for (int ep : {1, cp, 4})
+      all.push_back(
+          {.dp = 4 / (cp / 2), .ep = ep, .cp = cp, .zero = 3, .micro_batch = 1, .kind = kind, .ulysses = 2});
+  }
   for (const char* schedule :
        {"interleaved", "interleaved-even", "zb-v", "v-half", "v-min", "dualpipe", "dualpipev"})
     for (int dp : {1, 2})
@@ -373,6 +409,8 @@ TEST_F(InvariantNumerics, EveryMeshHasTheSameBits) {  // long
             {.dp = 4, .ep = 2, .zero = 2, .micro_batch = 1},
             {.tp = 2, .cp = 2, .sp = true, .micro_batch = 2},
             {.cp = 2, .micro_batch = 2, .kind = ContextKind::allgather},
+            {.cp = 4, .micro_batch = 2, .kind = ContextKind::ring},
+            {.cp = 4, .micro_batch = 4, .kind = ContextKind::hybrid, .ulysses = 2},
             {.dp = 2, .cp = 2, .zero = 3, .micro_batch = 2},
             {.dp = 2, .tp = 2, .ep = 2, .sp = true, .micro_batch = 2},
             {.dp = 2, .tp = 2, .pp = 2, .zero = 1, .micro_batch = 1},
@@ -396,13 +434,38 @@ TEST_F(InvariantNumerics, ThreeContextParallelRanksHaveTheSameBits) {  // long
   std::set<std::string> found;
   for (const MeshRow& row :
        {MeshRow{}, MeshRow{.cp = 3, .micro_batch = 2},
-        MeshRow{.cp = 3, .kind = ContextKind::allgather, .balance = ContextBalance::none}}) {
+        MeshRow{.cp = 3, .kind = ContextKind::allgather, .balance = ContextBalance::none},
+        MeshRow{.cp = 3, .kind = ContextKind::ring, .balance = ContextBalance::none}}) {
     Plan plan = plan_of(row, {"llama-tiny", "f32"});
     plan.model.num_heads = plan.model.num_kv_heads = 6, plan.model.head_dim = 16;
     plan.seq_len = 36;
     found.insert(run(plan, 1, 2));
   }
   EXPECT_EQ(found.size(), 1u) << fmt::format("{}", fmt::join(found, "\n"));
+}
+
+// What else attention can be asked for: a sink of each head, and documents, where runs are of 128 tokens.
+TEST_F(InvariantNumerics, SinksAndDocumentsOfCutSequencesHaveTheSameBits) {  // long
+  const std::vector<MeshRow> rows{{},
+                                  {.cp = 2, .micro_batch = 2, .kind = ContextKind::allgather},
+                                  {.cp = 2, .micro_batch = 2, .kind = ContextKind::ring},
+                                  {.cp = 4,
+                                   .micro_batch = 1,
+                                   .kind = ContextKind::hybrid,
+                                   .balance = ContextBalance::none,
+                                   .ulysses = 2}};
+  std::set<std::string> with_sinks, of_documents;
+  for (const MeshRow& row : rows) {
+    Plan plan = plan_of(row, {"gpt-oss-tiny", "f32"});
+    plan.model.window = {};
+    with_sinks.insert(run(plan, 1, 2));
+    plan = plan_of(row, {"llama-tiny", "f32"});
+    plan.seq_len = 512, plan.global_batch = 2, plan.micro_batch = 1;
+    plan.mask = AttentionMask::document, plan.document_end = ' ';
+    of_documents.insert(run(plan, 1, 2));
+  }
+  EXPECT_EQ(with_sinks.size(), 1u) << fmt::format("{}", fmt::join(with_sinks, "\n"));
+  EXPECT_EQ(of_documents.size(), 1u) << fmt::format("{}", fmt::join(of_documents, "\n"));
 }
 
 // Adapters, and parts that training leaves as they are.
@@ -428,7 +491,9 @@ TEST_F(InvariantNumerics, TunedModelsHaveTheSameBits) {  // long
 
 TEST(InvariantPrediction, IsThatOfEachRank) {  // long
   const MeshRow gathered{.cp = 4, .micro_batch = 2, .kind = ContextKind::allgather};
-  for (const MeshRow& row : {MeshRow{.cp = 2, .zero = 1, .micro_batch = 2}, gathered,
+  const MeshRow ring{.cp = 4, .micro_batch = 2, .kind = ContextKind::ring};
+  const MeshRow hybrid{.cp = 4, .micro_batch = 1, .kind = ContextKind::hybrid, .ulysses = 2};
+  for (const MeshRow& row : {MeshRow{.cp = 2, .zero = 1, .micro_batch = 2}, gathered, ring, hybrid,
                              MeshRow{.tp = 2, .cp = 2, .sp = true, .micro_batch = 1},
                              MeshRow{.pp = 2, .micro_batch = 1, .schedule = "dualpipe"}})
     expect_predicted(plan_of(row, {"gpt2-tiny", "f64"}));
@@ -503,13 +568,17 @@ TEST_F(InvariantNumerics, WhatShowsTheMeshIsRefused) {
   expect_contains(refusal([](Plan& p) { p.mesh.set(Axis::dp, 3); }), {"--dp 3", "legal: 1, 2, 4, 8"});
   expect_contains(refusal([](Plan& p) { p.global_batch = 12, p.micro_batch = 2; }),
                   {"--micro-batch 2", "legal: 1, 3, 6, 12"});
-  expect_contains(refusal([](Plan& p) { p.mesh.set(Axis::cp, 2), p.context_kind = ContextKind::ring; }),
-                  {"--cp-kind ring", "legal: ulysses, allgather"});
+  for (ContextKind kind : {ContextKind::ring, ContextKind::allgather})
+    expect_contains(refusal([&](Plan& p) {
+                      p.mesh.set(Axis::cp, 2), p.context_kind = kind;
+                      p.context_balance = ContextBalance::stripe;
+                    }),
+                    {"--cp-balance stripe", "legal: zigzag, none"});
   expect_contains(refusal([](Plan& p) {
-                    p.mesh.set(Axis::cp, 2), p.context_kind = ContextKind::allgather;
-                    p.context_balance = ContextBalance::stripe;
+                    p.mesh.set(Axis::cp, 4), p.context_kind = ContextKind::hybrid, p.ulysses = 4;
+                    p.model = load_model("llama-tiny");
                   }),
-                  {"--cp-balance stripe", "legal: zigzag, none"});
+                  {"--cp-ulysses 4", "a key/value head is on one rank, and there are 2", "legal: 1, 2"});
   expect_contains(refusal([](Plan& p) {
                     p.mesh.set(Axis::cp, 2), p.context_kind = ContextKind::allgather;
                     p.context_balance = ContextBalance::none, p.mask = AttentionMask::document;
@@ -586,7 +655,9 @@ TEST_F(InvariantNumerics, MeshesDrawnAtRandomHaveTheSameBits) {
     row.schedule = one_of(schedule_names());
     row.recompute = one_of(std::array{"none", "selective", "full"});
     row.threads = one_of(std::array{1, 2});
-    row.kind = one_of(std::array{ContextKind::ulysses, ContextKind::allgather});
+    row.kind = one_of(
+        std::array{ContextKind::ulysses, ContextKind::allgather, ContextKind::ring, ContextKind::hybrid});
+    row.ulysses = one_of(std::array{1, 2});
     row.balance = one_of(std::array{ContextBalance::zigzag, ContextBalance::none});
     const Plan plan = plan_of(row, column);
     const bool small = row.dp * row.tp * row.pp * row.cp <= 16, cuts = row.dp * row.tp * row.pp * row.cp > 1;

@@ -6,7 +6,6 @@
 #include "parallel/context_parallel_allgather.h"
 #include "parallel/context_parallel_ring.h"
 #include "parallel/context_parallel_ulysses.h"
-#include "parallel/context_parallel_whole.h"
 
 namespace echelon {
 
@@ -15,8 +14,9 @@ ContextParallel::ContextParallel(const Rank& rank, const Plan& plan, const Heads
       layout_(plan),
       gathers_(plan.context_kind == ContextKind::allgather),
       heads_(heads),
-      here_(UlyssesExchange::part_of(heads, layout_.ulysses())) {
-  if (plan.numerics == Numerics::invariant && layout_.ring() > 1) whole_rows_.emplace(rank, plan);
+      here_(UlyssesExchange::part_of(heads, layout_.ulysses())),
+      is_whole_(plan.numerics == Numerics::invariant && layout_.ring() > 1) {
+  if (is_whole_ && gathers_) whole_rows_.emplace(rank, plan);
 }
 
 Tensor ContextParallel::enter(const Sequences& sequences, Tensor qkv) const {
@@ -89,8 +89,13 @@ Tensor ContextParallel::heads_here(const Tensor& of_heads) const {
 }
 
 Range ContextParallel::range_here() const {
+  if (!exchanges_heads()) return {0, here_.num_heads()};
   const std::int64_t begin = neighbours().rank() * here_.num_heads();
   return {begin, begin + here_.num_heads()};
+}
+
+WholeAttention ContextParallel::whole_attention(const Sequences& sequences) const {
+  return {*rank_, ring(), whole_rows_ ? &*whole_rows_ : nullptr, layout_, here_, sequences};
 }
 
 template <class Visit>
@@ -137,16 +142,17 @@ void ContextParallel::add_sink_gradient(const Sequences& sequences, const Weight
   });
 }
 
-// Sequence by sequence: of all their queries, for the heads that are here, or a part of all.
+// Sequence by sequence: of all their queries, for the heads that are here, or of several ranks that have the
+// same heads a part of them each.
 void ContextParallel::add_sink_gradient_of_heads(const Sequences& sequences, const Weight& sinks,
                                                  const SequenceSums& sums, const Tensor& lse,
                                                  const Tensor& delta) const {
-  const std::int64_t held = here_.num_heads();
-  const Range mine =
-      exchanges_heads() ? range_here() : split_range(held, layout_.ring(), rank_->coordinate(Axis::cp));
+  const std::int64_t held = here_.num_heads(), first = range_here().begin;
+  const Range among_here = split_range(held, layout_.ring(), layout_.ring_index(rank_->coordinate(Axis::cp)));
+  const Range mine{first + among_here.begin, first + among_here.end};
   Tensor all_lse = lse, all_delta = delta;
-  if (whole_rows_) {
-    const WholeAttention whole(*rank_, *whole_rows_, layout_, here_, sequences);
+  if (is_whole_) {
+    const WholeAttention whole = whole_attention(sequences);
     all_lse = whole.whole_numbers(lse).flat();
     all_delta = whole.whole_numbers(delta).flat();
   }
@@ -158,7 +164,7 @@ void ContextParallel::add_sink_gradient_of_heads(const Sequences& sequences, con
   sums.add(one, [&](Range rows, std::span<const Tensor> gradients, bool onto) {
     if (!onto) rank_->kernels().fill(gradients[0], 0.0);
     const std::int64_t tokens = rows.size(), sequence = rows.begin / tokens,
-                       begin = (sequence * held + (exchanges_heads() ? 0 : mine.begin)) * tokens,
+                       begin = (sequence * held + among_here.begin) * tokens,
                        end = begin + mine.size() * tokens;
     rank_->kernels().attention_sink_backward(own.value, all_lse.flat_range(begin, end),
                                              all_delta.flat_range(begin, end), heads.shape(1, tokens, 0),
@@ -171,8 +177,7 @@ void ContextParallel::attend(const Sequences& sequences, const Tensor& core, con
   if (layout_.ring() == 1)
     return rank_->kernels().attention(here_.q(core), here_.k(core), here_.v(core),
                                       whole_sequences(sequences, core), out, lse);
-  if (whole_rows_)
-    return WholeAttention(*rank_, *whole_rows_, layout_, here_, sequences).forward(core, out, lse);
+  if (is_whole_) return whole_attention(sequences).forward(core, out, lse);
   const ContextBlocks blocks(*rank_, layout_, here_, sequences);
   const auto forward = gathers_ ? gathered_attention_forward : ring_attention_forward;
   forward(blocks, ring(), here_.q(core), own_kv(core), out, lse);
@@ -184,9 +189,7 @@ void ContextParallel::core_backward(const Sequences& sequences, const Tensor& co
     return rank_->kernels().attention_backward(here_.q(core), here_.k(core), here_.v(core), dout, lse, delta,
                                                whole_sequences(sequences, core), here_.q(dcore),
                                                here_.k(dcore), here_.v(dcore));
-  if (whole_rows_)
-    return WholeAttention(*rank_, *whole_rows_, layout_, here_, sequences)
-        .backward(core, dout, lse, delta, dcore);
+  if (is_whole_) return whole_attention(sequences).backward(core, dout, lse, delta, dcore);
   const ContextBlocks blocks(*rank_, layout_, here_, sequences);
   const auto attend = gathers_ ? gathered_attention_backward : ring_attention_backward;
   attend(blocks, ring(), here_.q(core), own_kv(core), dout, lse, delta, here_.q(dcore), here_.kv(dcore));

@@ -11,8 +11,7 @@
 
 #include <optional>
 
-#include "parallel/context_blocks.h"
-#include "parallel/whole_rows.h"
+#include "parallel/context_parallel_whole.h"
 #include "spec/plan.h"
 #include "tensor/sequence_sums.h"
 #include "tensor/weight.h"
@@ -53,7 +52,8 @@ class ContextParallel {
                                   const Tensor& lse, const Tensor& delta) const;
   // Of what is a number for each head: those that this rank computes.
   Tensor heads_here(const Tensor& of_heads) const;
-  Range range_here() const;  // those among all, where heads are exchanged
+  Range range_here() const;  // those among all
+  WholeAttention whole_attention(const Sequences& sequences) const;
   // visit(rows, shape) for each run of positions of the sequences from `begin` to `end`, in the order of
   // ContextBlocks; or once for all of them where each is one run.
   template <class Visit>
@@ -67,7 +67,8 @@ class ContextParallel {
   Heads heads_;  // of this rank's tokens
   Heads here_;   // that this rank computes
   // Under invariant numerics, where tokens of a sequence are on several ranks while attention computes.
-  std::optional<WholeRows> whole_rows_;
+  bool is_whole_;
+  std::optional<WholeRows> whole_rows_;  // which are gathered
 };
 
 }  // namespace echelon

@@ -2,53 +2,13 @@
 
 #include <utility>
 
-#include "comm/exchange.h"
+#include "parallel/ring_travel.h"
 
 namespace echelon {
-namespace {
-
-// The block that a rank holds, and the exchange of it for the next one.
-class Travel {
- public:
-  Travel(const ContextBlocks& blocks, Communicator& ring, Tensor own)
-      : blocks_(&blocks), ring_(&ring), here_(std::move(own)) {}
-
-  const Tensor& here() const { return here_; }
-  int next() const { return around(ring_->rank() + 1, ring_->size()); }
-  int previous() const { return around(ring_->rank() - 1, ring_->size()); }
-  // The ring index whose block is here at a step.
-  int source(int step) const { return around(ring_->rank() - step, ring_->size()); }
-
-  // Posted before the block here is computed with, waited for afterwards.
-  void start() {
-    if (TraceRecorder* const recorder = blocks_->rank().recorder()) asked_ = recorder->now();
-    arriving_ = blocks_->make_kv();
-    sent_ = ring_->send(here_, next());
-    received_ = ring_->recv(arriving_, previous());
-  }
-  void finish() {
-    received_.wait();
-    const int source = around(ring_->rank() - ++steps_, ring_->size());
-    if (TraceRecorder* const recorder = blocks_->rank().recorder())
-      recorder->add({Activity::keys_arriving, source, asked_, recorder->now()});
-    sent_.wait();
-    here_ = std::exchange(arriving_, {});
-  }
-
- private:
-  const ContextBlocks* blocks_;
-  Communicator* ring_;
-  Tensor here_, arriving_;
-  Pending sent_, received_;
-  TraceTime asked_ = 0;
-  int steps_ = 0;  // taken
-};
-
-}  // namespace
 
 void ring_attention_forward(const ContextBlocks& blocks, Communicator& ring, const Tensor& q, Tensor kv,
                             const Tensor& out, const Tensor& lse) {
-  Travel block(blocks, ring, std::move(kv));
+  RingTravel block(blocks.rank(), ring, std::move(kv));
   for (int step = 0; step < ring.size(); ++step) {
     const bool goes_on = step + 1 < ring.size();
     if (goes_on) block.start();
@@ -61,7 +21,7 @@ void ring_attention_backward(const ContextBlocks& blocks, Communicator& ring, co
                              const Tensor& dout, const Tensor& lse, const Tensor& delta, const Tensor& dq,
                              const Tensor& dkv) {
   Kernels& kernels = blocks.rank().kernels();
-  Travel block(blocks, ring, std::move(kv));
+  RingTravel block(blocks.rank(), ring, std::move(kv));
   kernels.fill(dq, 0);
   kernels.fill(dkv, 0);
   Tensor leaving;  // the gradient of the step before, on its way

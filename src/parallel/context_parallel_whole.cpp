@@ -1,17 +1,32 @@
 #include "parallel/context_parallel_whole.h"
 
+#include <algorithm>
 #include <vector>
 
-namespace echelon {
+#include "parallel/ring_travel.h"
+#include "tensor/host.h"
 
-WholeAttention::WholeAttention(const Rank& rank, const WholeRows& rows, const ContextLayout& layout,
-                               const Heads& heads, const Sequences& sequences)
-    : rank_(rank), rows_(rows), layout_(layout), heads_(heads), sequences_(sequences) {}
+namespace echelon {
+namespace {
+
+std::int64_t end_of(const PositionRun& run) { return run.begin + run.size; }
+
+}  // namespace
+
+WholeAttention::WholeAttention(const Rank& rank, Communicator& ring, const WholeRows* rows,
+                               const ContextLayout& layout, const Heads& heads, const Sequences& sequences)
+    : rank_(rank),
+      ring_(ring),
+      rows_(rows),
+      layout_(layout),
+      heads_(heads),
+      sequences_(sequences),
+      own_(layout.ring_index(rank.coordinate(Axis::cp))) {}
 
 template <class Visit>
-void WholeAttention::each_run(int cp_rank, const Visit& visit) const {
+void WholeAttention::each_run(int ring_index, const Visit& visit) const {
   std::int64_t begin = 0;
-  const std::vector<PositionRun> runs = layout_.runs(layout_.ring_index(cp_rank));
+  const std::vector<PositionRun> runs = layout_.runs(ring_index);
   for (std::int64_t b = 0; b < sequences_.batch; ++b)
     for (const PositionRun& run : runs) {
       visit(b, run, Range{begin, begin + run.size});
@@ -19,8 +34,106 @@ void WholeAttention::each_run(int cp_rank, const Visit& visit) const {
     }
 }
 
+template <class Visit>
+void WholeAttention::each_run_of(Range steps, const Visit& visit) const {
+  const auto last_step = [&](const PositionRun& queries) {
+    int last = 0;
+    for (int r = 0; r < layout_.ring(); ++r)
+      for (const PositionRun& keys : layout_.runs(r))
+        if (keys.begin < end_of(queries)) last = std::max(last, around(own_ - r, layout_.ring()));
+    return last;
+  };
+  each_run(own_, [&](std::int64_t b, const PositionRun& run, Range rows) {
+    if (const int step = last_step(run); step >= steps.begin && step < steps.end) visit(b, run, rows);
+  });
+}
+
+template <class Take, class Meanwhile>
+void WholeAttention::travel(const Tensor& x, bool are_keys, const Take& take,
+                            const Meanwhile& meanwhile) const {
+  Tensor packed = x;
+  if (!x.contiguous()) {
+    packed = rank_.activation({x.rows(), x.cols()});
+    rank_.kernels().copy(x, packed);
+  }
+  RingTravel part(rank_, ring_, std::move(packed), are_keys);
+  for (int step = 0; step < ring_.size(); ++step) {
+    const bool goes_on = step + 1 < ring_.size();
+    if (goes_on) part.start();
+    take(part.source(step), part.here());
+    meanwhile(step);
+    if (goes_on) part.finish();
+  }
+}
+
+void WholeAttention::put_rows(int ring_index, const Tensor& x, const Tensor& whole) const {
+  each_run(ring_index, [&](std::int64_t b, const PositionRun& run, Range rows) {
+    rank_.kernels().copy(x.row_range(rows.begin, rows.end),
+                         of_sequence(whole, b).row_range(run.begin, end_of(run)));
+  });
+}
+
+void WholeAttention::put_numbers(int ring_index, const Tensor& x, const Tensor& whole) const {
+  const std::int64_t heads = heads_.num_heads();
+  each_run(ring_index, [&](std::int64_t b, const PositionRun& run, Range rows) {
+    rank_.kernels().copy(x.flat_range(rows.begin * heads, rows.end * heads).reshape({heads, run.size}),
+                         whole.row_range(b * heads, (b + 1) * heads).column_range(run.begin, end_of(run)));
+  });
+}
+
+template <class Use>
+void WholeAttention::with_keys(const Tensor& qkv, const Use& use) const {
+  const Tensor here = heads_.kv(qkv);
+  if (rows_ != nullptr) return use(rows_->gather(here, all_rows(), true), Range{0, ring_.size()});
+  const Tensor whole = rank_.activation({all_rows(), here.cols()});
+  travel(
+      here, true, [&](int ring_index, const Tensor& kv) { put_rows(ring_index, kv, whole); },
+      [&](int step) {
+        use(whole, Range{step, step + 1});
+      });
+}
+
+Tensor WholeAttention::whole_rows(const Tensor& here) const {
+  if (rows_ != nullptr) return rows_->gather(here, all_rows(), true);
+  const Tensor whole = rank_.activation({all_rows(), here.cols()});
+  travel(
+      here, false, [&](int ring_index, const Tensor& x) { put_rows(ring_index, x, whole); }, [](int) {});
+  return whole;
+}
+
+Tensor WholeAttention::whole_positions(const Tensor& here) const {
+  if (rows_ != nullptr) return rows_->gather(here, all_rows(), true);
+  std::vector<std::int32_t> in_order(static_cast<std::size_t>(all_rows()));
+  const auto take = [&](int ring_index, const Tensor& x) {
+    const std::vector<std::int32_t> from = copy_to_host<std::int32_t>(x, 0);
+    each_run(ring_index, [&](std::int64_t b, const PositionRun& run, Range rows) {
+      std::copy_n(from.begin() + rows.begin, run.size, in_order.begin() + b * seq_len() + run.begin);
+    });
+  };
+  travel(here, false, take, [](int) {});
+  const Tensor whole(rank_.arena(), MemoryCategory::activations, DType::i32, {all_rows()});
+  copy_from_host(in_order, whole);
+  return whole;
+}
+
+Tensor WholeAttention::whole_numbers(const Tensor& here) const {
+  const Tensor whole = rank_.statistic({sequences_.batch * heads_.num_heads(), seq_len()});
+  const auto take = [&](int ring_index, const Tensor& x) { put_numbers(ring_index, x, whole); };
+  if (rows_ == nullptr) {
+    travel(here, false, take, [](int) {});
+    return whole;
+  }
+  const std::int64_t of_rank = here.numel();
+  const Tensor all = rank_.statistic({ring_.size() * of_rank});
+  const std::vector<std::int64_t> counts(static_cast<std::size_t>(ring_.size()), of_rank);
+  rank_.along(Axis::cp).all_gather(here, all, counts).wait();
+  for (int r = 0; r < ring_.size(); ++r) take(r, all.flat_range(r * of_rank, (r + 1) * of_rank));
+  return whole;
+}
+
+// Not all keys may be there when some are read, and those behind the last query's never are.
 AttentionShape WholeAttention::shape_of(const PositionRun& run, Range rows) const {
-  AttentionShape shape = heads_.shape(1, run.size, seq_len());
+  AttentionShape shape = heads_.shape(1, run.size, end_of(run));
   shape.q_offset = run.begin;
   if (sequences_.first_positions.defined())
     shape.first_keys = sequences_.first_positions.flat_range(rows.begin, rows.end);
@@ -28,64 +141,49 @@ AttentionShape WholeAttention::shape_of(const PositionRun& run, Range rows) cons
 }
 
 void WholeAttention::forward(const Tensor& qkv, const Tensor& out, const Tensor& lse) const {
-  const Doing doing = rank_.doing(Activity::attention_forward);
   const std::int64_t heads = heads_.num_heads(), width = heads_.kv_width();
-  const Tensor kv = rows_.gather(heads_.kv(qkv), all_rows(), true), q = heads_.q(qkv);
-  each_run(rank_.coordinate(Axis::cp), [&](std::int64_t b, const PositionRun& run, Range rows) {
-    const Tensor seen = of_sequence(kv, b);
-    rank_.kernels().attention(q.row_range(rows.begin, rows.end), seen.column_range(0, width),
-                              seen.column_range(width, 2 * width), shape_of(run, rows),
-                              out.row_range(rows.begin, rows.end),
-                              lse.flat_range(rows.begin * heads, rows.end * heads));
-  });
-}
-
-Tensor WholeAttention::whole_numbers(const Tensor& here) const {
-  const std::int64_t heads = heads_.num_heads(), of_rank = here.numel();
-  Communicator& group = rank_.along(Axis::cp);
-  const Tensor all = rank_.statistic({group.size() * of_rank}),
-               whole = rank_.statistic({sequences_.batch * heads, seq_len()});
-  const std::vector<std::int64_t> counts(static_cast<std::size_t>(group.size()), of_rank);
-  group.all_gather(here, all, counts).wait();
-  for (int r = 0; r < group.size(); ++r)
-    each_run(r, [&](std::int64_t b, const PositionRun& run, Range rows) {
-      const std::int64_t first = r * of_rank;
-      rank_.kernels().copy(
-          all.flat_range(first + rows.begin * heads, first + rows.end * heads).reshape({heads, run.size}),
-          whole.row_range(b * heads, (b + 1) * heads).column_range(run.begin, run.begin + run.size));
+  const Tensor q = heads_.q(qkv);
+  with_keys(qkv, [&](const Tensor& kv, Range steps) {
+    const Doing doing = rank_.doing(Activity::attention_forward);
+    each_run_of(steps, [&](std::int64_t b, const PositionRun& run, Range rows) {
+      const Tensor seen = of_sequence(kv, b).row_range(0, end_of(run));
+      rank_.kernels().attention(q.row_range(rows.begin, rows.end), seen.column_range(0, width),
+                                seen.column_range(width, 2 * width), shape_of(run, rows),
+                                out.row_range(rows.begin, rows.end),
+                                lse.flat_range(rows.begin * heads, rows.end * heads));
     });
-  return whole;
+  });
 }
 
 void WholeAttention::backward(const Tensor& qkv, const Tensor& dout, const Tensor& lse, const Tensor& delta,
                               const Tensor& dqkv) const {
-  const Doing doing = rank_.doing(Activity::attention_backward);
   Kernels& kernels = rank_.kernels();
   const std::int64_t heads = heads_.num_heads(), width = heads_.kv_width();
-  const int here = rank_.coordinate(Axis::cp);
   const auto columns = [](const Tensor& x, Range range) { return x.column_range(range.begin, range.end); };
   const Range k{0, width}, v{width, 2 * width};
   {
-    const Tensor kv = rows_.gather(heads_.kv(qkv), all_rows(), true),
-                 unused = rank_.activation({seq_len(), 2 * width});
-    each_run(here, [&](std::int64_t b, const PositionRun& run, Range rows) {
-      const auto numbers = [&](const Tensor& x) {
-        return x.flat_range(rows.begin * heads, rows.end * heads);
-      };
-      const Tensor seen = of_sequence(kv, b);
-      kernels.attention_backward(
-          heads_.q(qkv).row_range(rows.begin, rows.end), columns(seen, k), columns(seen, v),
-          dout.row_range(rows.begin, rows.end), numbers(lse), numbers(delta), shape_of(run, rows),
-          heads_.q(dqkv).row_range(rows.begin, rows.end), columns(unused, k), columns(unused, v));
+    const Tensor unused = rank_.activation({seq_len(), 2 * width});
+    with_keys(qkv, [&](const Tensor& kv, Range steps) {
+      const Doing doing = rank_.doing(Activity::attention_backward);
+      each_run_of(steps, [&](std::int64_t b, const PositionRun& run, Range rows) {
+        const auto numbers = [&](const Tensor& x) {
+          return x.flat_range(rows.begin * heads, rows.end * heads);
+        };
+        const Tensor seen = of_sequence(kv, b).row_range(0, end_of(run)),
+                     nowhere = unused.row_range(0, end_of(run));
+        kernels.attention_backward(
+            heads_.q(qkv).row_range(rows.begin, rows.end), columns(seen, k), columns(seen, v),
+            dout.row_range(rows.begin, rows.end), numbers(lse), numbers(delta), shape_of(run, rows),
+            heads_.q(dqkv).row_range(rows.begin, rows.end), columns(nowhere, k), columns(nowhere, v));
+      });
     });
   }
-  const Tensor all_q = rows_.gather(heads_.q(qkv), all_rows(), true),
-               all_dout = rows_.gather(dout, all_rows(), true), all_lse = whole_numbers(lse),
+  const Tensor all_q = whole_rows(heads_.q(qkv)), all_dout = whole_rows(dout), all_lse = whole_numbers(lse),
                all_delta = whole_numbers(delta), unused = rank_.activation({seq_len(), heads_.width()});
   Tensor starts;
-  if (sequences_.first_positions.defined())
-    starts = rows_.gather(sequences_.first_positions, all_rows(), true);
-  each_run(here, [&](std::int64_t b, const PositionRun& run, Range rows) {
+  if (sequences_.first_positions.defined()) starts = whole_positions(sequences_.first_positions);
+  const Doing doing = rank_.doing(Activity::attention_backward);
+  each_run(own_, [&](std::int64_t b, const PositionRun& run, Range rows) {
     AttentionShape shape = heads_.shape(1, seq_len(), run.size);
     shape.q_offset = -run.begin;
     if (starts.defined()) {

@@ -433,7 +433,7 @@ Verdict of_invariant_tensor_parallel(const Plan& plan) {
 
 // Queries meet the keys of whole sequences in runs of neighbours. Where a query does not see all keys before
 // it, kernels begin with the first key that one of a run of 128 sees, so runs must not be cut.
-Verdict of_gathered_sequences(const Plan& plan) {
+Verdict of_whole_sequences(const Plan& plan) {
   if (plan.context_balance == ContextBalance::stripe)
     return refused("cp-balance", {{"cp-balance", "zigzag"}, {"cp-balance", "none"}, {"numerics", "ordinary"}},
                    "with --numerics invariant a rank's tokens are neighbours");
@@ -460,14 +460,14 @@ Verdict of_invariant_context_parallel(const Plan& plan) {
     for (const Remedy& other : {Remedy{"cp", "1"}, Remedy{"numerics", "ordinary"}}) remedies.push_back(other);
     return refused(field, std::move(remedies), "{}", why);
   };
-  if (plan.context_kind == ContextKind::allgather) return of_gathered_sequences(plan);
-  if (plan.context_kind != ContextKind::ulysses)
-    return problem("cp-kind", {{"cp-kind", "ulysses"}, {"cp-kind", "allgather"}},
-                   "with --numerics invariant a query's sum over keys is on one rank");
+  const int ulysses = ulysses_size(plan);
+  if (plan.mesh.size(Axis::cp) > ulysses)
+    if (Verdict verdict = of_whole_sequences(plan)) return verdict;
   const std::int64_t kv_heads = std::max<std::int64_t>(1, m.num_kv_heads / plan.mesh.size(Axis::tp));
-  if (kv_heads % plan.mesh.size(Axis::cp) == 0) return {};
+  if (kv_heads % ulysses == 0) return {};
+  const std::string field = plan.context_kind == ContextKind::hybrid ? "cp-ulysses" : "cp";
   return problem(
-      "cp", {remedy("cp", kv_heads, divisors), {"cp-kind", "allgather"}},
+      field, {remedy(field, kv_heads, divisors), {"cp-kind", "ring"}, {"cp-kind", "allgather"}},
       fmt::format("with --numerics invariant a key/value head is on one rank, and there are {}", kv_heads));
 }
 
