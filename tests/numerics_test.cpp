@@ -471,22 +471,54 @@ TEST_F(InvariantNumerics, SinksAndDocumentsOfCutSequencesHaveTheSameBits) {  // 
 // Adapters, and parts that training leaves as they are.
 TEST_F(InvariantNumerics, TunedModelsHaveTheSameBits) {  // long
   const MeshRow gathered{.cp = 2, .micro_batch = 2, .kind = ContextKind::allgather};
-  const auto expect_same = [&](const FineTuning& tuning, const std::vector<MeshRow>& rows) {
+  const auto expect_same = [&](const Column& column, const FineTuning& tuning,
+                               const std::vector<MeshRow>& rows) {
     std::set<std::string> found;
     for (const MeshRow& row : rows) {
       if (!found.empty() && !is_taken(6)) continue;
-      Plan plan = plan_of(row, {"llama-tiny", "f32"});
+      Plan plan = plan_of(row, column);
       plan.model.tuning = tuning;
-      found.insert(run(plan, 1, 2));
+      found.insert(run(plan, 1, 3));
     }
-    EXPECT_EQ(found.size(), 1u) << fmt::format("{}", fmt::join(found, "\n"));
+    EXPECT_EQ(found.size(), 1u) << column.model << "\n" << fmt::format("{}", fmt::join(found, "\n"));
   };
   const MeshRow cut{.dp = 2, .cp = 2, .zero = 2, .micro_batch = 1};
-  FineTuning adapted, frozen;
+  std::vector<MeshRow> rows{{},
+                            cut,
+                            gathered,
+                            {.tp = 2},
+                            {.tp = 2, .sp = true, .micro_batch = 1},
+                            {.dp = 2, .tp = 2, .zero = 3, .micro_batch = 2, .recompute = "full"},
+                            {.tp = 2, .pp = 2, .sp = true, .micro_batch = 2, .schedule = "zb-h1"},
+                            {.tp = 2, .cp = 2, .sp = true, .micro_batch = 2, .kind = ContextKind::ring}};
+  FineTuning adapted, everywhere, frozen;
   adapted.lora = parse_lora("rank=4,alpha=8", "lora");
+  everywhere.lora = parse_lora("rank=3,alpha=7,targets=q_proj,v_proj,o_proj,up_proj,down_proj", "lora");
   frozen.freeze = {"*.mlp.*", "*layernorm*"};
-  expect_same(adapted, {{}, cut, gathered});
-  expect_same(frozen, {{}, cut, gathered, {.tp = 2, .sp = true, .zero = 0}});
+  expect_same({"llama-tiny", "f32"}, frozen, {{}, cut, gathered, {.tp = 2, .sp = true, .zero = 0}});
+  expect_same({"llama-tiny", "f32"}, adapted, rows);
+  expect_same({"llama-tiny", "bf16"}, everywhere, rows);
+  everywhere.lora.targets = {"c_attn", "c_proj", "c_fc"};  // stored the other way round
+  rows.push_back({.tp = 4, .sp = true, .micro_batch = 2});
+  expect_same({"gpt2-tiny", "f32"}, everywhere, rows);
+}
+
+// A row's sum of squares is over the heads of all tp ranks.
+TEST_F(InvariantNumerics, NormsOfAllQueriesHaveTheSameBits) {  // long
+  for (const char* precision : {"f32", "bf16"}) {
+    std::set<std::string> found;
+    for (const MeshRow& row :
+         {MeshRow{}, MeshRow{.tp = 2}, MeshRow{.dp = 2, .tp = 2, .sp = true, .zero = 3, .micro_batch = 1},
+          MeshRow{.tp = 4, .sp = true, .micro_batch = 2, .recompute = "full"},
+          MeshRow{.tp = 2, .pp = 2, .cp = 2, .sp = true, .micro_batch = 2, .schedule = "zb-h1"}}) {
+      if (!found.empty() && !is_taken(2)) continue;
+      Plan plan = plan_of(row, {"llama-tiny", precision});
+      plan.model.num_kv_heads = plan.model.num_heads;
+      plan.model.qk_norm = plan.model.qk_norm_whole = true;
+      found.insert(run(plan, 1, 3));
+    }
+    EXPECT_EQ(found.size(), 1u) << fmt::format("{}", fmt::join(found, "\n"));
+  }
 }
 
 TEST(InvariantPrediction, IsThatOfEachRank) {  // long
@@ -501,6 +533,12 @@ TEST(InvariantPrediction, IsThatOfEachRank) {  // long
                              MeshRow{.dp = 2, .tp = 2, .ep = 2}, MeshRow{.dp = 2, .ep = 2, .cp = 2}})
     for (const char* model : {"mixtral-tiny", "deepseek-v3-tiny"})
       expect_predicted(plan_of(row, {model, "f64"}));
+  for (const MeshRow& row : {MeshRow{.tp = 2, .micro_batch = 2}, MeshRow{.tp = 2, .cp = 2, .sp = true}}) {
+    Plan plan = plan_of(row, {"llama-tiny", "f64"});
+    plan.model.qk_norm = plan.model.qk_norm_whole = true;
+    plan.model.tuning.lora = parse_lora("rank=4,alpha=8", "lora");
+    expect_predicted(plan);
+  }
   const Column dropping{"mixtral-tiny", "f64", {.capacity = 0.8}};
   expect_predicted(plan_of({.cp = 2, .micro_batch = 2}, dropping));
   expect_predicted(plan_of({.dp = 2, .pp = 2, .ep = 2, .micro_batch = 1, .schedule = "dualpipe"}, dropping));
@@ -588,8 +626,11 @@ TEST_F(InvariantNumerics, WhatShowsTheMeshIsRefused) {
                   {"--cp 4", "legal: ", "2, 1"});
   expect_contains(refusal([](Plan& p) { p.mesh.set(Axis::tp, 4), p.model = load_model("llama-tiny"); }),
                   {"--tp 4", "legal: 2, 1"});
-  expect_contains(refusal([](Plan& p) { p.mesh.set(Axis::tp, 2), p.model.tuning.lora.rank = 4; }),
-                  {"--tp 2", "adapters"});
+  expect_contains(refusal([](Plan& p) {
+                    p.mesh.set(Axis::tp, 2), p.model = load_model("llama-tiny");
+                    p.model.tuning.freeze = {"*k_proj*"};
+                  }),
+                  {"--tp 2", "parts of a product's parameters frozen"});
   expect_contains(refusal([](Plan& p) { p.compression.kind = CompressionKind::bf16; }),
                   {"--compress", "none"});
   expect_contains(refusal([](Plan& p) { p.precision = recipe("fp8"); }),

@@ -1,12 +1,17 @@
 // A matrix product with a parameter: by columns, behind which each tp rank has its columns, or by rows,
 // behind which each has a part of the sum, or with a whole one, for the rows that a rank has. Where it enters
 // by columns, the sum of the input's gradient over tp is under way while the weight's gradient is computed.
-// Adapters (spec/fine_tuning.h) stand beside the matrix.
+// Adapters (spec/fine_tuning.h) stand beside the matrix. Under invariant numerics what their first products
+// make where tp cuts the sum is added up over tp, so that each rank has it whole: what the second makes of it
+// is then added once, by columns to the whole gradient of the input, by rows to the first block's sum. And of
+// the gradient of a factor that is whole each rank adds up a part.
 #include <algorithm>
 #include <memory>
 #include <utility>
 #include <vector>
 
+#include "base/halving_tree.h"
+#include "base/split.h"
 #include "model/op.h"
 #include "spec/sum_blocks.h"
 #include "tensor/expert_products.h"
@@ -19,24 +24,32 @@ class LinearOp : public OpRunner {
  public:
   LinearOp(const BlockOp& op, const OpSetting& s)
       : OpRunner(op),
+        kernels_(s.rank.kernels()),
+        tensor_parallel_(s.tensor_parallel),
         weights_(s.runs(op.weights)),
         biases_(s.runs(op.biases)),
         in_out_(op.order == WeightOrder::in_out),
         is_cut_(op.weights.front().shard_dim >= 0),
+        in_blocks_(is_cut_ && s.plan.numerics == Numerics::invariant),
         formats_(s.plan.precision) {
     std::vector<std::int64_t> ends{0};  // of each matrix's columns
     for (const ParamSpec& spec : op.weights) ends.push_back(ends.back() + width(s.stacked({spec}), in_out_));
-    for (const Adapter& adapter : op.adapters)
-      adapters_.push_back(
-          {s.stacked({adapter.a}), s.stacked({adapter.b}), {ends[adapter.weight], ends[adapter.weight + 1]}});
-    if (s.plan.numerics == Numerics::invariant && is_cut_ && weights_.size() == 1)
-      blocks_ = sum_blocks(op.weights, s.tensor_parallel.size(), s.tensor_parallel.index());
     by_columns_ = is_cut_ && op.weights.front().shard_dim == (in_out_ ? 1 : 0);
+    const auto blocks_of = [&](const std::vector<ParamSpec>& list) {
+      return in_blocks_ ? sum_blocks(list, s.tensor_parallel.size(), s.tensor_parallel.index()) : SumBlocks();
+    };
+    if (weights_.size() == 1) blocks_ = blocks_of(op.weights);
+    for (const Adapter& adapter : op.adapters)
+      adapters_.push_back({s.stacked({adapter.a}),
+                           s.stacked({adapter.b}),
+                           {ends[adapter.weight], ends[adapter.weight + 1]},
+                           blocks_of({by_columns_ ? adapter.b : adapter.a})});
   }
 
  protected:
   void run_forward(BlockRun& run) const override {
     Tensor x = run.take_input(op());
+    if (in_blocks_ && !by_columns_ && !adapters_.empty()) return run_adapted_blocks(run, x);
     const std::vector<std::int64_t> shape{x.rows(), columns()};
     const Tensor y = is_cut_ && !by_columns_ ? run.partial_sum(shape) : run.activation(shape);
     const auto product = [&](const Weight& w, const Tensor& part) {
@@ -75,14 +88,10 @@ class LinearOp : public OpRunner {
   // What the second factors of adapters leave of dy, times their scale.
   Tensor adapter_gradients(BlockRun& run, const Tensor& dy) const {
     if (adapters_.empty()) return {};
-    Kernels& k = run.kernels();
-    const Tensor d = run.activation({run.rows(), rank() * std::ssize(adapters_)});
-    each_adapter([&](const LowRank& l, Range inner) {
-      k.matmul(columns_of(dy, l.columns), Transpose::no, l.b.value, Transpose::no, columns_of(d, inner),
-               false);
+    return through_adapters(run, by_columns_, [&](const LowRank& l, const Tensor& d) {
+      run.kernels().matmul(columns_of(dy, l.columns), Transpose::no, l.b.value, Transpose::no, d, false,
+                           by_columns_ ? l.blocks : SumBlocks());
     });
-    k.scale(d, op().adapter_scale);
-    return d;
   }
 
   // `d_adapted`: of adapter_gradients(). What follows is of one product.
@@ -97,10 +106,15 @@ class LinearOp : public OpRunner {
                 std::exchange(further, true), by_columns_ ? blocks_ : SumBlocks()},
                formats_.of_input(), epilogue);
     });
+    if (!adds_behind_sum()) add_adapted_gradient(run, d_adapted, dx);
+    return dx;
+  }
+  // Whether what goes through adapters is added to the gradient of the input when that is whole.
+  bool adds_behind_sum() const { return in_blocks_ && by_columns_ && !adapters_.empty(); }
+  void add_adapted_gradient(BlockRun& run, const Tensor& d_adapted, const Tensor& dx) const {
     each_adapter([&](const LowRank& l, Range inner) {
       run.kernels().matmul(columns_of(d_adapted, inner), Transpose::no, l.a.value, Transpose::no, dx, true);
     });
-    return dx;
   }
 
   // Whether a gradient is taken that reads the input.
@@ -135,14 +149,20 @@ class LinearOp : public OpRunner {
 
   void add_first_gradients(const SequenceSums& sums, const Tensor& x, const Tensor& d_adapted) const {
     each_adapter([&](const LowRank& l, Range inner) {
-      if (l.a.gradient.defined()) sums.add_product(l.a, columns_of(d_adapted, inner), x);
+      if (!l.a.gradient.defined()) return;
+      const Tensor d = columns_of(d_adapted, inner);
+      const auto [weight, mine] = part_here(l.a, 1, by_columns_);
+      if (mine.size() > 0) sums.add_product(weight, d, columns_of(x, mine));
     });
   }
 
   // `made`: the value that the first factors made of the input.
   void add_second_gradients(const SequenceSums& sums, const Tensor& made, const Tensor& dy) const {
     each_adapter([&](const LowRank& l, Range inner) {
-      if (l.b.gradient.defined()) sums.add_product(l.b, columns_of(dy, l.columns), columns_of(made, inner));
+      if (!l.b.gradient.defined()) return;
+      const auto [weight, mine] = part_here(l.b, 0, !by_columns_);
+      if (mine.size() > 0)
+        sums.add_product(weight, columns_of(columns_of(dy, l.columns), mine), columns_of(made, inner));
     });
   }
 
@@ -157,21 +177,93 @@ class LinearOp : public OpRunner {
   struct LowRank {
     Weight a, b;
     Range columns;
+    SumBlocks blocks;  // of the sum over the dimension of one of them that is cut, under invariant numerics
   };
+
+  // What make(adapter, its columns) makes of (N, ranks of all), times the scale. `is_sum`: over what is cut.
+  template <class Make>
+  Tensor through_adapters(BlockRun& run, bool is_sum, const Make& make) const {
+    const std::vector<std::int64_t> shape{run.rows(), rank() * std::ssize(adapters_)};
+    const bool adds_up = in_blocks_ && is_sum;
+    const Tensor made = adds_up ? run.statistic(shape) : run.activation(shape);
+    each_adapter([&](const LowRank& l, Range inner) { make(l, columns_of(made, inner)); });
+    if (adds_up) run.tensor_parallel().add_up(made);
+    run.kernels().scale(made, op().adapter_scale);
+    return adds_up ? run.rounded(made) : made;
+  }
+
+  // What of a factor's gradient is added up here, and its rows (dimension 0) or columns.
+  struct PartHere {
+    Weight weight;
+    Range mine;
+  };
+  PartHere part_here(const Weight& weight, int dim, bool is_whole) const {
+    const Range all{0, weight.gradient.dim(dim)};
+    if (!in_blocks_ || !is_whole) return {weight, all};
+    const Range mine = split_range(all.end, tensor_parallel_.size(), tensor_parallel_.index());
+    fill_others(kernels_, weight, dim, mine);
+    return {part_of(weight, dim, mine), mine};
+  }
+
+  // By rows: what the first factors make of x is whole on every rank, and the rank with the first block adds
+  // to that what the second make of it.
+  void run_adapted_blocks(BlockRun& run, const Tensor& x) const {
+    Kernels& k = run.kernels();
+    const Tensor made = through_adapters(run, true, [&](const LowRank& l, const Tensor& d) {
+      k.matmul(x, Transpose::no, l.a.value, Transpose::yes, d, false, l.blocks);
+    });
+    const Tensor y = run.statistic({x.rows(), columns()});
+    const Range all{0, std::ssize(blocks_)};
+    if (run.tensor_parallel().index() == 0)
+      multiply_with_first(run, x, all, made, y);
+    else
+      multiply_blocks(run, x, all, y);
+    run.set(adapted(), made);
+    run.set(out(), run.tensor_parallel().size() == 1 ? run.rounded(y) : y);
+  }
+
+  // The node of the tree over these blocks, the first of them with what adapters add.
+  void multiply_with_first(BlockRun& run, const Tensor& x, Range blocks, const Tensor& made,
+                           const Tensor& y) const {
+    if (blocks.size() == 1) {
+      multiply_blocks(run, x, blocks, y);
+      return add_second_factors(run, made, y);
+    }
+    const std::int64_t middle = halving_cut(blocks.begin, blocks.end);
+    multiply_with_first(run, x, {blocks.begin, middle}, made, y);
+    const Tensor second = run.statistic(y.shape());
+    multiply_blocks(run, x, {middle, blocks.end}, second);
+    run.kernels().add(second, y);
+  }
+  void multiply_blocks(BlockRun& run, const Tensor& x, Range blocks, const Tensor& y) const {
+    const auto at = [&](std::int64_t b) -> const std::vector<Range>& {
+      return blocks_[static_cast<std::size_t>(b)];
+    };
+    const Range inner{at(blocks.begin).front().begin, at(blocks.end - 1).back().end};  // one matrix's
+    SumBlocks own;
+    for (std::int64_t b = blocks.begin; b < blocks.end; ++b)
+      own.push_back({{at(b).front().begin - inner.begin, at(b).back().end - inner.begin}});
+    const Tensor& w = weights_.front().value;
+    multiply(run.kernels(),
+             {columns_of(x, inner), Transpose::no,
+              in_out_ ? w.row_range(inner.begin, inner.end) : columns_of(w, inner),
+              in_out_ ? Transpose::no : Transpose::yes, y, false, own},
+             formats_.forward());
+  }
 
   // Adds to y; returns what the first factors make of x, times the scale.
   Tensor add_adapters(BlockRun& run, const Tensor& x, const Tensor& y) const {
-    Kernels& k = run.kernels();
-    const Tensor made = run.activation({run.rows(), rank() * std::ssize(adapters_)});
-    each_adapter([&](const LowRank& l, Range inner) {
-      k.matmul(x, Transpose::no, l.a.value, Transpose::yes, columns_of(made, inner), false);
+    const Tensor made = through_adapters(run, false, [&](const LowRank& l, const Tensor& d) {
+      run.kernels().matmul(x, Transpose::no, l.a.value, Transpose::yes, d, false);
     });
-    k.scale(made, op().adapter_scale);
-    each_adapter([&](const LowRank& l, Range inner) {
-      k.matmul(columns_of(made, inner), Transpose::no, l.b.value, Transpose::yes, columns_of(y, l.columns),
-               true);
-    });
+    add_second_factors(run, made, y);
     return made;
+  }
+  void add_second_factors(BlockRun& run, const Tensor& made, const Tensor& y) const {
+    each_adapter([&](const LowRank& l, Range inner) {
+      run.kernels().matmul(columns_of(made, inner), Transpose::no, l.b.value, Transpose::yes,
+                           columns_of(y, l.columns), true);
+    });
   }
 
   std::int64_t rank() const { return adapters_.front().a.value.dim(0); }
@@ -204,12 +296,15 @@ class LinearOp : public OpRunner {
     }
   }
 
+  Kernels& kernels_;
+  TensorParallel tensor_parallel_;
   std::vector<Weight> weights_, biases_;  // in runs: see OpSetting
   std::vector<LowRank> adapters_;
   bool in_out_;  // how the matrix is stored
   bool is_cut_, by_columns_ = false;
+  bool in_blocks_;  // sums over the dimension that is cut, under invariant numerics
   LayerFormats formats_;
-  SumBlocks blocks_;  // of sums over the dimension that is cut, under invariant numerics
+  SumBlocks blocks_;  // they
 };
 
 class RowLinearOp final : public LinearOp {
@@ -269,6 +364,7 @@ class ColumnLinearOp final : public LinearOp {
       if (run.when() == Weights::now) x->begin();  // it travels beside the next product
     }
     InFlight entering;
+    Tensor behind_sum;
     {
       const Tensor dy = run.take_gradient(out()), d_adapted = adapter_gradients(run, dy),
                    made = trains_second_factors() ? run.take_kept(adapted()) : Tensor();
@@ -284,8 +380,14 @@ class ColumnLinearOp final : public LinearOp {
           if (made.defined()) add_second_gradients(sums, made, dy);
         });
       x.reset();
+      if (adds_behind_sum()) behind_sum = d_adapted;
     }
-    run.add_gradient(in(), run.rounded(entering.get()));
+    const Tensor dx = run.rounded(entering.get());
+    if (adds_behind_sum()) {
+      const Range here = run.tensor_parallel().rows_here(run.rows());
+      add_adapted_gradient(run, behind_sum.row_range(here.begin, here.end), dx);
+    }
+    run.add_gradient(in(), dx);
   }
 };
 

@@ -239,14 +239,20 @@ class HeadNormOp : public NormOp {
 };
 
 // Of all queries and of all keys, which the tp ranks have columns of each (OLMo 2): what each has of the sums
-// over a row is added up over them, of queries and keys in one.
+// over a row is added up over them, of queries and keys in one. Under invariant numerics one rank does so
+// too, in blocks of heads.
 class CutNormOp final : public HeadNormOp {
  public:
   CutNormOp(const BlockOp& op, const OpSetting& s) : HeadNormOp(op, s), tensor_parallel_(s.tensor_parallel) {
-    // Columns that several ranks hold are in a sum as often. The gradient of each of their copies is a part
-    // of one column's, so that what the sum takes from them is shared out among the copies.
-    for (const ParamSpec& weight : op.weights)
-      columns_.push_back(static_cast<double>(weight.numel() * tp_replicas(weight, s.tensor_parallel.size())));
+    const int tp = s.tensor_parallel.size();
+    for (const ParamSpec& weight : op.weights) {
+      // Columns that several ranks hold are in a sum as often. The gradient of each of their copies is a part
+      // of one column's, so that what the sum takes from them is shared out among the copies.
+      columns_.push_back(static_cast<double>(weight.numel() * tp_replicas(weight, tp)));
+      of_columns_.push_back(s.plan.numerics == Numerics::invariant
+                                ? sum_blocks({weight}, tp, s.tensor_parallel.index())
+                                : SumBlocks());
+    }
   }
 
  private:
@@ -254,8 +260,9 @@ class CutNormOp final : public HeadNormOp {
                  bool again) const override {
     if (again) return HeadNormOp::normalize(kernels, x, stats, y, again);
     kernels.copy(behind_heads(x), behind_heads(y));
-    for (std::size_t i = 0; i < columns_.size(); ++i) kernels.row_squares(head(x, i), stats_of(stats, i));
-    tensor_parallel_.add_up(stats);
+    add_up(kernels, stats, [&](std::size_t i, Range columns, const Tensor& to) {
+      kernels.row_squares(columns_of(head(x, i), columns), to);
+    });
     for (std::size_t i = 0; i < columns_.size(); ++i)
       kernels.rms_norm_of_squares(head(x, i), heads()[i].weight.value, heads()[i].eps, columns_[i],
                                   head(y, i), stats_of(stats, i));
@@ -264,25 +271,49 @@ class CutNormOp final : public HeadNormOp {
                       const Tensor& dx) const override {
     Kernels& kernels = run.kernels();
     const Tensor sums = run.statistic(stats.shape());
-    for (std::size_t i = 0; i < columns_.size(); ++i)
-      kernels.rms_norm_backward_sums(head(dy, i), head(x, i), heads()[i].weight.value, stats_of(stats, i),
-                                     stats_of(sums, i));
-    tensor_parallel_.add_up(sums);
+    add_up(kernels, sums, [&](std::size_t i, Range columns, const Tensor& to) {
+      kernels.rms_norm_backward_sums(columns_of(head(dy, i), columns), columns_of(head(x, i), columns),
+                                     heads()[i].weight.value.flat_range(columns.begin, columns.end),
+                                     stats_of(stats, i), to);
+    });
     for (std::size_t i = 0; i < columns_.size(); ++i)
       kernels.rms_norm_backward_input_of_sums(head(dy, i), head(x, i), heads()[i].weight.value,
                                               stats_of(stats, i), stats_of(sums, i), columns_[i],
                                               head(dx, i));
   }
 
+  // sums = those over rows of queries and of keys, on all ranks. make(which, its columns, to) writes some of
+  // one.
+  template <class Make>
+  void add_up(Kernels& kernels, const Tensor& sums, const Make& make) const {
+    for (std::size_t i = 0; i < columns_.size(); ++i) {
+      const Tensor sum = stats_of(sums, i);
+      const SumBlocks& blocks = of_columns_[i];
+      if (blocks.empty()) {
+        make(i, Range{0, heads()[i].weight.value.numel()}, sum);
+        continue;
+      }
+      sum_by_blocks(
+          kernels, std::ssize(blocks), sum,
+          [&] { return sums.beside(MemoryCategory::activations, sums.dtype(), sum.shape()); },
+          [&](std::int64_t b, const Tensor& to) {
+            make(i, blocks[static_cast<std::size_t>(b)].front(), to);
+          });
+    }
+    tensor_parallel_.add_up(sums);
+  }
+  static Tensor columns_of(const Tensor& x, Range range) { return x.column_range(range.begin, range.end); }
+
   TensorParallel tensor_parallel_;
-  std::vector<double> columns_;  // of queries and keys, of all ranks
+  std::vector<double> columns_;        // of queries and of keys, of all ranks
+  std::vector<SumBlocks> of_columns_;  // those here, under invariant numerics
 };
 
 }  // namespace
 
 std::unique_ptr<OpRunner> make_norm_op(const BlockOp& op, const OpSetting& s) {
-  const bool is_cut =
-      !op.weights.empty() && op.weights.front().shard_dim >= 0 && s.tensor_parallel.size() > 1;
+  const bool is_cut = !op.weights.empty() && op.weights.front().shard_dim >= 0 &&
+                      (s.tensor_parallel.size() > 1 || s.plan.numerics == Numerics::invariant);
   if (is_cut) return std::make_unique<CutNormOp>(op, s);
   if (!op.heads.empty()) return std::make_unique<HeadNormOp>(op, s);
   return std::make_unique<RowNormOp>(op, s);

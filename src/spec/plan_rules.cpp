@@ -415,13 +415,10 @@ Verdict of_invariant_tensor_parallel(const Plan& plan) {
     for (const Remedy& other : {Remedy{"tp", "1"}, Remedy{"numerics", "ordinary"}}) remedies.push_back(other);
     return refused(field, std::move(remedies), "{}", why);
   };
-  const std::string why = m.qk_norm_whole           ? "norms of all queries and keys"
-                          : m.tuning.lora != Lora{} ? "adapters"
-                          : splits_products(m)      ? "parts of a product's parameters frozen"
-                                                    : "";
-  if (!why.empty())
+  if (splits_products(m))
     return problem("tp", {},
-                   fmt::format("with --numerics invariant models with {} are not cut over tp ranks", why));
+                   "with --numerics invariant models with parts of a product's parameters frozen are not cut "
+                   "over tp ranks");
   const int most = most_ranks_with_blocks(m);
   if (most % tp == 0) return {};
   std::vector<Remedy> legal;
