@@ -444,6 +444,21 @@ TEST_F(InvariantNumerics, ThreeContextParallelRanksHaveTheSameBits) {  // long
   EXPECT_EQ(found.size(), 1u) << fmt::format("{}", fmt::join(found, "\n"));
 }
 
+// Three ranks that exchange heads cut inside of a run of positions: copies of tokens for experts then come in
+// other runs than attention's.
+TEST_F(InvariantNumerics, CopiesOfTokensAreInOrderWhereverRunsAreCut) {  // long
+  std::set<std::string> found;
+  for (const MeshRow& row :
+       {MeshRow{}, MeshRow{.cp = 6, .micro_batch = 2, .kind = ContextKind::hybrid, .ulysses = 3}}) {
+    Plan plan = plan_of(row, {"mixtral-tiny", "f32"});
+    plan.model.num_heads = plan.model.num_kv_heads = 6, plan.model.head_dim = 16;
+    plan.model.window = {};
+    plan.seq_len = 36;
+    found.insert(run(plan, 1, 2));
+  }
+  EXPECT_EQ(found.size(), 1u) << fmt::format("{}", fmt::join(found, "\n"));
+}
+
 // What else attention can be asked for: a sink of each head, and documents, where runs are of 128 tokens.
 TEST_F(InvariantNumerics, SinksAndDocumentsOfCutSequencesHaveTheSameBits) {  // long
   const std::vector<MeshRow> rows{{},

@@ -15,13 +15,13 @@ PositionRuns::PositionRuns(const Plan& plan) : ranks(plan.mesh.size(Axis::cp)) {
   const ContextLayout layout(plan);
   std::vector<std::pair<std::int64_t, Place>> places;  // by their first position
   for (int r = 0; r < ranks; ++r) {
-    const std::vector<PositionRun> core = layout.runs(layout.ring_index(r));
-    of_rank = layout.ulysses() > 1 ? 1 : static_cast<int>(core.size());
+    // Ranks that exchange heads share out what runs of a ring index have, and may cut inside of one.
+    const PositionRun core = layout.runs(layout.ring_index(r)).front();
+    const std::int64_t size = std::gcd(core.size, layout.tokens_here());
+    of_rank = static_cast<int>(layout.tokens_here() / size);
     const std::vector<std::int64_t> positions = layout.positions(r);
     for (int i = 0; i < of_rank; ++i)
-      places.push_back(
-          {positions[positions.size() * static_cast<std::size_t>(i) / static_cast<std::size_t>(of_rank)],
-           {r, i}});
+      places.push_back({positions[static_cast<std::size_t>(i * size)], {r, i}});
   }
   std::sort(places.begin(), places.end(), [](const auto& a, const auto& b) { return a.first < b.first; });
   for (const auto& [position, place] : places) order.push_back(place);
