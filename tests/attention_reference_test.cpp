@@ -80,7 +80,8 @@ void expect_matches_full_matrix(const Problem& problem) {
         auto& line = matrix[static_cast<std::size_t>(t)];
         long double sum = problem.sinks.defined() ? std::exp(problem.sinks.host<double>()[h]) : 0;
         for (std::int64_t j = 0; j < s.kv_len; ++j) {
-          const bool seen = j <= s.q_offset + t && j >= problem.first_key(b * s.q_len + t);
+          const bool seen =
+              j * s.k_step <= s.q_offset + t * s.q_step && j >= problem.first_key(b * s.q_len + t);
           double score = seen ? 0 : -std::numeric_limits<double>::infinity();
           for (std::int64_t d = 0; d < s.head_dim; ++d)
             score += s.scale * at(problem.q, b * s.q_len + t, h * s.head_dim + d) *
@@ -132,6 +133,16 @@ std::vector<AttentionShape> shapes() {
        .scale = 0.5},
       // all keys stand before all queries
       {.batch = 1, .q_len = 3, .kv_len = 4, .num_heads = 1, .num_kv_heads = 1, .head_dim = 2, .q_offset = 9},
+      // every third query, and every third key from the first one on
+      {.batch = 1,
+       .q_len = 4,
+       .kv_len = 12,
+       .num_heads = 2,
+       .num_kv_heads = 1,
+       .head_dim = 2,
+       .q_offset = 2,
+       .q_step = 3},
+      {.batch = 2, .q_len = 12, .kv_len = 4, .num_heads = 1, .num_kv_heads = 1, .head_dim = 2, .k_step = 3},
   };
 }
 

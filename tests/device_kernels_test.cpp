@@ -636,6 +636,7 @@ struct AttentionCase {
   double cap;
   bool accumulate;
   std::vector<std::int32_t> first_keys = {};  // in turn
+  std::int64_t q_step = 1, k_step = 1;
 };
 
 class DeviceAttention : public DeviceKernels {
@@ -655,6 +656,8 @@ class DeviceAttention : public DeviceKernels {
                          .num_kv_heads = one.kv_heads,
                          .head_dim = one.head_dim,
                          .q_offset = one.q_offset,
+                         .q_step = one.q_step,
+                         .k_step = one.k_step,
                          .kv_batch_stride = one.kv_stride,
                          .scale = 0.6,
                          .cap = one.cap,
@@ -719,6 +722,7 @@ TEST_P(DeviceAttention, OfAnyShape) {
     one.heads = one.kv_heads * (1 + upto(2));
     one.head_dim = 1 + upto(11);
     one.q_offset = upto(20) - 6;
+    (upto(1) == 0 ? one.q_step : one.k_step) = 1 + upto(2);
     one.kv_stride = upto(1) == 0 || one.kv_len == 0 ? 0 : one.kv_len + upto(3);
     one.cap = upto(1) == 0 ? 0 : 3;
     one.accumulate = upto(1) == 1;

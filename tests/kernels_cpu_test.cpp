@@ -540,7 +540,24 @@ TEST_F(KernelsCpu, Attention) {
        .num_heads = 1,
        .num_kv_heads = 1,
        .head_dim = 16,
-       .q_offset = -140}};
+       .q_offset = -140},
+      // every third query, and every third key
+      {.batch = 1,
+       .q_len = 200,
+       .kv_len = 600,
+       .num_heads = 2,
+       .num_kv_heads = 1,
+       .head_dim = 16,
+       .q_offset = 2,
+       .q_step = 3},
+      {.batch = 1,
+       .q_len = 300,
+       .kv_len = 100,
+       .num_heads = 2,
+       .num_kv_heads = 1,
+       .head_dim = 16,
+       .q_offset = -1,
+       .k_step = 3}};
   std::vector<AttentionShape> all = shapes;
   for (AttentionShape s : shapes) {  // the same with documents: some queries then see no key
     std::vector<std::int32_t> first;

@@ -114,8 +114,7 @@ class SleepingKernels final : public KernelBackend {
   static void never() { throw InvariantError("attention alone is run"); }
   void rest(const AttentionShape& s, double times) {
     std::int64_t pairs = 0;
-    for (std::int64_t t = 0; t < s.q_len; ++t)
-      pairs += std::clamp<std::int64_t>(s.q_offset + t + 1, 0, s.kv_len);
+    for (std::int64_t t = 0; t < s.q_len; ++t) pairs += s.end_key(t);
     const double share = times * static_cast<double>(pairs) / static_cast<double>(pairs_);
     const auto begin = time_.now();
     time_.sleep(std::chrono::duration_cast<Clock::duration>(block_ * share));

@@ -7,11 +7,6 @@
 #include "tensor/host.h"
 
 namespace echelon {
-namespace {
-
-std::int64_t end_of(const PositionRun& run) { return run.begin + run.size; }
-
-}  // namespace
 
 WholeAttention::WholeAttention(const Rank& rank, Communicator& ring, const WholeRows* rows,
                                const ContextLayout& layout, const Heads& heads, const Sequences& sequences)
@@ -40,7 +35,7 @@ void WholeAttention::each_run_of(Range steps, const Visit& visit) const {
     int last = 0;
     for (int r = 0; r < layout_.ring(); ++r)
       for (const PositionRun& keys : layout_.runs(r))
-        if (keys.begin < end_of(queries)) last = std::max(last, around(own_ - r, layout_.ring()));
+        if (keys.begin < queries.end()) last = std::max(last, around(own_ - r, layout_.ring()));
     return last;
   };
   each_run(own_, [&](std::int64_t b, const PositionRun& run, Range rows) {
@@ -68,16 +63,20 @@ void WholeAttention::travel(const Tensor& x, bool are_keys, const Take& take,
 
 void WholeAttention::put_rows(int ring_index, const Tensor& x, const Tensor& whole) const {
   each_run(ring_index, [&](std::int64_t b, const PositionRun& run, Range rows) {
-    rank_.kernels().copy(x.row_range(rows.begin, rows.end),
-                         of_sequence(whole, b).row_range(run.begin, end_of(run)));
+    rank_.kernels().copy(x.row_range(rows.begin, rows.end), rows_at(of_sequence(whole, b), run));
   });
 }
 
 void WholeAttention::put_numbers(int ring_index, const Tensor& x, const Tensor& whole) const {
   const std::int64_t heads = heads_.num_heads();
   each_run(ring_index, [&](std::int64_t b, const PositionRun& run, Range rows) {
-    rank_.kernels().copy(x.flat_range(rows.begin * heads, rows.end * heads).reshape({heads, run.size}),
-                         whole.row_range(b * heads, (b + 1) * heads).column_range(run.begin, end_of(run)));
+    const Tensor from = x.flat_range(rows.begin * heads, rows.end * heads),
+                 all = whole.row_range(b * heads, (b + 1) * heads);
+    if (run.stride == 1)
+      return rank_.kernels().copy(from.reshape({heads, run.size}), all.column_range(run.begin, run.end()));
+    // One of every `stride` numbers, whichever head's.
+    rank_.kernels().copy(from.reshape({heads * run.size, 1}),
+                         all.reshape({heads * run.size, run.stride}).column_range(run.begin, run.begin + 1));
   });
 }
 
@@ -107,7 +106,9 @@ Tensor WholeAttention::whole_positions(const Tensor& here) const {
   const auto take = [&](int ring_index, const Tensor& x) {
     const std::vector<std::int32_t> from = copy_to_host<std::int32_t>(x, 0);
     each_run(ring_index, [&](std::int64_t b, const PositionRun& run, Range rows) {
-      std::copy_n(from.begin() + rows.begin, run.size, in_order.begin() + b * seq_len() + run.begin);
+      for (std::int64_t i = 0; i < run.size; ++i)
+        in_order[static_cast<std::size_t>(b * seq_len() + run.at(i))] =
+            from[static_cast<std::size_t>(rows.begin + i)];
     });
   };
   travel(here, false, take, [](int) {});
@@ -133,8 +134,9 @@ Tensor WholeAttention::whole_numbers(const Tensor& here) const {
 
 // Not all keys may be there when some are read, and those behind the last query's never are.
 AttentionShape WholeAttention::shape_of(const PositionRun& run, Range rows) const {
-  AttentionShape shape = heads_.shape(1, run.size, end_of(run));
+  AttentionShape shape = heads_.shape(1, run.size, run.end());
   shape.q_offset = run.begin;
+  shape.q_step = run.stride;
   if (sequences_.first_positions.defined())
     shape.first_keys = sequences_.first_positions.flat_range(rows.begin, rows.end);
   return shape;
@@ -146,7 +148,7 @@ void WholeAttention::forward(const Tensor& qkv, const Tensor& out, const Tensor&
   with_keys(qkv, [&](const Tensor& kv, Range steps) {
     const Doing doing = rank_.doing(Activity::attention_forward);
     each_run_of(steps, [&](std::int64_t b, const PositionRun& run, Range rows) {
-      const Tensor seen = of_sequence(kv, b).row_range(0, end_of(run));
+      const Tensor seen = of_sequence(kv, b).row_range(0, run.end());
       rank_.kernels().attention(q.row_range(rows.begin, rows.end), seen.column_range(0, width),
                                 seen.column_range(width, 2 * width), shape_of(run, rows),
                                 out.row_range(rows.begin, rows.end),
@@ -169,8 +171,8 @@ void WholeAttention::backward(const Tensor& qkv, const Tensor& dout, const Tenso
         const auto numbers = [&](const Tensor& x) {
           return x.flat_range(rows.begin * heads, rows.end * heads);
         };
-        const Tensor seen = of_sequence(kv, b).row_range(0, end_of(run)),
-                     nowhere = unused.row_range(0, end_of(run));
+        const Tensor seen = of_sequence(kv, b).row_range(0, run.end()),
+                     nowhere = unused.row_range(0, run.end());
         kernels.attention_backward(
             heads_.q(qkv).row_range(rows.begin, rows.end), columns(seen, k), columns(seen, v),
             dout.row_range(rows.begin, rows.end), numbers(lse), numbers(delta), shape_of(run, rows),
@@ -186,10 +188,11 @@ void WholeAttention::backward(const Tensor& qkv, const Tensor& dout, const Tenso
   each_run(own_, [&](std::int64_t b, const PositionRun& run, Range rows) {
     AttentionShape shape = heads_.shape(1, seq_len(), run.size);
     shape.q_offset = -run.begin;
+    shape.k_step = run.stride;
     if (starts.defined()) {
       shape.first_keys = Tensor(rank_.arena(), MemoryCategory::activations, DType::i32, {seq_len()});
-      kernels.first_keys(starts.flat_range(b * seq_len(), (b + 1) * seq_len()), run.begin, 1, run.size,
-                         shape.first_keys);
+      kernels.first_keys(starts.flat_range(b * seq_len(), (b + 1) * seq_len()), run.begin, run.stride,
+                         run.size, shape.first_keys);
     }
     const auto numbers = [&](const Tensor& x) { return x.row_range(b * heads, (b + 1) * heads).flat(); };
     const Tensor own = heads_.kv(qkv).row_range(rows.begin, rows.end),

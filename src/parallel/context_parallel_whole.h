@@ -16,7 +16,7 @@
 
 namespace echelon {
 
-// What a rank has of B sequences whose tokens are cut over R ranks in runs of neighbours.
+// What a rank has of B sequences whose tokens are cut over R ranks.
 class WholeAttention {
  public:
   // All outlive this. `heads`: that this rank computes. `rows`: of the cp group that gathers; nullptr: they

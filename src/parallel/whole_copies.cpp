@@ -17,7 +17,7 @@ PositionRuns::PositionRuns(const Plan& plan) : ranks(plan.mesh.size(Axis::cp)) {
   for (int r = 0; r < ranks; ++r) {
     // Ranks that exchange heads share out what runs of a ring index have, and may cut inside of one.
     const PositionRun core = layout.runs(layout.ring_index(r)).front();
-    const std::int64_t size = std::gcd(core.size, layout.tokens_here());
+    const std::int64_t size = core.stride > 1 ? 1 : std::gcd(core.size, layout.tokens_here());
     of_rank = static_cast<int>(layout.tokens_here() / size);
     const std::vector<std::int64_t> positions = layout.positions(r);
     for (int i = 0; i < of_rank; ++i)

@@ -22,6 +22,15 @@ std::vector<std::int64_t> elements_of(std::vector<std::int64_t> rows, std::int64
 
 }  // namespace
 
+Tensor rows_at(const Tensor& sequence, const PositionRun& run) {
+  if (run.stride == 1) return sequence.row_range(run.begin, run.end());
+  const std::int64_t width = sequence.cols(), first = run.begin / run.stride,
+                     column = run.begin % run.stride * width;
+  return sequence.reshape({sequence.rows() / run.stride, run.stride * width})
+      .row_range(first, first + run.size)
+      .column_range(column, column + width);
+}
+
 WholeRows::WholeRows(const Rank& rank, const Plan& plan)
     : rank_(&rank),
       sequence_parallel_(plan.shards_sequence()),
@@ -30,15 +39,16 @@ WholeRows::WholeRows(const Rank& rank, const Plan& plan)
       seq_len_(plan.seq_len) {
   if (cp_ == 1) return;
   const ContextLayout layout(plan);
+  const std::int64_t stride = layout.runs(0).front().stride;
   for (int r = 0; r < cp_; ++r) {
     const std::vector<std::int64_t> positions = layout.positions(r);
     for (std::int64_t i = 0; i < std::ssize(positions); ++i) {
       const std::int64_t position = positions[static_cast<std::size_t>(i)];
       follow_ = follow_ && position == r * tokens_ + i;
-      if (i > 0 && runs_.back().position + runs_.back().size == position)
-        ++runs_.back().size;
+      if (i > 0 && runs_.back().at.at(runs_.back().at.size) == position)
+        ++runs_.back().at.size;
       else
-        runs_.push_back({r, i, position, 1});
+        runs_.push_back({r, i, {position, stride, 1}});
     }
   }
 }
@@ -114,14 +124,13 @@ Tensor WholeRows::part_of_all(Communicator& group, const Tensor& here,
   return all;
 }
 
-// move(rows among those of one rank after another, rows among those of one sequence after another)
+// move(rows among those of one rank after another, sequence, its positions)
 template <class Move>
 void WholeRows::each_run(std::int64_t batch, const Move& move) const {
   for (const Run& run : runs_)
     for (std::int64_t b = 0; b < batch; ++b) {
-      const std::int64_t from = (run.rank * batch + b) * tokens_ + run.begin,
-                         to = b * seq_len_ + run.position;
-      move(Range{from, from + run.size}, Range{to, to + run.size});
+      const std::int64_t from = (run.rank * batch + b) * tokens_ + run.begin;
+      move(Range{from, from + run.at.size}, b, run.at);
     }
 }
 
@@ -133,16 +142,18 @@ Tensor WholeRows::in_order(const Tensor& by_rank) const {
   if (by_rank.dtype() == DType::i32) {
     const std::vector<std::int32_t> from = copy_to_host<std::int32_t>(by_rank, 0);
     std::vector<std::int32_t> to(from.size());
-    each_run(batch, [&](Range of_rank, Range of_sequence) {
-      std::copy_n(from.begin() + of_rank.begin, of_rank.size(), to.begin() + of_sequence.begin);
+    each_run(batch, [&](Range of_rank, std::int64_t b, const PositionRun& run) {
+      for (std::int64_t i = 0; i < run.size; ++i)
+        to[static_cast<std::size_t>(b * seq_len_ + run.at(i))] =
+            from[static_cast<std::size_t>(of_rank.begin + i)];
     });
     copy_from_host(to, whole);
     return whole;
   }
   const Tensor from = by_rank.reshape({rows, width}), to = whole.reshape({rows, width});
-  each_run(batch, [&](Range of_rank, Range of_sequence) {
+  each_run(batch, [&](Range of_rank, std::int64_t b, const PositionRun& run) {
     rank_->kernels().copy(from.row_range(of_rank.begin, of_rank.end),
-                          to.row_range(of_sequence.begin, of_sequence.end));
+                          rows_at(to.row_range(b * seq_len_, (b + 1) * seq_len_), run));
   });
   return whole;
 }
@@ -150,8 +161,8 @@ Tensor WholeRows::in_order(const Tensor& by_rank) const {
 Tensor WholeRows::sum_here(const Tensor& term) const {
   const std::int64_t rows = term.rows(), width = term.cols();
   const Tensor by_rank = like(term, rows, width), here = like(term, rows / cp_, width);
-  each_run(rows / seq_len_, [&](Range of_rank, Range of_sequence) {
-    rank_->kernels().copy(term.row_range(of_sequence.begin, of_sequence.end),
+  each_run(rows / seq_len_, [&](Range of_rank, std::int64_t b, const PositionRun& run) {
+    rank_->kernels().copy(rows_at(term.row_range(b * seq_len_, (b + 1) * seq_len_), run),
                           by_rank.row_range(of_rank.begin, of_rank.end));
   });
   rank_->along(Axis::cp)

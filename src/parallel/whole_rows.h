@@ -16,6 +16,9 @@
 
 namespace echelon {
 
+// The rows of a run of positions among those (T, C) of a whole sequence, of which a stride divides T.
+Tensor rows_at(const Tensor& sequence, const PositionRun& run);
+
 class WholeRows final : public SpreadRows {
  public:
   // `rank` outlives this.
@@ -33,9 +36,10 @@ class WholeRows final : public SpreadRows {
   Tensor part_of_all(Communicator& group, const Tensor& here, const std::vector<std::int64_t>& rows) const;
 
  private:
-  // Rows that follow each other in their sequence: of a sequence's on a rank of the cp group, and of all.
+  // Rows of a sequence that are neighbours on a rank of the cp group, and where they stand.
   struct Run {
-    std::int64_t rank = 0, begin = 0, position = 0, size = 0;
+    std::int64_t rank = 0, begin = 0;
+    PositionRun at;
   };
   std::vector<std::int64_t> tp_rows(std::int64_t rows) const;
   std::vector<std::int64_t> cp_rows(std::int64_t rows) const;

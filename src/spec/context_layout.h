@@ -43,6 +43,7 @@ inline constexpr std::array choice_names<AttentionMask>{"causal", "document"};
 struct PositionRun {
   std::int64_t begin = 0, stride = 1, size = 0;
   std::int64_t at(std::int64_t i) const { return begin + i * stride; }
+  std::int64_t end() const { return at(size - 1) + 1; }  // behind the last one
 };
 
 // Ranks of the cp group: index = ring index * ulysses + ulysses index, so that those that exchange heads are

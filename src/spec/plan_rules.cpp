@@ -428,14 +428,14 @@ Verdict of_invariant_tensor_parallel(const Plan& plan) {
       fmt::format("with --numerics invariant sums over what is cut are taken in {}", counted(most, "block")));
 }
 
-// Queries meet the keys of whole sequences in runs of neighbours. Where a query does not see all keys before
-// it, kernels begin with the first key that one of a run of 128 sees, so runs must not be cut.
+// Where a query does not see all keys before it, kernels begin with the first key that one of a run of 128
+// neighbours sees, so runs must not be cut.
 Verdict of_whole_sequences(const Plan& plan) {
-  if (plan.context_balance == ContextBalance::stripe)
-    return refused("cp-balance", {{"cp-balance", "zigzag"}, {"cp-balance", "none"}, {"numerics", "ordinary"}},
-                   "with --numerics invariant a rank's tokens are neighbours");
   constexpr std::int64_t together = 128;
   const bool sees_all = plan.mask == AttentionMask::causal && plan.model.window.size == 0;
+  if (plan.context_balance == ContextBalance::stripe && !sees_all)
+    return refused("cp-balance", {{"cp-balance", "zigzag"}, {"cp-balance", "none"}, {"numerics", "ordinary"}},
+                   "with --numerics invariant, and documents or a window, a rank's tokens are neighbours");
   const std::int64_t run = ContextLayout(plan).runs(0).front().size;
   if (sees_all || run % together == 0) return {};
   const std::int64_t runs = plan.seq_len / run, unit = together * runs, below = plan.seq_len / unit * unit;

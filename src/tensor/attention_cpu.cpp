@@ -90,14 +90,16 @@ Workspace<bf16> workspace(std::byte* room, Numerics numerics, bf16) {
 class Mask {
  public:
   Mask(const AttentionShape& s, std::int64_t sequence)
-      : q_offset_(s.q_offset),
+      : position_(s.q_offset),
+        q_step_(s.q_step),
+        k_step_(s.k_step),
         kv_len_(s.kv_len),
         first_(s.first_keys.defined() ? s.first_keys.host<std::int32_t>() + sequence * s.q_len : nullptr) {}
 
   // Keys [first_key(t), end_key(t)) of query t; none where the end is not after the first.
   std::int64_t first_key(std::int64_t t) const { return first_ == nullptr ? 0 : first_[t]; }
   std::int64_t end_key(std::int64_t t) const {
-    return std::clamp<std::int64_t>(q_offset_ + t + 1, 0, kv_len_);
+    return causal_keys(position_ + t * q_step_, k_step_, kv_len_);
   }
   // What queries [begin, end) see together.
   std::int64_t first_key(std::int64_t begin, std::int64_t end) const {
@@ -121,7 +123,7 @@ class Mask {
 
  private:
   static constexpr float unseen = -1e30f;  // a score below all others
-  std::int64_t q_offset_, kv_len_;
+  std::int64_t position_, q_step_, k_step_, kv_len_;  // of the first query, and AttentionShape's
   const std::int32_t* first_;
 };
 

@@ -14,10 +14,6 @@ std::int64_t batch_stride(const AttentionShape& s) {
   return s.kv_batch_stride > 0 ? s.kv_batch_stride : s.kv_len;
 }
 
-std::int64_t visible_keys(const AttentionShape& s, std::int64_t query) {
-  return std::clamp<std::int64_t>(s.q_offset + query + 1, 0, s.kv_len);
-}
-
 template <class T>
 Wide<T> dot(const T* x, const T* y, std::int64_t count) {
   Wide<T> sum = 0;
@@ -79,7 +75,7 @@ void for_each_query_of(const AttentionShape& s, std::int64_t b, std::int64_t kv_
       const std::int64_t row = b * s.q_len + t;
       body(Query{row, h * s.head_dim, b * batch_stride(s), kv_head * s.head_dim,
                  (b * s.num_heads + h) * s.q_len + t},
-           s.first_keys.defined() ? s.first_keys.host<std::int32_t>()[row] : 0, visible_keys(s, t));
+           s.first_keys.defined() ? s.first_keys.host<std::int32_t>()[row] : 0, s.end_key(t));
     }
 }
 template <class Body>

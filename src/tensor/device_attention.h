@@ -53,9 +53,11 @@ class WarpAttentionLaunch {
  private:
   static constexpr std::int64_t at_once = 8;  // elements of bf16: 16 bytes
 
-  // The one rule: bf16, blocks of whole warps, heads up to 256 that are a multiple of 8, rows that begin at
-  // multiples of 16 bytes, and as much shared memory as the kernels ask for, which has_memory() says.
+  // The one rule: queries and keys that are neighbours, bf16, blocks of whole warps, heads up to 256 that are
+  // a multiple of 8, rows that begin at multiples of 16 bytes, and as much shared memory as the kernels ask
+  // for, which has_memory() says.
   bool fits(std::initializer_list<const Tensor*> heads) const {
+    if (shape_.q_step != 1 || shape_.k_step != 1) return false;
     if (launch_.lanes() % rows::warp_lanes != 0 || shape_.head_dim % at_once != 0 || shape_.head_dim > 256)
       return false;
     for (const Tensor* x : heads)

@@ -387,6 +387,8 @@ class DeviceKernels : public RowKernels<Launch, TokenKernels<Launch>> {
             s.num_kv_heads,
             static_cast<int>(s.head_dim),
             s.q_offset,
+            s.q_step,
+            s.k_step,
             s.kv_batch_stride > 0 ? s.kv_batch_stride : s.kv_len,
             s.scale,
             s.cap,

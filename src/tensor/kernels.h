@@ -30,6 +30,7 @@
 #include "spec/precision.h"
 #include "spec/rope.h"
 #include "spec/token_router.h"
+#include "tensor/causal.h"
 #include "tensor/tensor.h"
 
 namespace echelon {
@@ -38,8 +39,8 @@ enum class Transpose : bool { no, yes };
 
 // Causal attention of H query heads over H_kv key/value heads (H % H_kv == 0; query head h reads kv head h /
 // (H/H_kv)). q is (B*Tq, H*D), k and v are (B*Tk, Hkv*D), each possibly a column range of a wider matrix.
-// Query t of a sequence stands at position q_offset + t; it sees keys 0 .. q_offset + t. The offset may be
-// negative: a query that sees no key has out = 0 and lse = -inf.
+// Query t of a sequence stands at position q_offset + t q_step, key j at j k_step; a query sees the keys up
+// to its own position. The offset may be negative: a query that sees no key has out = 0 and lse = -inf.
 //
 // Keys may come in blocks, one call each (Liu 2023, RingAttention): with `accumulate` out and lse are those
 // of earlier calls with other keys and become those of all keys together, and gradients are added to.
@@ -47,6 +48,7 @@ struct AttentionShape {
   std::int64_t batch = 1, q_len = 0, kv_len = 0;
   std::int64_t num_heads = 1, num_kv_heads = 1, head_dim = 0;
   std::int64_t q_offset = 0;
+  std::int64_t q_step = 1, k_step = 1;  // of every R-th token one of both is R
   // Rows between the first keys of two sequences of the batch; 0 means kv_len (a key/value cache has more).
   std::int64_t kv_batch_stride = 0;
   double scale = 1.0;  // of q.k before the softmax
@@ -55,6 +57,9 @@ struct AttentionShape {
   // (B*Tq, i32): the first key that a query sees, at least 0; undefined: key 0. Where documents lie one
   // after the other, the first key of the query's own.
   Tensor first_keys = {};
+
+  // Query t sees keys up to this one, and not itself.
+  std::int64_t end_key(std::int64_t t) const { return causal_keys(q_offset + t * q_step, k_step, kv_len); }
 };
 
 // How weights that are bf16 alone are updated: rounded up or down at random, as to nearest an

@@ -7,6 +7,7 @@
 #include <cmath>
 
 #include "base/bf16.h"
+#include "tensor/causal.h"
 #include "tensor/rows/tile_product.h"
 
 namespace echelon::rows {
@@ -15,7 +16,7 @@ namespace echelon::rows {
 struct AttentionSizes {
   std::int64_t batch, q_len, kv_len, num_heads, num_kv_heads;
   int head_dim;
-  std::int64_t q_offset;
+  std::int64_t q_offset, q_step, k_step;
   std::int64_t kv_batch_stride;  // never 0
   double scale, cap;
   bool accumulate;
@@ -25,8 +26,7 @@ struct AttentionSizes {
   ECHELON_HOST_DEVICE std::int64_t tiles_of(std::int64_t n) const { return (n + tile - 1) / tile; }
   // Keys [first_key, end_key) are what a query of a sequence sees.
   ECHELON_HOST_DEVICE std::int64_t end_key(std::int64_t query) const {
-    const std::int64_t end = q_offset + query + 1;
-    return end < 0 ? 0 : end < kv_len ? end : kv_len;
+    return causal_keys(q_offset + query * q_step, k_step, kv_len);
   }
   ECHELON_HOST_DEVICE std::int64_t first_key(std::int64_t sequence, std::int64_t query) const {
     return first_keys == nullptr ? 0 : first_keys[sequence * q_len + query];
@@ -335,7 +335,8 @@ struct TiledAttentionBackwardKeys {
     begin_sums(team, s.accumulate, dk, first_key, kv_column, cols, s.head_dim, key_sums, stride);
     begin_sums(team, s.accumulate, dv, first_key, kv_column, cols, s.head_dim, value_sums, stride);
     const std::int64_t heads = s.num_heads / s.num_kv_heads;
-    const std::int64_t first_query = key - s.q_offset < 0 ? 0 : (key - s.q_offset) / s.tile * s.tile;
+    const std::int64_t behind = key * s.k_step - s.q_offset,
+                       first_query = behind < 0 ? 0 : behind / s.q_step / s.tile * s.tile;
     for (std::int64_t head = kv_head * heads; head < (kv_head + 1) * heads; ++head)
       for (std::int64_t query = first_query; query < s.q_len; query += s.tile) {
         const int rows = static_cast<int>(s.q_len - query < s.tile ? s.q_len - query : s.tile);
