@@ -470,9 +470,12 @@ int run_train(TrainFlags& f, StopSignals& signals) {
   observer.on_sample = [&](const std::vector<std::int32_t>& prompt, const std::vector<std::int32_t>& text) {
     fmt::print(out, "\nsample, after \"{}\":\n{}\n", as_text(prompt, f, data), as_text(text, f, data));
   };
-  if (!request.asynchronous)  // whose workers have no common step to stop after
-    signals.listen(f.job.leads() ? "echelon: stopping after this step; a second request ends the run at once"
-                                 : "");
+  // An asynchronous run's workers have no common step to stop after. Of processes mpirun signals those that
+  // have not ended when one has failed, which is no wish to stop.
+  if (!request.asynchronous)
+    signals.listen(f.job.processes() == nullptr
+                       ? "echelon: stopping after this step; a second request ends the run at once"
+                       : "");
   const TrainSummary summary = train(request, data, observer);
   starting.reset();
   fmt::print(out, "{}", fresh);

@@ -1337,7 +1337,7 @@ TEST_F(CommandLine, ColoursRepeatWhatTheWordsSay) {  // long
        {std::pair{"simulate --compare 1f1b,zb-v,naive --pp 4 --microbatches 8", 0},
         {"train --dry-run --model llama-tiny --dp 2 --tp 2", 0},
         {"devices", 0},
-        {"simulate --moe --ep 4", 0},
+        {"simulate --moe --ep 4 --steps 4 --format text --out /dev/null", 0},
         {"plan --model lama-3-8b", 2}}) {
     const CommandResult r = output_of("COLUMNS=70 TERM=dumb script -qec '" + std::string(ECHELON_BINARY) +
                                       " " + command + "' /dev/null </dev/null");
