@@ -14,12 +14,13 @@ function startPlanner() {
   const fields = el("div", { class: "controls" }), trouble = el("p", { role: "alert", class: "trouble" }), took = el("p", { class: "soft" }), go = el("button", { type: "submit" }, "Run");
   const form = el("form", { class: "card", "aria-label": "What to plan or simulate" }, el("div", { class: "bar" },
     choice("verb", [["plan", "plan: find the fastest configuration"], ["simulate", "simulate: compare pipeline schedules"]], planner.verb, verb => { planner.verb = verb; fill(); }), go), fields, trouble, took);
+  const unset = () => planner.verb === "plan" ? "searched" : "default";
   const fill = () => fields.replaceChildren(...plannerFlags[planner.verb].map(([flag, values]) => {
     const fallback = plannerDefaults[planner.verb][flag] || (Array.isArray(values) ? values[0] : typeof values === "string" && !planner.start[values.replace("?", "")] ? values : typeof values === "number" ? values : "");
     const now = state.verb === planner.verb && state[flag] !== undefined ? state[flag] : fallback;
     const list = Array.isArray(values) ? values : typeof values === "string" && planner.start[values.replace("?", "")] ? (values.endsWith("?") ? [""] : []).concat(planner.start[values.replace("?", "")]) : null;
-    const input = list ? el("select", { name: flag }, list.map(v => el("option", { value: v, selected: v === now }, v === "" ? "searched" : v)))
-                       : el("input", { name: flag, value: now, placeholder: values === undefined ? "searched" : "", autocomplete: "off" });
+    const input = list ? el("select", { name: flag }, list.map(v => el("option", { value: v, selected: v === now }, v === "" ? unset() : v)))
+                       : el("input", { name: flag, value: now, placeholder: values === undefined ? unset() : "", autocomplete: "off" });
     return el("label", {}, "--" + flag, input);
   }));
   form.addEventListener("submit", event => { event.preventDefault(); run(); });
