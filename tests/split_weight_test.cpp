@@ -11,7 +11,7 @@ namespace {
 TEST(SplitWeight, ComesBackFromTheNearestValueAndWhatThatIsRoundedOffBy) {
   for (std::uint32_t upper = 0; upper <= 0xffff; ++upper)
     for (const std::uint32_t lower : {0x0000u, 0x0001u, 0x7fffu, 0x8000u, 0x8001u, 0xffffu})
-      ASSERT_EQ(wrong_split(upper << 16 | lower), "") << std::hex << upper << " " << lower;
+      ASSERT_EQ(wrong_split(upper << 16 | lower), nullptr) << std::hex << upper << " " << lower;
 }
 
 // The weights that are nearest to a value are no other's: 65536 remainders each, none twice.
