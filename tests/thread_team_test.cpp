@@ -4,6 +4,8 @@
 
 #include <atomic>
 #include <set>
+#include <stdexcept>
+#include <string>
 #include <thread>
 #include <vector>
 
@@ -24,6 +26,31 @@ TEST(ThreadTeam, EveryTaskIsDoneOnceByAThreadOfTheTeam) {
       EXPECT_TRUE(known);
       for (const auto& times : done) EXPECT_EQ(times, 1);
     }
+  }
+}
+
+// The same error on any number of threads: that of the first task, and none behind it is begun once it is
+// known.
+TEST(ThreadTeam, TheFirstErrorOfTasksIsThrown) {
+  for (int threads : {1, 2, 5}) {
+    const ThreadTeam team(threads);
+    std::vector<std::atomic<int>> done(1000);
+    const auto message = [&] {
+      try {
+        team.each_task_that_may_throw(1000, [&](std::int64_t i, int) {
+          if (i == 100 || i == 103 || i > 900) throw std::runtime_error(std::to_string(i));
+          ++done[static_cast<std::size_t>(i)];
+        });
+      } catch (const std::runtime_error& error) {
+        return std::string(error.what());
+      }
+      return std::string();
+    }();
+    EXPECT_EQ(message, "100");
+    for (std::size_t i = 0; i < 100; ++i) EXPECT_EQ(done[i], 1);
+    std::atomic<int> times{0};
+    team.each_task_that_may_throw(50, [&](std::int64_t, int) { ++times; });
+    EXPECT_EQ(times, 50);
   }
 }
 

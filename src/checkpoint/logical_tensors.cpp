@@ -61,8 +61,8 @@ void store_local(const Rank& rank, const Tensor& local, const Parameter& paramet
   if (which == ParameterTensor::value && local.dtype() != here.dtype()) {
     const HostBytes weights(local, true);
     check(local.dtype() == DType::f32 && here.dtype() == DType::bf16, "weights are rounded from f32 to bf16");
-    return store_weights(
-        {reinterpret_cast<const float*>(weights.data()), static_cast<std::size_t>(local.numel())},
+    return store_values(
+        std::span(reinterpret_cast<const float*>(weights.data()), static_cast<std::size_t>(local.numel())),
         {0, local.numel()}, parameter);
   }
   const Range part = is_cut(parameter, which) ? parameter.own : Range{0, local.numel()};

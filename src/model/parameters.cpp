@@ -8,38 +8,34 @@
 #include "base/philox.h"
 #include "spec/reduction_buckets.h"
 #include "tensor/host.h"
+#include "tensor/normals.h"
 #include "tensor/split_weights.h"
+#include "tensor/thread_team.h"
 
 namespace echelon {
 namespace {
 
-// Elements [part.begin, part.end) of what rank `index` of `tp` holds.
+// Elements [part.begin, part.begin + out.size()) of what rank `index` of `tp` holds.
 template <class T>
-void fill_initial(const ParamSpec& spec, int tp, int index, std::uint64_t seed, Range part, T* out) {
-  if (spec.init == Init::zeros || spec.init == Init::ones) {
-    std::fill(out, out + part.size(), spec.init == Init::ones ? T(1) : T(0));
-    return;
-  }
+void fill_initial(const ParamSpec& spec, int tp, int index, std::uint64_t seed, Range part,
+                  std::span<T> out) {
+  if (spec.init == Init::zeros || spec.init == Init::ones)
+    return std::fill(out.begin(), out.end(), spec.init == Init::ones ? T(1) : T(0));
   const Philox random(seed, Stream::initial_value, name_hash(spec.name.c_str()));
   const double bound = std::sqrt(3.0) * spec.init_std;
-  constexpr std::int64_t chunk = 4096;
-  double normals[chunk];
-  for_each_run(spec, tp, index, [&](std::int64_t logical, std::int64_t local, std::int64_t count) {
-    const std::int64_t end = std::min(local + count, part.end);
-    for (std::int64_t at = std::max(local, part.begin); at < end; at += chunk) {
-      const std::int64_t n = std::min(chunk, end - at);
-      if (spec.init == Init::uniform) {
-        for (std::int64_t i = 0; i < n; ++i)
-          out[at - part.begin + i] = static_cast<T>(
-              bound * (2 * random.uniform(static_cast<std::uint64_t>(logical + at - local + i)) - 1));
-        continue;
-      }
-      random.fill_normal(static_cast<std::uint64_t>(logical + at - local), static_cast<std::uint64_t>(n),
-                         normals);
-      for (std::int64_t i = 0; i < n; ++i)
-        out[at - part.begin + i] = static_cast<T>(spec.init_std * normals[i]);
+  for (const LogicalRun& run : logical_runs(spec, tp, index, part)) {
+    const std::span<T> here = out.first(static_cast<std::size_t>(run.count));
+    auto logical = static_cast<std::uint64_t>(run.begin);
+    if (spec.init == Init::uniform) {
+      for (T& x : here) x = static_cast<T>(bound * (2 * random.uniform(logical++) - 1));
+    } else if constexpr (std::is_same_v<T, float>) {
+      fill_normals(random, spec.init_std, logical, here);
+    } else {
+      random.fill_normal(logical, here.size(), here.data());
+      for (T& x : here) x *= spec.init_std;
     }
-  });
+    out = out.subspan(here.size());
+  }
 }
 
 }  // namespace
@@ -55,17 +51,57 @@ Tensor own_weights(const Rank& rank, const Parameter& p) {
   return weights;
 }
 
-void store_weights(std::span<const float> weights, Range part, const Parameter& p) {
-  const auto elements = [&](Range range) {
-    return weights.subspan(static_cast<std::size_t>(range.begin - part.begin),
-                           static_cast<std::size_t>(range.size()));
-  };
-  if (p.value_stays)
-    split_values(elements({0, p.value.numel()}), p.value);
-  else if (p.own.size() > 0)
-    split_values(elements(p.own), p.own_value);
-  if (p.own_remainder.defined() && p.own.size() > 0) split_remainders(elements(p.own), p.own_remainder);
+namespace {
+
+// What of elements `part` of a local tensor, which are `values`, lies in `here`, and where it does there.
+template <class F>
+struct CommonPart {
+  CommonPart(std::span<const F> values, Range part, Range here) {
+    const std::int64_t first = std::max(part.begin, here.begin), end = std::min(part.end, here.end);
+    if (first >= end) return;
+    place = {first - here.begin, end - here.begin};
+    elements =
+        values.subspan(static_cast<std::size_t>(first - part.begin), static_cast<std::size_t>(end - first));
+  }
+  bool empty() const { return elements.empty(); }
+  Tensor of(const Tensor& flat) const { return flat.flat_range(place.begin, place.end); }
+
+  Range place;
+  std::span<const F> elements;
+};
+
+}  // namespace
+
+void add_pieces(const Parameter& p, std::vector<ParameterPiece>& pieces) {
+  constexpr std::int64_t smallest = 1 << 16, most = 256;
+  const Range held = p.value_stays ? Range{0, p.value.numel()} : p.own;
+  const std::int64_t count = std::clamp(held.size() / smallest, std::int64_t{1}, most);
+  for (std::int64_t i = 0; i < count && held.size() > 0; ++i) {
+    const Range part = split_range(held.size(), count, i);
+    pieces.push_back({&p, {held.begin + part.begin, held.begin + part.end}});
+  }
 }
+
+template <class F>
+void store_values(std::span<const F> values, Range part, const Parameter& p) {
+  const Range held = p.value_stays ? Range{0, p.value.numel()} : p.own;
+  const Tensor& here = p.value_stays ? p.value : p.own_value;
+  const CommonPart<F> common(values, part, held), own(values, part, p.own);
+  if (here.dtype() == dtype_of<F>) {
+    if (!common.empty()) copy_from_host(common.elements, common.of(here));
+    return;
+  }
+  if constexpr (std::is_same_v<F, float>) {
+    check(here.dtype() == DType::bf16, "weights are rounded from f32 to bf16");
+    if (!common.empty()) split_values(common.elements, common.of(here));
+    if (p.own_remainder.defined() && !own.empty()) split_remainders(own.elements, own.of(p.own_remainder));
+  } else {
+    throw InvariantError("weights are rounded from f32 alone");
+  }
+}
+template void store_values(std::span<const float>, Range, const Parameter&);
+template void store_values(std::span<const double>, Range, const Parameter&);
+template void store_values(std::span<const bf16>, Range, const Parameter&);
 
 ParameterStore::ParameterStore(const Rank& rank, const Plan& plan, const PipelineLayout& pipeline,
                                std::uint64_t seed, const Faults& faults, Moments moments,
@@ -248,25 +284,28 @@ void ParameterStore::place(Parameter& p, std::size_t index, const Faults& faults
 }
 
 void ParameterStore::draw_initial_values(std::uint64_t seed, FirstValues first_values) {
+  if (rank_->arena().device() == Device::none) return;
+  std::vector<ParameterPiece> pieces;
+  for (const Parameter& p : parameters_)
+    if (first_values == FirstValues::drawn || p.spec.adapter) add_pieces(p, pieces);
   const int tp = rank_->size(Axis::tp), index = rank_->coordinate(Axis::tp);
-  for (const Parameter& p : parameters_) {
-    const Tensor& held = p.value_stays ? p.value : p.own_value;
-    const Range part = p.value_stays ? Range{0, p.value.numel()} : p.own;
-    if (held.device() == Device::none) continue;
-    if (first_values == FirstValues::read && !p.spec.adapter) continue;
+  rank_->kernels().team().each_task_that_may_throw(std::ssize(pieces), [&](std::int64_t i, int) {
+    const auto& [p, part] = pieces[static_cast<std::size_t>(i)];
+    const DType dtype = p->value.dtype();
     const auto fill = [&]<class F>(F) {
       std::vector<F> values(static_cast<std::size_t>(part.size()));
-      fill_initial(p.spec, tp, index, seed, part, values.data());
-      if (held.dtype() == dtype_of<F>) return copy_from_host(values, held);
-      if constexpr (std::is_same_v<F, float>)
-        if (rank_->precision().has_master()) return store_weights(values, part, p);
-      copy_numbers_from_host(std::vector<double>(values.begin(), values.end()), held);
+      fill_initial(p->spec, tp, index, seed, part, std::span(values));
+      if (dtype == dtype_of<F> || rank_->precision().has_master())
+        return store_values(std::span<const F>(values), part, *p);
+      std::vector<bf16> rounded(values.size());
+      std::transform(values.begin(), values.end(), rounded.begin(), [](F x) { return bf16(x); });
+      store_values(std::span<const bf16>(rounded), part, *p);
     };
-    if (held.dtype() == DType::f64)
+    if (dtype == DType::f64)
       fill(double());
     else
       fill(float());
-  }
+  });
 }
 
 const ParameterStore::Unit& ParameterStore::unit_of(const Parameter& p) const {

@@ -43,8 +43,18 @@ struct Parameter {
 // What the optimizer updates of a parameter, flat: own_value, or f32 (category other) made of it and of what
 // it is rounded off by.
 Tensor own_weights(const Rank& rank, const Parameter& parameter);
-// What a rank holds of a parameter in bf16 becomes elements `part` of its local tensor, which are in f32.
-void store_weights(std::span<const float> weights, Range part, const Parameter& parameter);
+// What a rank holds of elements `part` of a parameter's local tensor becomes these. F is what its optimizer
+// updates: f32 where it holds bf16 and what that is rounded off by, else what it holds.
+template <class F>
+void store_values(std::span<const F> values, Range part, const Parameter& parameter);
+
+// Elements of a local tensor.
+struct ParameterPiece {
+  const Parameter* parameter;
+  Range part;
+};
+// What a rank holds of it, in pieces that threads fill each by itself.
+void add_pieces(const Parameter& parameter, std::vector<ParameterPiece>& pieces);
 
 // Whether a rank's optimizer is its own. Elsewhere, on parameter servers: it has no moments.
 enum class Moments { here, elsewhere };

@@ -15,6 +15,7 @@ class KernelBackend {
   KernelBackend(const KernelBackend&) = delete;
   KernelBackend& operator=(const KernelBackend&) = delete;
 
+  virtual const ThreadTeam& team() const;  // the calling thread alone
   virtual void matmul(const Tensor& a, Transpose ta, const Tensor& b, Transpose tb, Out c,
                       bool accumulate) = 0;
   virtual void grouped_matmul(std::span<const MatrixProduct> products) = 0;

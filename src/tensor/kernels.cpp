@@ -12,6 +12,7 @@
 #include "tensor/device_stream.h"
 #include "tensor/kernel_backend.h"
 #include "tensor/prepare_kernels.h"
+#include "tensor/thread_team.h"
 
 namespace echelon {
 namespace {
@@ -110,6 +111,16 @@ static bool sums_once(const SumBlocks& blocks, std::int64_t k) {
   for (const auto& block : blocks)
     for (const Range& range : block) sum += range.size();
   return blocks.empty() || sum == k;
+}
+
+const ThreadTeam& KernelBackend::team() const {
+  static const ThreadTeam alone(1);
+  return alone;
+}
+
+const ThreadTeam& Kernels::team() const {
+  check(backend_ != nullptr, "no threads compute where nothing is computed");
+  return backend_->team();
 }
 
 void Kernels::matmul(const Tensor& a, Transpose ta, const Tensor& b, Transpose tb, Out c, bool accumulate,

@@ -79,6 +79,8 @@ struct AdamWStep {
   const StochasticRounding* rounding = nullptr;  // of p that is bf16 alone; needed there, and nowhere else
 };
 
+class ThreadTeam;
+
 // What each expert may keep of the choices of a scope, a run of rows of a microbatch.
 struct ExpertCapacity {
   std::int64_t scopes = 1, experts = 0, each = 0;
@@ -153,6 +155,10 @@ class Kernels {
   // `scratch`: memory that a backend would have taken.
   explicit Kernels(std::shared_ptr<KernelBackend> backend, Tensor scratch = {})
       : backend_(std::move(backend)), scratch_(std::move(scratch)) {}
+
+  // The host's threads that compute for the rank, for what else there is to share out: alone the calling one
+  // where they are not the host's. Not without a backend.
+  const ThreadTeam& team() const;
 
   // c = op(a) op(b), or c += when accumulate. op(a) is (M, K), op(b) is (K, N), c is (M, N). Row strides
   // allowed. Of a, b and c any may be bf16 and the others f32: gradients of weights, and logits, are f32.

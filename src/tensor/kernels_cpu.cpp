@@ -101,6 +101,8 @@ class CpuKernels final : public HostBackend {
     prepare_products();
   }
 
+  const ThreadTeam& team() const override { return team_; }
+
   void matmul(const Tensor& ta, Transpose turn_a, const Tensor& tb, Transpose turn_b, Out tc,
               bool accumulate) override {
     const MatrixProduct product{ta, turn_a, tb, turn_b, tc, accumulate};

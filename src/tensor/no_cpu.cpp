@@ -1,6 +1,7 @@
 // Chosen by CMake where the CPU kernels are not built (ECHELON_CPU_KERNELS=OFF).
 #include "base/error.h"
 #include "tensor/kernels.h"
+#include "tensor/normals.h"
 
 namespace echelon {
 
@@ -14,5 +15,9 @@ std::unique_ptr<Kernels> make_cpu_kernels(Arena&, DType, int, Numerics) {
 const char* cpu_products(DType) { return nullptr; }
 
 std::int64_t cpu_kernels_scratch_bytes(DType, int, Numerics) { return 0; }
+
+void fill_normals(const Philox& random, double deviation, std::uint64_t first, std::span<float> out) {
+  for (float& x : out) x = static_cast<float>(deviation * random.normal(first++));
+}
 
 }  // namespace echelon

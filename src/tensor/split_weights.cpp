@@ -21,18 +21,29 @@ void join_weights(const Tensor& values, const Tensor& remainders, std::span<floa
   for (std::size_t i = 0; i < count; ++i) weights[i] = SplitWeight(value[i], remainder[i]).joined();
 }
 
+namespace {
+
+// Straight to the host's memory; else by way of a copy.
+template <class T, class Take>
+void take_of_each(std::span<const float> weights, const Tensor& to, const Take& take) {
+  const auto each = [&](T* out) {
+    std::transform(weights.begin(), weights.end(), out, [&](float x) { return take(SplitWeight(x)); });
+  };
+  check(static_cast<std::int64_t>(weights.size()) == to.numel(), "there is a place for each weight");
+  if (to.device() == Device::cpu && to.contiguous()) return each(to.host<T>());
+  std::vector<T> taken(weights.size());
+  each(taken.data());
+  copy_from_host(taken, to);
+}
+
+}  // namespace
+
 void split_values(std::span<const float> weights, Out values) {
-  std::vector<bf16> rounded(weights.size());
-  std::transform(weights.begin(), weights.end(), rounded.begin(),
-                 [](float weight) { return SplitWeight(weight).value; });
-  copy_from_host(rounded, values);
+  take_of_each<bf16>(weights, values, [](const SplitWeight& split) { return split.value; });
 }
 
 void split_remainders(std::span<const float> weights, Out remainders) {
-  std::vector<std::int16_t> left(weights.size());
-  std::transform(weights.begin(), weights.end(), left.begin(),
-                 [](float weight) { return SplitWeight(weight).remainder; });
-  copy_from_host(left, remainders);
+  take_of_each<std::int16_t>(weights, remainders, [](const SplitWeight& split) { return split.remainder; });
 }
 
 }  // namespace echelon

@@ -6,8 +6,10 @@
 #include <algorithm>
 #include <atomic>
 #include <cstdint>
+#include <exception>
 #include <functional>
 #include <memory>
+#include <mutex>
 
 #include "base/split.h"
 #include "tensor/reference_view.h"
@@ -36,6 +38,27 @@ class ThreadTeam {
     together([&](int thread) {
       for (std::int64_t i = next++; i < count; i = next++) body(i, thread);
     });
+  }
+
+  // The same where a body may throw. What the first one of them threw, in the order of i, is thrown when
+  // those that were under way are done; none is begun behind it.
+  template <class Body>
+  void each_task_that_may_throw(std::int64_t count, const Body& body) const {
+    std::atomic<std::int64_t> failed{count};
+    std::exception_ptr thrown;
+    std::mutex mutex;
+    each_task(count, [&](std::int64_t i, int thread) {
+      if (i > failed) return;
+      try {
+        body(i, thread);
+      } catch (...) {
+        const std::lock_guard lock(mutex);
+        if (i > failed) return;
+        failed = i;
+        thrown = std::current_exception();
+      }
+    });
+    if (thrown) std::rethrow_exception(thrown);
   }
 
   // body(i) for each i in [0, rows), each of about `cols` elements; neighbours by one thread.
