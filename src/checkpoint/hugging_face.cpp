@@ -23,11 +23,12 @@
 #include "checkpoint/finite.h"
 #include "checkpoint/logical_tensors.h"
 #include "checkpoint/router_biases.h"
+#include "checkpoint/stored_model.h"
 #include "comm/threads.h"
 #include "spec/model_types.h"
 #include "tensor/host.h"
 #include "tensor/prepare_kernels.h"
-#include "tensor/reference_view.h"
+#include "tensor/thread_team.h"
 
 namespace echelon {
 namespace {
@@ -35,9 +36,6 @@ namespace {
 namespace fs = std::filesystem;
 using nlohmann::json;
 using nlohmann::ordered_json;
-
-constexpr const char* single_file = "model.safetensors";
-constexpr const char* index_file = "model.safetensors.index.json";
 
 // A tensor of the files: parameters one behind the other along their first dimension, mostly one; or in turn
 // so many rows of each. Or of all experts of a layer (gpt-oss): a row for each, which has so many parameters
@@ -179,18 +177,6 @@ std::vector<std::int64_t> rows_in_files(const ModelSpec& model, const ParamSpec&
 // A vector has one column.
 std::pair<std::int64_t, std::int64_t> rows_and_columns(const ParamSpec& spec) {
   return {spec.shape.front(), spec.shape.size() == 1 ? 1 : spec.shape.back()};
-}
-
-// What FileTensor's row of an expert has of one of its parameters.
-std::vector<double> part_of_expert(const ParamSpec& spec, const StoredPlace& place,
-                                   const std::vector<double>& row) {
-  const auto [rows, cols] = rows_and_columns(spec);
-  std::vector<double> values;
-  values.reserve(static_cast<std::size_t>(rows * cols));
-  for (std::int64_t r = 0; r < rows; ++r)
-    for (std::int64_t c = 0; c < cols; ++c)
-      values.push_back(row[static_cast<std::size_t>((c * rows + r) * place.expert_parts + place.part)]);
-  return values;
 }
 
 // As the files have them.
@@ -382,113 +368,6 @@ void write_shard(CheckpointReader& reader, const Shard& shard, const Adapters& a
 
 // ---- import
 
-double half(std::uint16_t bits) {
-  const int exponent = bits >> 10 & 0x1f, mantissa = bits & 0x3ff;
-  const double sign = bits >> 15 != 0 ? -1 : 1;
-  if (exponent == 31) return mantissa == 0 ? sign * HUGE_VAL : std::nan("");
-  return sign * (exponent == 0 ? std::ldexp(mantissa, -24) : std::ldexp(mantissa + 1024, exponent - 25));
-}
-
-// Element i of a stored tensor; exact in double precision.
-double element(const StoredTensor& tensor, const std::byte* data, std::int64_t i) {
-  const auto load = [&]<class T>(T value) {
-    std::memcpy(&value, data + i * static_cast<std::int64_t>(sizeof value), sizeof value);
-    return value;
-  };
-  switch (tensor.type) {
-    case StoredType::f64:
-      return load(double{});
-    case StoredType::f32:
-      return static_cast<double>(load(float{}));
-    case StoredType::bf16:
-      return static_cast<double>(float{load(bf16{})});
-    default:
-      return half(load(std::uint16_t{}));
-  }
-}
-
-}  // namespace
-
-// The tensors of all files of a model, under their own names.
-class StoredModel {
- public:
-  explicit StoredModel(const std::string& directory) : directory_(directory) {
-    std::set<std::string> names;
-    std::error_code none;
-    if (fs::exists(fs::path(directory) / index_file, none)) {
-      const std::string path = (fs::path(directory) / index_file).string();
-      const json index = parse_json(read_text(path), path);
-      if (!index.is_object() || !index.contains("weight_map") || !index["weight_map"].is_object())
-        refuse("{}/{}: has no \"weight_map\"", directory, index_file);
-      for (const auto& [tensor, file] : index["weight_map"].items()) {
-        if (!file.is_string() || file.get<std::string>().find('/') != std::string::npos)
-          refuse("{}/{}: {} is in {}, which is no name of a file", directory, index_file, tensor,
-                 file.dump());
-        names.insert(file.get<std::string>());
-      }
-    } else {
-      names.insert(single_file);
-    }
-    for (const std::string& name : names) {
-      files_.push_back(std::make_unique<SafetensorsFile>((fs::path(directory) / name).string()));
-      for (const StoredTensor& tensor : files_.back()->tensors())
-        if (!places_.emplace(tensor.name, files_.back().get()).second)
-          refuse("{}: {} is in two files", directory, tensor.name);
-    }
-  }
-
-  const std::string* find(const std::string& name) const {
-    const auto found = places_.find(name);
-    return found == places_.end() ? nullptr : &found->first;
-  }
-  std::set<std::string> names() const {
-    std::set<std::string> all;
-    for (const auto& [name, file] : places_) all.insert(name);
-    return all;
-  }
-  // Rows [first_row, first_row + rows) of a tensor of that shape.
-  std::vector<double> read(const std::string& name, const std::vector<std::int64_t>& shape,
-                           std::int64_t first_row, std::int64_t rows) const {
-    const SafetensorsFile& file = *places_.at(name);
-    const StoredTensor& tensor = file.at(name);
-    if (tensor.shape != shape)
-      refuse("{}: {} has shape ({}) where the model has ({})", file.path(), name,
-             fmt::join(tensor.shape, ", "), fmt::join(shape, ", "));
-    if (tensor.type != StoredType::f64 && tensor.type != StoredType::f32 && tensor.type != StoredType::f16 &&
-        tensor.type != StoredType::bf16)
-      refuse("{}: {} is {}; legal: F64, F32, F16, BF16", file.path(), name, stored_type_name(tensor.type));
-    const std::int64_t row = shape.front() == 0 ? 0 : tensor.numel() / shape.front(), all = rows * row;
-    std::vector<double> values(static_cast<std::size_t>(all));
-    std::vector<std::byte> piece(1 << 20);
-    const std::int64_t width = stored_type_bytes(tensor.type);
-    for (std::int64_t begin = 0; begin < all;) {
-      const std::int64_t here = std::min(all - begin, std::ssize(piece) / width);
-      file.read(tensor, (first_row * row + begin) * width,
-                std::span(piece).first(static_cast<std::size_t>(here * width)));
-      for (std::int64_t i = 0; i < here; ++i)
-        values[static_cast<std::size_t>(begin + i)] = element(tensor, piece.data(), i);
-      begin += here;
-    }
-    return values;
-  }
-  std::vector<double> read(const std::string& name, const std::vector<std::int64_t>& shape) const {
-    return read(name, shape, 0, shape.front());
-  }
-  const std::string& directory() const { return directory_; }
-  bool has(StoredType type) const {
-    return std::any_of(files_.begin(), files_.end(), [&](const auto& file) {
-      return std::ranges::any_of(file->tensors(), [&](const StoredTensor& t) { return t.type == type; });
-    });
-  }
-
- private:
-  std::string directory_;
-  std::vector<std::unique_ptr<SafetensorsFile>> files_;
-  std::map<std::string, const SafetensorsFile*> places_;
-};
-
-namespace {
-
 // Masks and frequencies that older versions of transformers saved beside the parameters.
 bool is_constant(const std::string& name) {
   return name.ends_with(".attn.bias") || name.ends_with(".attn.masked_bias") ||
@@ -546,7 +425,7 @@ std::map<std::string, StoredPlace> stored_places(const StoredModel& stored, cons
   const std::string output = (sees ? text_model : "") + "lm_head.weight";
   const std::vector<std::int64_t> table = embedding_parameters(model).front().shape;
   const auto check_same = [&](const std::string& copy, const std::string& original, const char* why) {
-    if (left.erase(copy) > 0 && stored.read(copy, table) != stored.read(places[original].name, table))
+    if (left.erase(copy) > 0 && !stored.equal(copy, places[original].name, table))
       refuse("{}: {}, and yet {} is not {}", stored.directory(), why, copy, original);
   };
   if (model.tied_embedding)
@@ -754,36 +633,109 @@ HuggingFaceWeights::HuggingFaceWeights(const std::string& directory) {
 HuggingFaceWeights::~HuggingFaceWeights() = default;
 HuggingFaceWeights::HuggingFaceWeights(HuggingFaceWeights&&) noexcept = default;
 
+namespace {
+
+// A run of elements of a local tensor that lie side by side in the logical one.
+struct LocalRun {
+  std::int64_t logical = 0, local = 0, count = 0;
+};
+
+// A parameter that a rank fills, and the elements of it that a piece asks for.
+class FilledParameter {
+ public:
+  FilledParameter(const Rank& rank, const Parameter& parameter, StoredParameter stored)
+      : stored_(std::move(stored)) {
+    for_each_run(parameter.spec, rank.size(Axis::tp), rank.coordinate(Axis::tp),
+                 [&](std::int64_t logical, std::int64_t local, std::int64_t count) {
+                   if (count > 0) runs_.push_back({logical, local, count});
+                 });
+  }
+
+  template <class F>
+  std::vector<F> whole() const {
+    std::vector<F> logical(static_cast<std::size_t>(stored_.numel()));
+    stored_.read(0, std::span(logical));
+    return logical;
+  }
+  template <class F>
+  std::vector<F> read(Range part) const {
+    if (!stored_.is_scattered())
+      return gather<F>(part, [&](std::int64_t from, std::span<F> to) { stored_.read(from, to); });
+    const std::vector<F> all = whole<F>();
+    return gather<F>(part, [&](std::int64_t from, std::span<F> to) {
+      std::copy_n(all.begin() + from, to.size(), to.begin());
+    });
+  }
+
+ private:
+  template <class F, class Read>
+  std::vector<F> gather(Range part, const Read& read) const {
+    std::vector<F> values(static_cast<std::size_t>(part.size()));
+    auto run = std::upper_bound(runs_.begin(), runs_.end(), part.begin,
+                                [](std::int64_t at, const LocalRun& r) { return at < r.local; });
+    for (std::int64_t at = part.begin; at < part.end; ++run) {
+      const LocalRun& r = *std::prev(run);
+      const std::int64_t count = std::min(r.local + r.count, part.end) - at;
+      read(r.logical + at - r.local, std::span(values).subspan(static_cast<std::size_t>(at - part.begin),
+                                                               static_cast<std::size_t>(count)));
+      at += count;
+    }
+    return values;
+  }
+
+  StoredParameter stored_;
+  std::vector<LocalRun> runs_;
+};
+
+// Calls body(F()) for what the optimizer updates.
+template <class Body>
+void with_master_type(const PrecisionRecipe& precision, const Body& body) {
+  if (precision.master == DType::f64) return body(double());
+  if (precision.master == DType::f32) return body(float());
+  return body(bf16());
+}
+
+}  // namespace
+
 void HuggingFaceWeights::load(const Rank& rank, const ParameterStore& parameters) const {
+  std::vector<FilledParameter> filled;
+  struct FilledPiece {
+    ParameterPiece of;
+    std::size_t filled;
+  };
+  std::vector<FilledPiece> pieces;
   for (const Parameter& p : parameters.all()) {
     if (p.spec.adapter) continue;  // starts as it does
     const StoredPlace& place = places_.at(p.spec.name);
-    const std::int64_t rows = p.spec.shape.front(), run = place.run > 0 ? place.run : rows;
-    std::vector<double> values;
-    if (place.expert_parts > 0)
-      values = part_of_expert(p.spec, place, stored_->read(place.name, place.shape, place.first_row, 1));
-    for (std::int64_t row = 0; row < rows && place.expert_parts == 0; row += run) {
-      const auto here = stored_->read(place.name, place.shape, place.first_row + row / run * place.step, run);
-      values.insert(values.end(), here.begin(), here.end());
-    }
-    order_rows(inverse(rows_in_files(model_, p.spec)), values);
-    if (const double less = less_in_files(model_, p.spec); less != 0)
-      for (double& x : values) x += less;
-    const Tensor logical(rank.arena(), MemoryCategory::other, rank.precision().master, p.spec.shape);
-    // Of the weights: a large number of F64 is infinite in f32.
-    copy_numbers_from_host(values, logical);
-    with_stored_type(logical, [&]<class F>(F) {
-      refuse_nonfinite<F>(stored_->directory(), place.name, std::span<const F>(copy_to_host<F>(logical)));
-    });
-    scatter_logical(rank, logical, p, ParameterTensor::value);
+    StoredParameter stored(stored_->numbers(place.name, place.shape), place, p.spec.shape,
+                           inverse(rows_in_files(model_, p.spec)), less_in_files(model_, p.spec));
+    std::vector<ParameterPiece> of_parameter;
+    add_pieces(p, of_parameter);
+    if (stored.is_scattered() && !of_parameter.empty())
+      of_parameter = {{&p, {of_parameter.front().part.begin, of_parameter.back().part.end}}};
+    for (const ParameterPiece& piece : of_parameter) pieces.push_back({piece, filled.size()});
+    filled.emplace_back(rank, p, std::move(stored));
   }
+  with_master_type(rank.precision(), [&]<class F>(F) {
+    rank.kernels().team().each_task_that_may_throw(std::ssize(pieces), [&](std::int64_t i, int) {
+      const FilledPiece& piece = pieces[static_cast<std::size_t>(i)];
+      const FilledParameter& from = filled[piece.filled];
+      const Parameter& p = *piece.of.parameter;
+      const std::vector<F> values = from.read<F>(piece.of.part);
+      // Of the weights: a large number of F64 is infinite in f32.
+      if (!std::all_of(values.begin(), values.end(), [](F x) { return std::isfinite(x); }))
+        refuse_nonfinite<F>(stored_->directory(), places_.at(p.spec.name).name,
+                            std::span<const F>(from.whole<F>()));
+      store_values(std::span<const F>(values), piece.of.part, p);
+    });
+  });
 }
 
 RouterBiases HuggingFaceWeights::router_biases() const {
   RouterBiases biases;
   for (const std::int64_t layer : biased_layers(model_)) {
     const StoredPlace& place = places_.at(router_bias_name(model_, layer));
-    biases[layer] = stored_->read(place.name, place.shape);
+    biases[layer] = stored_->numbers(place.name, place.shape).all();
     refuse_nonfinite<double>(stored_->directory(), place.name, {biases[layer].data(), biases[layer].size()});
   }
   return biases;

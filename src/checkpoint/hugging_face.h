@@ -8,6 +8,7 @@
 #include <optional>
 #include <string>
 
+#include "checkpoint/stored_model.h"
 #include "model/parameters.h"
 #include "spec/block.h"
 #include "spec/dtype.h"
@@ -15,19 +16,6 @@
 #include "spec/routing_balance.h"
 
 namespace echelon {
-
-class StoredModel;
-
-// Where a parameter is in the files.
-struct StoredPlace {
-  std::string name;
-  std::vector<std::int64_t> shape;  // of the whole tensor
-  std::int64_t first_row = 0;
-  // So many of its rows lie side by side, and the next ones `step` rows on; 0: all.
-  std::int64_t run = 0, step = 0;
-  // Or the one of so many parts of an expert, which is the row: see FileTensor. 0: none.
-  std::int64_t expert_parts = 0, part = 0;
-};
 
 // What transformers needs to know of the model: read back (model_from_hugging_face) it is the model, in every
 // field. RequestError for one that transformers has no class for, and naming the field that has no place.
