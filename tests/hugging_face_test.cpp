@@ -4,6 +4,8 @@
 
 #include <gtest/gtest.h>
 
+#include <array>
+#include <bit>
 #include <cstdlib>
 #include <filesystem>
 #include <functional>
@@ -13,6 +15,7 @@
 
 #include "base/atomic_file.h"
 #include "base/open_file.h"
+#include "base/philox.h"
 #include "case_choice.h"
 #include "checkpoint/checkpoint.h"
 #include "checkpoint/checkpoint_compare.h"
@@ -575,6 +578,54 @@ TEST(HuggingFaceConfig, NormsLessOneAreNotImportedInBf16) {
     expect_refusal([&] { import_hugging_face((fixtures / name).string(), directory / "ck", DType::bf16, 1); },
                    {"--dtype bf16", name, "norms less 1", "f32 or f64"});
   EXPECT_FALSE(fs::exists(directory / "ck"));
+}
+
+// Their sums with 1 are what a checkpoint holds, rounded to f32 as transformers rounds them. What is exported
+// is such a sum less 1, which is exact wherever a bit of it counts: so 1 more is the same sum again, to the
+// bit, though the number itself may be another one.
+TEST(HuggingFaceConfig, NormsLessOneAddUpToTheSameBitsWhenTheyAreExported) {
+  for (const char* name : {"gemma", "gemma2", "gemma3", "nemotron"}) {
+    const TemporaryDirectory directory;
+    const std::string copy = directory / "copy", out = directory / "out";
+    fs::copy(fixtures / name, copy);
+    const SafetensorsFile original((fixtures / name / "model.safetensors").string());
+    std::uint64_t drawn = 0;
+    {
+      SafetensorsWriter writer(copy + "/model.safetensors", original.tensors(), {{"format", "pt"}});
+      for (const StoredTensor& tensor : original.tensors()) {
+        std::vector<std::byte> bytes = original.bytes(tensor);
+        if (tensor.name.find("norm") != std::string::npos && tensor.name.ends_with("weight")) {
+          std::vector<float> weights;
+          for (std::int64_t i = 0; i < tensor.numel(); ++i, ++drawn) {
+            const double x = Philox(3, Stream::test, 0).normal(drawn);
+            constexpr std::array<double, 5> centers{0, 0, -1, -0.5, 3};
+            constexpr std::array<int, 7> exponents{0, -3, -12, -24, -60, 20, 30};
+            weights.push_back(static_cast<float>(centers[drawn % 5] + std::ldexp(x, exponents[drawn % 7])));
+          }
+          std::memcpy(bytes.data(), weights.data(), bytes.size());
+        }
+        writer.write(tensor.name, bytes.data(), bytes.size());
+      }
+      writer.finish();
+    }
+    export_hugging_face(import_hugging_face(copy, directory / "ck", DType::f32, 1).checkpoint, out,
+                        std::int64_t{1} << 30);
+    const SafetensorsFile given(copy + "/model.safetensors"), exported(out + "/model.safetensors");
+    std::size_t changed = 0;
+    for (const StoredTensor& tensor : given.tensors()) {
+      const auto was = values_of(given, tensor.name), is = values_of(exported, tensor.name);
+      ASSERT_EQ(was.size(), is.size());
+      const bool adds_one = tensor.name.find("norm") != std::string::npos && tensor.name.ends_with("weight");
+      for (std::size_t i = 0; i < was.size(); ++i) {
+        const auto seen = [&](double x) {
+          return std::bit_cast<std::uint32_t>(static_cast<float>(x) + (adds_one ? 1.0f : 0.0f));
+        };
+        EXPECT_EQ(seen(was[i]), seen(is[i])) << tensor.name << " " << was[i] << " " << is[i];
+        changed += was[i] != is[i];
+      }
+    }
+    EXPECT_GT(changed, 0u) << "no number was drawn that has more bits than its sum with 1";
+  }
 }
 
 // One field of the model at a time: its configuration is read back as that model, or refused by the field.
