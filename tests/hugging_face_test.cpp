@@ -256,9 +256,11 @@ TEST_P(HuggingFace, LogitsAreThoseOfTransformers) {
 TEST_P(HuggingFace, LossAndGradientsAreThoseOfTransformersOnAnyMesh) {
   const CheckpointInfo info = import(DType::f64);
   const SafetensorsFile want = expected();
-  for (auto [dp, tp, pp] : {std::tuple{1, 1, 1}, {2, 1, 1}, {1, 2, 1}, {1, 2, 2}}) {
+  for (auto [dp, tp, pp, cp] :
+       {std::tuple{1, 1, 1, 1}, {2, 1, 1, 1}, {1, 2, 1, 1}, {1, 2, 2, 1}, {1, 1, 1, 2}}) {
     if (!is_taken(4)) continue;
-    const Plan p = plan(info, dp, tp, pp);
+    Plan p = plan(info, dp, tp, pp);
+    p.mesh.set(Axis::cp, cp);
     on_mesh(p, [&, ranks = p.mesh.num_ranks()](const Rank& rank) {
       Trainer trainer(rank, p, {}, 9);
       load_weights(rank, trainer, info);
@@ -300,11 +302,16 @@ TEST_P(HuggingFace, FourStepsOfAdamWAreThoseOfTransformersOnAnyMesh) {
   options.weight_decay = 0.1;
   options.eps = 1e-6;
   options.clip = 1;
-  for (auto [dp, tp, pp, ep] :
-       {std::tuple{1, 1, 1, 1}, {2, 1, 1, 1}, {1, 2, 1, 1}, {1, 2, 2, 1}, {2, 1, 1, 2}}) {
+  for (auto [dp, tp, pp, ep, cp] : {std::tuple{1, 1, 1, 1, 1},
+                                    {2, 1, 1, 1, 1},
+                                    {1, 2, 1, 1, 1},
+                                    {1, 2, 2, 1, 1},
+                                    {2, 1, 1, 2, 1},
+                                    {1, 1, 1, 1, 2}}) {
     if ((ep > 1 && info.model.experts == Experts::none) || !is_taken(4)) continue;
     Plan p = plan(info, dp, tp, pp);
     p.mesh.ep = ep;
+    p.mesh.set(Axis::cp, cp);
     SCOPED_TRACE(p.mesh.num_ranks());
     on_mesh(p, [&](const Rank& rank) {
       Trainer trainer(rank, p, options, 9);
