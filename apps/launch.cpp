@@ -88,8 +88,8 @@ class Launch {
              command_.front());
     if (command_.empty() || command_.front() != "train")
       refuse(
-          "launch: the command to run is missing; as in: echelon launch --max-restarts 3 -- train --checkpoint DIR "
-          "...");
+          "launch: the command to run is missing; as in: echelon launch --max-restarts 3 -- train "
+          "--checkpoint DIR ...");
     if (flags_.ranks < 0) refuse("--ranks {}: must be at least 0", flags_.ranks);
     if (!hosts_.empty() && is_given(app, "--ranks") && flags_.ranks != num_slots())
       refuse("--ranks {}: --hosts {} takes {}; leave --ranks out, or give {}", flags_.ranks, flags_.hosts,

@@ -249,8 +249,8 @@ std::string plan_page(const SearchResult& result, const SearchRequest& request, 
     page.tracks = tracks_of_plans(result, request);
     page.members.emplace_back("mesh", json_text(mesh_json(result.plans.front().plan.mesh)));
   }
-  page.members.emplace_back(
-      "explanation", json_text(ordered_json(plans_table(result, work).text() + explain_winner(result, work))));
+  page.members.emplace_back("explanation", json_text(ordered_json(plans_table(result, work).text() +
+                                                                  explain_winner(result, work))));
   return page_html(page);
 }
 

@@ -288,7 +288,8 @@ void bind_plan(nb::module_& m) {
       .def(
           "to_dict", [](const Answer& a) { return from_json(a.json()); }, "As `echelon plan --json`.")
       .def("__len__", [](const Answer& a) { return a.found->result.plans.size(); })
-      .def("__str__", [](const Answer& a) { return plans_table(a.found->result, a.found->request.work).text(); })
+      .def("__str__",
+           [](const Answer& a) { return plans_table(a.found->result, a.found->request.work).text(); })
       .def("__repr__", [](const Answer& a) {
         return a.found->result.plans.empty()
                    ? fmt::format("<PlanAnswer: {}>", explain_nothing(a.found->result, a.found->gpus))

@@ -59,8 +59,8 @@ struct TrainRequest {
   bool trace = false;              // every rank records what it does: TrainSummary::rank_timelines
   std::int64_t sample_tokens = 0;  // of text generated at the end; 0: none
   GenerateOptions generate;
-  // Asked in each step, on every rank, before its update: true on any of them ends the run after the step, with a
-  // checkpoint.
+  // Asked in each step, on every rank, before its update: true on any of them ends the run after the step,
+  // with a checkpoint.
   std::function<bool()> stop_requested{};
   // Rank 0 alone is asked, once it has shown the step, and all wait for what it says: the run ends after that
   // very step, and not after one that others have begun.
