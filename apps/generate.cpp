@@ -89,9 +89,9 @@ std::vector<std::string> read_prompts(const std::string& path) {
 
 std::tm time_here() {
   const std::time_t now = std::time(nullptr);
-  std::tm here{};
-  ::localtime_r(&now, &here);
-  return here;
+  std::tm local{};
+  ::localtime_r(&now, &local);
+  return local;
 }
 
 // All ranks are threads of this process: each makes the same text of the same tokens, and one writes it.

@@ -78,7 +78,7 @@ function(add_program)
   target_compile_definitions(echelon PRIVATE ECHELON_VERSION="${PROJECT_VERSION}")
   target_link_libraries(echelon PRIVATE echelon_requests ${http_LINK_LIBRARIES} echelon_flags)
   foreach(target echelon_requests echelon)
-    set_target_properties(${target} PROPERTIES UNITY_BUILD ${ECHELON_UNITY} UNITY_BUILD_BATCH_SIZE 24)
+    set_target_properties(${target} PROPERTIES UNITY_BUILD ${ECHELON_UNITY} UNITY_BUILD_BATCH_SIZE 40)
     # Parsing flags is not worth the minutes that CLI11's templates take to optimise.
     target_compile_options(${target} PRIVATE ${cold_options})
   endforeach()

@@ -9,7 +9,7 @@
 namespace echelon {
 namespace {
 
-constexpr double never = std::numeric_limits<double>::infinity();
+constexpr double no_time = std::numeric_limits<double>::infinity();
 
 class CoreSharing {
  public:
@@ -27,7 +27,7 @@ class CoreSharing {
       double wait = next_arrival_ - now_;
       for (const RankState& rank : ranks_)
         if (rank.computes) wait = std::min(wait, rank.left / speed);
-      if (wait == never) break;
+      if (wait == no_time) break;
       pass(wait, speed);
     }
     for (std::size_t r = 0; r < ranks_.size(); ++r)
@@ -44,7 +44,7 @@ class CoreSharing {
 
   // Every rank that has what its next instruction reads begins with it; those that take no time end.
   void start_what_can() {
-    next_arrival_ = never;
+    next_arrival_ = no_time;
     for (bool any = true; any;) {
       any = false;
       for (std::size_t r = 0; r < ranks_.size(); ++r) {
@@ -53,7 +53,7 @@ class CoreSharing {
         const Instruction& i = schedule_.ranks[r][rank.next];
         const double there = available(r, i);
         if (there > now_) {
-          if (there < never) next_arrival_ = std::min(next_arrival_, there);
+          if (there < no_time) next_arrival_ = std::min(next_arrival_, there);
           continue;
         }
         rank.begin = now_;
@@ -72,7 +72,7 @@ class CoreSharing {
       if (!travels(v)) return;
       const auto found = made_.find(v);
       if (found == made_.end())
-        there = never;
+        there = no_time;
       else
         there = std::max(there, found->second.time + (found->second.rank == r ? 0 : costs_.message));
     });
@@ -109,7 +109,7 @@ class CoreSharing {
   CoreShare share_;
   std::vector<RankState> ranks_;
   std::map<Value, Made> made_;
-  double now_ = 0, next_arrival_ = never;
+  double now_ = 0, next_arrival_ = no_time;
   Timeline timeline_;
 };
 
