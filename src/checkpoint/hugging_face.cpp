@@ -635,21 +635,14 @@ HuggingFaceWeights::HuggingFaceWeights(HuggingFaceWeights&&) noexcept = default;
 
 namespace {
 
-// A run of elements of a local tensor that lie side by side in the logical one.
-struct LocalRun {
-  std::int64_t logical = 0, local = 0, count = 0;
-};
-
 // A parameter that a rank fills, and the elements of it that a piece asks for.
 class FilledParameter {
  public:
-  FilledParameter(const Rank& rank, const Parameter& parameter, StoredParameter stored)
-      : stored_(std::move(stored)) {
-    for_each_run(parameter.spec, rank.size(Axis::tp), rank.coordinate(Axis::tp),
-                 [&](std::int64_t logical, std::int64_t local, std::int64_t count) {
-                   if (count > 0) runs_.push_back({logical, local, count});
-                 });
-  }
+  FilledParameter(const Rank& rank, const ParamSpec& spec, StoredParameter stored)
+      : stored_(std::move(stored)),
+        spec_(&spec),
+        tp_(rank.size(Axis::tp)),
+        index_(rank.coordinate(Axis::tp)) {}
 
   template <class F>
   std::vector<F> whole() const {
@@ -659,32 +652,24 @@ class FilledParameter {
   }
   template <class F>
   std::vector<F> read(Range part) const {
-    if (!stored_.is_scattered())
-      return gather<F>(part, [&](std::int64_t from, std::span<F> to) { stored_.read(from, to); });
-    const std::vector<F> all = whole<F>();
-    return gather<F>(part, [&](std::int64_t from, std::span<F> to) {
-      std::copy_n(all.begin() + from, to.size(), to.begin());
-    });
-  }
-
- private:
-  template <class F, class Read>
-  std::vector<F> gather(Range part, const Read& read) const {
+    const std::vector<F> all = stored_.is_scattered() ? whole<F>() : std::vector<F>();
     std::vector<F> values(static_cast<std::size_t>(part.size()));
-    auto run = std::upper_bound(runs_.begin(), runs_.end(), part.begin,
-                                [](std::int64_t at, const LocalRun& r) { return at < r.local; });
-    for (std::int64_t at = part.begin; at < part.end; ++run) {
-      const LocalRun& r = *std::prev(run);
-      const std::int64_t count = std::min(r.local + r.count, part.end) - at;
-      read(r.logical + at - r.local, std::span(values).subspan(static_cast<std::size_t>(at - part.begin),
-                                                               static_cast<std::size_t>(count)));
-      at += count;
+    std::span<F> left(values);
+    for (const LogicalRun& run : logical_runs(*spec_, tp_, index_, part)) {
+      const std::span<F> here = left.first(static_cast<std::size_t>(run.count));
+      if (stored_.is_scattered())
+        std::copy_n(all.begin() + run.begin, run.count, here.begin());
+      else
+        stored_.read(run.begin, here);
+      left = left.subspan(here.size());
     }
     return values;
   }
 
+ private:
   StoredParameter stored_;
-  std::vector<LocalRun> runs_;
+  const ParamSpec* spec_;
+  int tp_, index_;
 };
 
 // Calls body(F()) for what the optimizer updates.
@@ -714,7 +699,7 @@ void HuggingFaceWeights::load(const Rank& rank, const ParameterStore& parameters
     if (stored.is_scattered() && !of_parameter.empty())
       of_parameter = {{&p, {of_parameter.front().part.begin, of_parameter.back().part.end}}};
     for (const ParameterPiece& piece : of_parameter) pieces.push_back({piece, filled.size()});
-    filled.emplace_back(rank, p, std::move(stored));
+    filled.emplace_back(rank, p.spec, std::move(stored));
   }
   with_master_type(rank.precision(), [&]<class F>(F) {
     rank.kernels().team().each_task_that_may_throw(std::ssize(pieces), [&](std::int64_t i, int) {
