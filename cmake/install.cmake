@@ -7,11 +7,8 @@ set(CMAKE_SKIP_INSTALL_ALL_DEPENDENCY ON)  # tests are not installed; the target
 set(data_dir ${CMAKE_INSTALL_DATAROOTDIR}/echelon)
 
 # One archive of all rooms.
-set(rooms base spec schedule draw plan tensor comm parallel model text data checkpoint train)
-if(NOT ECHELON_PLANNER_ONLY)
-  list(APPEND rooms verify)
-endif()
-list(TRANSFORM rooms REPLACE "(.+)" "$<TARGET_OBJECTS:echelon_\\1>" OUTPUT_VARIABLE objects)
+get_property(rooms GLOBAL PROPERTY echelon_rooms)
+list(TRANSFORM rooms REPLACE "(.+)" "$<TARGET_OBJECTS:\\1>" OUTPUT_VARIABLE objects)
 add_library(echelon_library STATIC EXCLUDE_FROM_ALL ${objects})
 set_target_properties(echelon_library PROPERTIES OUTPUT_NAME echelon EXPORT_NAME echelon LINKER_LANGUAGE CXX)
 target_compile_features(echelon_library INTERFACE cxx_std_20)

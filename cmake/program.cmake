@@ -27,45 +27,40 @@ set(process_requests
   launch_words
   progress_line
   survey_at_once)
-set(training_requests
-  commands
-  data_flags
-  device_flag
-  flags
-  generate
-  job
-  run_page
-  stop_signals
-  timeline_flags
-  train
-  verify)
-# The binary itself, where it plans alone; with everything it is all that is left in apps/.
-set(planner_program
-  calibrate
-  calibrate_from
+# What finds its way through all verbs, and documents.
+set(program
   describe
   describe_completions
   describe_man
-  device_flag
   echelon
-  planner_verbs
   topics)
-foreach(list planner_requests process_requests training_requests planner_program)
+set(training_program
+  verbs
+  view
+  view_server)
+# What a build that only plans has besides, in place of all other files.
+set(planner_program
+  calibrate
+  calibrate_from
+  device_flag
+  planner_verbs)
+foreach(list planner_requests process_requests program training_program planner_program)
   list(TRANSFORM ${list} PREPEND ${CMAKE_SOURCE_DIR}/apps/)
   list(TRANSFORM ${list} APPEND .cpp)
 endforeach()
 
 # After the rooms: the library and the binary.
 function(add_program)
-  set(requests ${planner_requests} ${process_requests})
-  set(uses echelon_draw echelon_train)
-  set(program ${planner_program})
-  if(NOT ECHELON_PLANNER_ONLY)
-    list(APPEND requests ${training_requests})
-    list(APPEND uses echelon_verify)
-    file(GLOB program CONFIGURE_DEPENDS ${CMAKE_SOURCE_DIR}/apps/*.cpp)
-    list(REMOVE_ITEM program ${requests} ${CMAKE_SOURCE_DIR}/apps/no_progress_line.cpp ${CMAKE_SOURCE_DIR}/apps/page_planner.cpp
+  if(ECHELON_PLANNER_ONLY)
+    set(requests ${planner_requests} ${process_requests})
+    set(uses echelon_draw echelon_train)
+    list(APPEND program ${planner_program})
+  else()
+    file(GLOB requests CONFIGURE_DEPENDS ${CMAKE_SOURCE_DIR}/apps/*.cpp)
+    list(APPEND program ${training_program})
+    list(REMOVE_ITEM requests ${program} ${CMAKE_SOURCE_DIR}/apps/no_progress_line.cpp ${CMAKE_SOURCE_DIR}/apps/page_planner.cpp
          ${CMAKE_SOURCE_DIR}/apps/planner_verbs.cpp)
+    set(uses echelon_draw echelon_verify)
     pkg_check_modules(http REQUIRED IMPORTED_TARGET cpp-httplib)
     # Its library's macros are for it alone.
     set_source_files_properties(${CMAKE_SOURCE_DIR}/apps/view_server.cpp PROPERTIES SKIP_UNITY_BUILD_INCLUSION ON
@@ -78,7 +73,7 @@ function(add_program)
   target_compile_definitions(echelon PRIVATE ECHELON_VERSION="${PROJECT_VERSION}")
   target_link_libraries(echelon PRIVATE echelon_requests ${http_LINK_LIBRARIES} echelon_flags)
   foreach(target echelon_requests echelon)
-    set_target_properties(${target} PROPERTIES UNITY_BUILD ${ECHELON_UNITY} UNITY_BUILD_BATCH_SIZE 40)
+    set_target_properties(${target} PROPERTIES UNITY_BUILD ${ECHELON_UNITY} UNITY_BUILD_BATCH_SIZE 0)
     # Parsing flags is not worth the minutes that CLI11's templates take to optimise.
     target_compile_options(${target} PRIVATE ${cold_options})
   endforeach()

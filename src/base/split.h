@@ -1,7 +1,10 @@
-// Even cuts of a range, the one rule by which everything that need not divide is divided.
+// Cuts of a range: even ones, the one rule by which everything that need not divide is divided, and of given
+// sizes.
 #pragma once
 
 #include <cstdint>
+#include <numeric>
+#include <span>
 
 namespace echelon {
 
@@ -18,6 +21,10 @@ inline Range split_range(std::int64_t length, std::int64_t parts, std::int64_t i
   const std::int64_t small = length / parts, larger = length % parts;
   const std::int64_t begin = index * small + (index < larger ? index : larger);
   return {begin, begin + small + (index < larger ? 1 : 0)};
+}
+
+inline std::int64_t sum_of(std::span<const std::int64_t> counts) {
+  return std::accumulate(counts.begin(), counts.end(), std::int64_t{0});
 }
 
 }  // namespace echelon

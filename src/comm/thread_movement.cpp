@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <array>
-#include <numeric>
 
 #include "base/split.h"
 #include "comm/reduce.h"
@@ -13,10 +12,6 @@ namespace {
 
 // Copies of more than this in all go past the caches (see copy_bytes); measured on a 32 MiB last-level cache.
 constexpr std::int64_t stream_bytes = 16 << 20;
-
-std::int64_t sum_of(const std::vector<std::int64_t>& counts) {
-  return std::accumulate(counts.begin(), counts.end(), std::int64_t{0});
-}
 
 }  // namespace
 

@@ -1,7 +1,6 @@
 #include "parallel/whole_rows.h"
 
 #include <algorithm>
-#include <numeric>
 
 #include "base/split.h"
 #include "tensor/host.h"
@@ -11,9 +10,6 @@ namespace {
 
 bool is_vector(const Tensor& x) { return x.shape().size() == 1; }
 std::int64_t width_of(const Tensor& x) { return is_vector(x) ? 1 : x.cols(); }
-std::int64_t sum_of(const std::vector<std::int64_t>& counts) {
-  return std::accumulate(counts.begin(), counts.end(), std::int64_t{0});
-}
 // Of so many rows on each rank.
 std::vector<std::int64_t> elements_of(std::vector<std::int64_t> rows, std::int64_t width) {
   for (std::int64_t& count : rows) count *= width;

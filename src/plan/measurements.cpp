@@ -116,7 +116,7 @@ void read_nccl_tests(const std::vector<std::string>& lines, const std::string& f
 
 // ---- tables
 
-struct Cell {
+struct TableCell {
   std::string text;
   std::string where;
 };
@@ -143,7 +143,7 @@ std::vector<std::string> cells_of(const std::string& line, const FilePlace& plac
 // Rows by the names of their columns.
 struct CsvTable {
   std::vector<std::string> names;
-  std::vector<std::map<std::string, Cell>> rows;
+  std::vector<std::map<std::string, TableCell>> rows;
   GivenFields remarks;
   bool has(const std::string& name) const {
     return std::find(names.begin(), names.end(), name) != names.end();

@@ -729,7 +729,7 @@ Legality legality(const SearchRequest& r) {
   return result;
 }
 
-void check(const SearchRequest& r) {
+void check_request(const SearchRequest& r) {
   constexpr int most_gpus = 1'000'000;
   if (r.gpus < 1 || r.gpus > most_gpus) refuse("--gpus {}: must be from 1 to {}", r.gpus, most_gpus);
   if (const Legality found = legality(r); !found.is_possible && found.refusal) {
@@ -862,7 +862,7 @@ std::optional<SearchRequest> offloading(const SearchRequest& request) {
 }
 
 SearchResult search(const SearchRequest& request, double most_seconds) {
-  check(request);
+  check_request(request);
   StepModel model(request.work);
   SearchResult result = Search(request, model, most_seconds).run();
   // Of plans that took too long nothing was found out.
@@ -875,14 +875,14 @@ std::optional<LeastGpus> least_gpus(SearchRequest request, double target_seconds
   const int most = request.gpus;
   const std::int64_t all = request.given_ranks();
   const bool whole = request.gives_mesh();
-  if (all > most) check(request);
+  if (all > most) check_request(request);
   // Layers cost the same on any number of devices: one model prices them once.
   StepModel model(request.work);
   for (std::int64_t gpus = all; gpus <= (whole ? std::min<std::int64_t>(all, most) : most); gpus += all) {
     request.gpus = static_cast<int>(gpus);
     SearchRequest one = request;
     one.top = 1;
-    if (gpus == all) check(one);
+    if (gpus == all) check_request(one);
     if (!Search(one, model, target_seconds).run().plans.empty())
       return LeastGpus{request.gpus, Search(request, model, target_seconds).run()};
   }

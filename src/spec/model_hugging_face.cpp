@@ -925,7 +925,7 @@ bool normed_experts(const ModelSpec& m) {
 }
 
 // Of types whose models are written as another one's, which is the same in other words.
-bool never(const ModelSpec& /*model*/) { return false; }
+bool written_otherwise(const ModelSpec& /*model*/) { return false; }
 
 // Behind those that are special cases of theirs.
 const std::vector<ModelType>& model_types() {
@@ -986,12 +986,12 @@ const std::vector<ModelType>& model_types() {
       {{"deepseek_v3", "DeepseekV3ForCausalLM", {}, true, true},
        read_deepseek3,
        [](M m) { return m.latent_attention(); }},
-      {{"kimi_k2", "DeepseekV3ForCausalLM", {}, true, true}, read_deepseek3, never},
-      {{"glm4_moe_lite", "Glm4MoeLiteForCausalLM", {}, true, true}, read_glm4_moe_lite, never},
+      {{"kimi_k2", "DeepseekV3ForCausalLM", {}, true, true}, read_deepseek3, written_otherwise},
+      {{"glm4_moe_lite", "Glm4MoeLiteForCausalLM", {}, true, true}, read_glm4_moe_lite, written_otherwise},
       {{"glm4_moe", "Glm4MoeForCausalLM", {}, true, true},
        read_glm4_moe,
        [](M m) { return m.experts == Experts::deepseek && m.router.scores == RouterScores::sigmoid; }},
-      {{"dots1", "Dots1ForCausalLM", {}, true}, read_dots1, never},
+      {{"dots1", "Dots1ForCausalLM", {}, true}, read_dots1, written_otherwise},
       {{"qwen2_moe", "Qwen2MoeForCausalLM"}, read_qwen2_moe, [](M m) { return m.shared_gate; }},
       {{"olmoe", "OlmoeForCausalLM"}, read_olmoe, [](M m) { return normed_experts(m) && m.qk_norm_whole; }},
       {{"qwen3_moe", "Qwen3MoeForCausalLM"}, read_qwen3_moe, normed_experts},

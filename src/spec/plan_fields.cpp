@@ -268,14 +268,14 @@ void read_text(const PlanField& field, Plan& plan, const std::string& text, cons
           member.of(plan) = parse_bytes(text, where);
         } else {
           auto& value = member(plan);
-          using Value = std::remove_cvref_t<decltype(value)>;
-          if constexpr (std::is_same_v<Value, bool>) {
+          using Field = std::remove_cvref_t<decltype(value)>;
+          if constexpr (std::is_same_v<Field, bool>) {
             if (text != "on" && text != "off") refuse("{} {}: legal: on, off", where, text);
             value = text == "on";
-          } else if constexpr (std::is_same_v<Value, std::string>) {
+          } else if constexpr (std::is_same_v<Field, std::string>) {
             value = text;
           } else {
-            value = parse_number<Value>(where, text);
+            value = parse_number<Field>(where, text);
           }
         }
       },
