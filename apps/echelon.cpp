@@ -90,6 +90,8 @@ const std::vector<Elsewhere>& names_elsewhere() {
       {"output", {"out"}},
       {"dataset", {"data"}},
       {"optimizer-offload", {"offload"}},
+      {"activation-offload", {"offload"}},
+      {"cpu-offloading", {"offload"}},
       {"verbose", {"explain"}},
   };
   return all;

@@ -382,8 +382,8 @@ int run_train(TrainFlags& f, StopSignals& signals) {
     if (plan.zero_stage() > 0)
       say("zero    stage {}, cut over {} ranks{}\n", plan.zero, plan.shards(),
           plan.hsdp > 1 ? fmt::format(", in {} replicas", plan.hsdp) : "");
-    if (plan.offload == Offload::optimizer)
-      say("offload optimizer state in {}\n",
+    if (plan.offload != Offload::none)
+      say("offload {} in {}\n", offloaded_words(plan.offload),
           request.run.driver ? "the host's memory" : "files in " + scratch_place(plan.offload_directory));
     say("{}", origin_of_weights(f));
     say("data    {} from {}; {} held out for validation\n", counted(start.train_tokens, "token"),
@@ -492,9 +492,10 @@ int run_train(TrainFlags& f, StopSignals& signals) {
                    : fmt::format("; the same command with --resume{} continues from {}",
                                  f.from.empty() ? "" : " in place of --from", summary.checkpoint));
   const auto& asynchronous = summary.asynchronous;
-  fmt::print(out, "\n{}{}{}{}",
+  fmt::print(out, "\n{}{}{}{}{}",
              memory_table("memory, rank 0", "predicted", summary.predicted_memory, "measured",
                           summary.measured_memory),
+             offload_table("predicted", summary.predicted_host, "measured", summary.measured_host),
              assumption_note(summary.memory_assumptions),
              asynchronous ? memory_table("memory, server 0", "predicted", asynchronous->predicted_memory,
                                          "measured", asynchronous->measured_memory)

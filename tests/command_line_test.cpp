@@ -626,6 +626,14 @@ TEST_F(CommandLine, ZeroTrainsAndVerifies) {
   EXPECT_EQ(summary["memory_bytes"]["measured"]["optimizer"], 0);
   EXPECT_EQ(summary["traffic_bytes"]["measured"], summary["traffic_bytes"]["predicted"]);
   EXPECT_GT(summary["traffic_bytes"]["measured"]["dp"]["all_gather"], 0);
+  const json offloaded =
+      one_object(run(training({"--offload", "activations", "--offload-dir", ".", "--steps", "2", "--json"})));
+  EXPECT_EQ(offloaded["memory_bytes"]["measured"]["activations"],
+            offloaded["memory_bytes"]["predicted"]["activations"]);
+  EXPECT_EQ(offloaded["offloaded_activation_bytes"]["measured"],
+            offloaded["offloaded_activation_bytes"]["predicted"]);
+  EXPECT_GT(offloaded["offloaded_activation_bytes"]["measured"]["out"], 0);
+  EXPECT_FALSE(summary.contains("offloaded_activation_bytes"));
   const json report = one_object(run({"verify",
                                       "--model",
                                       "tiny.toml",

@@ -162,6 +162,26 @@ TEST(DeviceTraining, OffloadedOptimizerState) {  // long
   expect_clean(driver);
 }
 
+// Copies to the host and back are queued as late, and in any order, as their events let them: the fake driver
+// complains of memory that is used before it is there, or handed out before its copy is done.
+TEST(DeviceTraining, OffloadedActivations) {
+  const auto offloaded = [](Plan plan, Offload what = Offload::activations) {
+    plan.offload = what;
+    return plan;
+  };
+  expect_bits_of_the_host(offloaded(odd_plan(odd_gpt2(), 1, 1, false)), 5);
+  expect_bits_of_the_host(offloaded(in("bf16", odd_plan(odd_llama(), 2, 2, true))), 2);
+  for (const char* schedule : {"1f1b", "gpipe", "zb-v", "dualpipe"})
+    expect_bits_of_the_host(offloaded(pipeline_plan(odd_llama(false, 2, 4), schedule, 2, 1, 1, 4)), 2);
+  Plan plan = odd_plan(odd_llama(), 2, 1, false);
+  plan.zero = 3;
+  plan.recompute = parse_recompute("full", "--recompute");
+  expect_bits_of_the_host(offloaded(plan, Offload::both), 2);
+  plan = odd_plan(even_mixtral(2), 2, 1, false);
+  plan.mesh.ep = 2;
+  expect_bits_of_the_host(offloaded(plan), 2);
+}
+
 TEST(DeviceTraining, Pipelines) {
   for (const char* schedule : {"1f1b", "zb-v", "dualpipe"})
     expect_bits_of_the_host(pipeline_plan(odd_llama(false, 2, 4), schedule, 2, 1, 1, 4), 2);
@@ -461,6 +481,21 @@ TEST_F(DeviceRuns, OffloadWhatWasPredicted) {  // long
   again.resume = true;
   again.optimizer.total_steps = 6;
   EXPECT_EQ(run(offloading).fingerprint, run(again).fingerprint);
+}
+
+TEST_F(DeviceRuns, OffloadActivationsAsPredicted) {  // long
+  const TrainSummary host = run(request("kept", nullptr));
+  const auto driver = std::make_shared<FakeDriver>();
+  TrainRequest offloading = request("offloaded", driver);
+  offloading.plan.offload = Offload::activations;
+  const TrainSummary device = run(offloading);
+  EXPECT_EQ(device.fingerprint, host.fingerprint);
+  for (const MemoryCategory category : all_memory_categories)
+    EXPECT_EQ(device.measured_memory[category], device.predicted_memory[category])
+        << memory_category_name(category);
+  EXPECT_GT(device.measured_host.out, 0);
+  EXPECT_EQ(device.measured_host, device.predicted_host);
+  expect_clean(*driver);
 }
 
 TEST_F(DeviceRuns, ALostDeviceLeavesTheLastCheckpointToGoOnFrom) {  // long

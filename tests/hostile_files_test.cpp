@@ -263,7 +263,7 @@ TEST(HostileFiles, ATemporaryDirectoryThatIsNone) {
   for (const char* name : {"absent", "file"}) {
     ::setenv("TMPDIR", (directory / name).c_str(), 1);
     expect_refusal([] { check_scratch_directory(""); }, {"TMPDIR", directory / name});
-    expect_refusal([] { ScratchFile("", 100, Device::cpu); }, {"TMPDIR", directory / name});
+    expect_refusal([] { ScratchFile("", 100, Device::cpu, "a test"); }, {"TMPDIR", directory / name});
   }
   ::setenv("TMPDIR", "", 1);
   expect_refusal([] { check_scratch_directory(""); }, {"TMPDIR (empty)", "legal"});

@@ -327,6 +327,10 @@ TEST_F(ReplicaCheckRuns, RefuseWhatCannotBeRunAgain) {
   r = checked(request(plan_of(odd_llama(), {.dp = 2})));
   r.plan.offload = Offload::optimizer;
   refused(r, {"--check-replicas 2", "--offload"});
+  r = checked(request(plan_of(odd_llama(), {.dp = 2})));
+  r.plan.offload = Offload::activations;
+  r.flip = PlantedFlip{.rank = 0, .step = 2, .bit = 3, .where = FlipWhere::activations};
+  refused(r, {"--flip 0:2:3:activations", "--offload none"});
   r = checked(request(plan_of(odd_llama(), {.pp = 2, .schedule = "pipedream"})));
   r.optimizer.clip = 0;
   refused(r, {"--check-replicas 2", "pipedream", "flushes"});

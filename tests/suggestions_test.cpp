@@ -161,7 +161,7 @@ const std::vector<std::pair<const char*, std::vector<const char*>>>& flag_values
       {"--zero-prefetch", {"0", "2"}},
       {"--bucket", {"1MiB", "25MiB"}},
       {"--compress", {"none", "int8", "powersgd:2"}},
-      {"--offload", {"none", "optimizer"}},
+      {"--offload", {"none", "optimizer", "activations", "both"}},
       {"--offload-dir", {"."}},
       {"--schedule",
        {"naive", "gpipe", "1f1b", "interleaved", "pipedream", "2bw", "zb-v", "dualpipe", "dualpipev",

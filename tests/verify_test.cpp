@@ -100,6 +100,16 @@ TEST(Verify, VocabularyParallelismPasses) {
   });
 }
 
+// What layers keep lies in files between their passes: nothing differs (activation_offload_test.cpp asks for
+// the bits and the memory).
+TEST(Verify, OffloadedActivationsPassOnEveryMesh) {
+  for_each_mesh([](int dp, int tp, bool sp) {
+    Plan plan = odd_plan(odd_llama(), dp, tp, sp);
+    plan.offload = Offload::activations;
+    expect_pass(plan, 2, f64_bar);
+  });
+}
+
 // With fewer tokens in a microbatch than ranks to cut them over, some ranks hold no row of the residual
 // stream.
 TEST(Verify, RanksWithoutRowsPass) {

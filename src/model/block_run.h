@@ -3,6 +3,7 @@
 
 #include <functional>
 #include <map>
+#include <memory>
 #include <optional>
 #include <utility>
 #include <vector>
@@ -24,12 +25,16 @@ struct Loss {
   Tensor next_sum = {};
 };
 
+struct PutAway;
+
 // What a block keeps of one microbatch from its forward to its backward pass, or holds on the way.
 struct BlockState {
   std::vector<Tensor> values;    // by number; undefined where there is none
   ExpertParallel::Saved routed;  // the value with the experts, where there is one
   // Weight gradients that the backward pass left for later.
   std::vector<std::function<void()>> deferred;
+  // Where what is above lies elsewhere (offloaded_activations.h): what says so.
+  std::shared_ptr<PutAway> away = {};
 };
 
 // What a linear op leaves to the op behind it, which makes one pass of both (takes_product): the product of

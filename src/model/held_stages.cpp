@@ -18,9 +18,10 @@ HeldStages::HeldStages(const Rank& rank, const Plan& plan, const PipelineLayout&
       tensor_parallel_(rank, plan.sequence_parallel),
       ids_(pipeline.stages_of(rank.coordinate(Axis::pp))) {
   if (plan.cuts_vocabulary()) vocabulary_part_.emplace(rank, plan, parameters.output_weight());
+  if (plan.offloads_activations()) offloaded_ = std::make_shared<OffloadedActivations>(rank, plan);
   for (int id : ids_)
     held_.emplace_back(rank, plan, parameters, pipeline.slices()[static_cast<std::size_t>(id)],
-                       pipeline.first_group(rank.coordinate(Axis::pp), id), faults);
+                       pipeline.first_group(rank.coordinate(Axis::pp), id), faults, offloaded_);
   for (const Stage& stage : held_)
     for (const Stage::Mixture& m : stage.mixtures()) mixtures_.push_back(m);
   for (int s = 0; s < static_cast<int>(pipeline.slices().size()); ++s)

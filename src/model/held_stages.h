@@ -28,6 +28,9 @@ class HeldStages {
   // Room for the residual stream of so many rows, as it lies between two stages.
   Tensor make_boundary(std::int64_t rows) const;
 
+  // Of activations that are offloaded, since the last call.
+  HostActivations take_offloaded() const { return offloaded_ ? offloaded_->take_moved() : HostActivations(); }
+
   // For this rank's layers that have experts, stage by stage.
   void begin_step() const;  // of training
   std::vector<RoutingCounts> take_routing_counts() const;
@@ -59,6 +62,7 @@ class HeldStages {
   std::int64_t hidden_;
   TensorParallel tensor_parallel_;
   std::optional<VocabularyParallel> vocabulary_part_;
+  std::shared_ptr<const OffloadedActivations> offloaded_;
   std::vector<int> ids_;     // of the held stages
   std::vector<Stage> held_;  // in the order of ids_
   std::vector<Stage::Mixture> mixtures_;

@@ -25,7 +25,7 @@ OffloadedMoments::OffloadedMoments(const Rank& rank, const Plan& plan, std::int6
     }
   } else {
     file_ = std::make_unique<ScratchFile>(plan.offload_directory, static_cast<std::size_t>(2 * bytes),
-                                          rank.arena().device());
+                                          rank.arena().device(), "optimizer state");
     memory = file_->at(0);
   }
   exp_avg_ = Tensor::view_of(memory, dtype, {size});

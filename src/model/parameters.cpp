@@ -226,7 +226,7 @@ void ParameterStore::make_moments(const Plan& plan, std::int64_t own_size) {
   const PrecisionRecipe& precision = rank_->precision();
   if (precision.has_master())
     remainder_ = Tensor(rank_->arena(), MemoryCategory::optimizer, DType::i16, {own_size});
-  if (plan.offload == Offload::optimizer) {
+  if (plan.offloads_optimizer()) {
     offloaded_ = std::make_unique<OffloadedMoments>(*rank_, plan, own_size);
     exp_avg_ = offloaded_->exp_avg();
     exp_avg_sq_ = offloaded_->exp_avg_sq();

@@ -31,7 +31,7 @@ std::string scratch_place(const std::string& directory) {
   return directory.empty() ? temporary_place() : directory;
 }
 
-ScratchFile::ScratchFile(const std::string& directory, std::size_t bytes, Device device)
+ScratchFile::ScratchFile(const std::string& directory, std::size_t bytes, Device device, const char* what_for)
     : bytes_(std::max<std::size_t>(bytes, 1)) {
   if (device == Device::none) return;
   const int fd = open_nameless(directory);
@@ -45,8 +45,8 @@ ScratchFile::ScratchFile(const std::string& directory, std::size_t bytes, Device
   }
   if (fd >= 0) ::close(fd);
   if (error != 0)
-    fail("{}: a file of {} for optimizer state cannot be made: {}", scratch_place(directory),
-         format_bytes(static_cast<double>(bytes)), std::strerror(error));
+    fail("{}: a file of {} for {} cannot be made: {}", scratch_place(directory),
+         format_bytes(static_cast<double>(bytes)), what_for, std::strerror(error));
 }
 
 ScratchFile::~ScratchFile() {

@@ -14,9 +14,9 @@ namespace echelon {
 class ScratchFile {
  public:
   // Zeros. The file is made in `directory` (empty: the system's place for temporary files) and goes with the
-  // process, however that ends. Its room on the disk is taken at once: RunError when there is none. Of
-  // Device::none nothing is made.
-  ScratchFile(const std::string& directory, std::size_t bytes, Device device);
+  // process, however that ends. Its room on the disk is taken at once: RunError saying `what_for` when there
+  // is none. Of Device::none nothing is made.
+  ScratchFile(const std::string& directory, std::size_t bytes, Device device, const char* what_for);
   ~ScratchFile();
   ScratchFile(const ScratchFile&) = delete;
   ScratchFile& operator=(const ScratchFile&) = delete;

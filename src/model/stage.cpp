@@ -6,12 +6,13 @@
 namespace echelon {
 
 Stage::Stage(const Rank& rank, const Plan& plan, const ParameterStore& parameters, const StageSlice& slice,
-             int first_group, const Faults& faults)
+             int first_group, const Faults& faults, std::shared_ptr<const OffloadedActivations> offloaded)
     : rank_(&rank),
       parameters_(&parameters),
       first_group_(first_group),
       first_layer_(slice.layers.begin - slice.embedding),
-      idle_(static_cast<std::size_t>(slice.idle)) {
+      idle_(static_cast<std::size_t>(slice.idle)),
+      offloaded_(std::move(offloaded)) {
   const TensorParallel tensor_parallel(rank, plan.sequence_parallel);
   const auto add = [&](BlockProgram program) {
     blocks_.emplace_back(std::move(program), rank, plan, parameters, tensor_parallel, faults);
@@ -33,20 +34,35 @@ void Stage::need_gradients(std::size_t block) const {
     parameters_->need_gradients(group_of(block));
 }
 
-Work<Tensor> Stage::forward(const Microbatch& microbatch, Tensor input, Saved& saved) const {
+// Where activations are offloaded a backward pass has two blocks' at once: the one's that it is at, and the
+// next one's, which come meanwhile.
+static constexpr std::size_t blocks_here = 2;
+
+void Stage::bring(Saved& saved, std::size_t block) const {
+  if (offloaded_ && block >= idle_) offloaded_->bring(saved[block]);
+}
+
+void Stage::expect_backward(Saved& saved) const {
+  if (!blocks_.empty()) bring(saved, blocks_.size() - 1);
+}
+
+Work<Tensor> Stage::forward(const Microbatch& microbatch, Tensor input, Saved& saved, bool turns) const {
   saved.resize(blocks_.size());
   Tensor x = std::move(input);
   for (std::size_t i = 0; i < blocks_.size(); ++i) {
     std::optional<ParameterStore::Use> used;  // the head is run in the backward pass
     if (!blocks_[i].ends_in_loss()) used.emplace(*parameters_, group_read_by(i));
     x = co_await blocks_[i].forward(microbatch, std::move(x), saved[i]);
-    if (i < idle_) saved[i] = {};
+    if (i < idle_)
+      saved[i] = {};
+    else if (offloaded_ && !(turns && i + blocks_here >= blocks_.size()))
+      offloaded_->put_away(saved[i]);
   }
   co_return std::move(x);
 }
 
 Work<Tensor> Stage::backward(const Microbatch& microbatch, Tensor dy, Loss loss, Saved& saved, Weights when,
-                             GroupDone group_done) const {
+                             GroupDone group_done, std::function<void()> all_asked_for) const {
   for (std::size_t i = blocks_.size(); i-- > 0;) {
     if (i < idle_) {
       dy = Tensor();
@@ -58,6 +74,12 @@ Work<Tensor> Stage::backward(const Microbatch& microbatch, Tensor dy, Loss loss,
     if (!blocks_[i].begins_with_tokens()) used.emplace(*parameters_, group_read_by(i));
     const Weights weights = blocks_[i].ends_in_loss() ? Weights::now : when;
     if (weights == Weights::now || blocks_[i].adds_at_once()) need_gradients(i);
+    bring(saved, i);
+    if (i > first_kept())
+      bring(saved, i - 1);
+    else if (all_asked_for)
+      std::exchange(all_asked_for, nullptr)();
+    if (offloaded_) offloaded_->wait_for(saved[i]);
     dy = co_await blocks_[i].backward(microbatch, std::move(dy), saved[i], weights, loss);
     if (weights == Weights::now) group_done(group_of(i));
   }

@@ -74,6 +74,15 @@ class ExpertParallel {
     Tensor shared_logits, shared_ids, shared_weights;  // (N, 1) of what weighs it: a router of one expert
     std::int64_t sequences = 0;  // of the microbatch
     std::shared_ptr<const WholeCopies> whole_copies;  // where experts' gradients want them
+
+    // Those that are numbers of this microbatch, undefined ones too; not what says where whole copies lie.
+    template <class Visit>
+    void each_tensor(const Visit& visit) const {
+      for (const Tensor* tensor :
+           {&logits, &ids, &weights, &places, &copies, &route.arrived, &route.rows, &taken, &hidden,
+            &shared_hidden, &shared_logits, &shared_ids, &shared_weights})
+        visit(*tensor);
+    }
   };
   using WeightGradient = std::function<void(std::function<void()>)>;  // takes it now, or later
 

@@ -21,12 +21,14 @@ PipelineRun PipelineExecutor::run(const StepPrograms::Program& program, Pipeline
     if (i.overlaps_next && stages.pauses()) {
       const std::size_t first = k;
       while (list[k].overlaps_next) ++k;
+      stages.upcoming(nullptr);
       execute_together({&list[first], k + 1 - first}, *program.lowered, stages, run);
       continue;
     }
     const Moment begin = now(run);
     bool again = false;
     stages.before(i);
+    stages.upcoming(next_compute(list, k, stages.pauses()));
     if (i.op == Op::validate)
       again = !stages.validate();
     else
@@ -44,6 +46,15 @@ PipelineRun PipelineExecutor::run(const StepPrograms::Program& program, Pipeline
   if (program.drains)
     for (Pending& pending : std::exchange(sends_, {})) pending.wait();
   return run;
+}
+
+const Instruction* PipelineExecutor::next_compute(const std::vector<Instruction>& list, std::size_t behind,
+                                                  bool overlaps) {
+  for (std::size_t k = behind + 1; k < list.size(); ++k) {
+    if (list[k].overlaps_next && overlaps) return nullptr;
+    if (is_compute(list[k].op)) return &list[k];
+  }
+  return nullptr;
 }
 
 PipelineExecutor::Moment PipelineExecutor::now(const PipelineRun& run) const {

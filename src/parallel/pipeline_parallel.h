@@ -28,6 +28,8 @@ class PipelineStages {
   virtual ~PipelineStages() = default;
   // Called before each instruction.
   virtual void before(const Instruction&) {}
+  // Then, of those that run alone: what computes next on this rank; null: nothing, or several together.
+  virtual void upcoming(const Instruction*) {}
   // F, B or BW: from the value that it reads to the one that it writes, of those that travel; undefined where
   // there is none, at the ends of the model.
   virtual Work<Tensor> pass(Instruction i, Tensor input) = 0;
@@ -100,6 +102,8 @@ class PipelineExecutor {
   void execute_together(std::span<const Instruction> list, const Schedule& schedule, PipelineStages& stages,
                         PipelineRun& run);
   void note_staleness(const Instruction& step, PipelineRun& run);
+  static const Instruction* next_compute(const std::vector<Instruction>& list, std::size_t behind,
+                                         bool overlaps);
 
   Communicator* group_;
   Time time_;

@@ -5,7 +5,7 @@ namespace echelon {
 StateBytes state_bytes(const Plan& plan) {
   const PrecisionRecipe& r = plan.precision;
   const std::int64_t remainder = r.has_master() ? element_bytes(DType::i16) : 0,
-                     moments = plan.offload == Offload::optimizer ? 0 : 2 * element_bytes(r.moments);
+                     moments = plan.offloads_optimizer() ? 0 : 2 * element_bytes(r.moments);
   return {element_bytes(r.parameters), element_bytes(r.gradients), remainder + moments};
 }
 

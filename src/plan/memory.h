@@ -22,8 +22,14 @@ inline constexpr StateBytes mixed_precision_adam{2, 2,
 // ZeRO (Rajbhandari et al. 2020, https://arxiv.org/abs/1910.02054, figure 1).
 Memory kept_state(std::int64_t whole, std::int64_t own, int zero, const StateBytes& bytes);
 
-// Peak of one training step of a rank of a plan of this repository's trainer: train/dry_run.h, which the
-// planner stands below.
-using ExactMemory = std::function<Memory(const Plan&, const PipelineLayout&, const Coordinates&)>;
+// Peak of one training step of a rank of a plan of this repository's trainer, and what its activations do on
+// the host: train/dry_run.h, which the planner stands below.
+struct StepMemory : Memory {
+  StepMemory(const Memory& peak = {},
+             const HostActivations& offloaded = {})  // NOLINT(google-explicit-constructor)
+      : Memory(peak), host(offloaded) {}
+  HostActivations host;
+};
+using ExactMemory = std::function<StepMemory(const Plan&, const PipelineLayout&, const Coordinates&)>;
 
 }  // namespace echelon

@@ -21,4 +21,11 @@ struct Memory {
   bool operator==(const Memory&) const = default;
 };
 
+// What a rank's activations do on the host, where they are offloaded: bytes that go there and come back, and
+// that lie there at most. Predicted and measured too.
+struct HostActivations {
+  std::int64_t out = 0, back = 0, most = 0;
+  bool operator==(const HostActivations&) const = default;
+};
+
 }  // namespace echelon

@@ -12,6 +12,20 @@ DType parse_dtype(const std::string& text, const std::string& field) {
   refuse("{} {}: no such type; legal: f32, f64, bf16", field, text);
 }
 
+const char* offloaded_words(Offload offload) {
+  switch (offload) {
+    case Offload::none:
+      break;
+    case Offload::optimizer:
+      return "optimizer state";
+    case Offload::activations:
+      return "activations";
+    case Offload::both:
+      return "optimizer state and activations";
+  }
+  return "nothing";
+}
+
 bool interleaves_pairs(const Plan& plan) { return plan.mesh.ep > 1 && plan.zero_stage() < 3; }
 
 Range dp_samples(const Plan& plan, int dp_rank) {

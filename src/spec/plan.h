@@ -31,10 +31,14 @@ inline constexpr std::int64_t default_bucket_bytes = std::int64_t{25} << 20;
 // Elements of each moment that a guessed optimizer step works on at a time.
 inline constexpr std::int64_t guessed_moments = 1 << 16;
 
-// What lies in a file that is mapped into memory instead of in memory.
-enum class Offload { none, optimizer };
+// What lies in a file that is mapped into memory instead of in memory: moments; what layers keep from their
+// forward to their backward passes; both.
+enum class Offload { none, optimizer, activations, both };
 template <>
-inline constexpr std::array choice_names<Offload>{"none", "optimizer"};
+inline constexpr std::array choice_names<Offload>{"none", "optimizer", "activations", "both"};
+
+// "optimizer state and activations"
+const char* offloaded_words(Offload offload);
 
 // What `plan` priced a plan for, so that it can price it again; nothing of it trains. Empty where nobody did.
 struct Priced {
@@ -76,6 +80,9 @@ struct Plan {
   std::string offload_directory;  // of the file; empty: the system's place for temporary files
   Balancing balancing;            // of a mixture's experts
   Priced priced;
+
+  bool offloads_optimizer() const { return offload == Offload::optimizer || offload == Offload::both; }
+  bool offloads_activations() const { return offload == Offload::activations || offload == Offload::both; }
 
   bool shards_sequence() const { return sequence_parallel && mesh.size(Axis::tp) > 1; }
   // Context parallelism (parallel/context_parallel.h), where cp > 1.

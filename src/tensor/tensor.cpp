@@ -103,6 +103,16 @@ bool Tensor::begins_with(const Tensor& other) const {
          owner_->data + offset_ == other.owner_->data + other.offset_;
 }
 
+Tensor Tensor::allocation() const {
+  check(owner_ != nullptr && owner_->arena != nullptr, "memory that somebody else keeps is no allocation");
+  Tensor t;
+  t.owner_ = owner_;
+  t.dtype_ = DType::u8;
+  t.shape_ = {static_cast<std::int64_t>(owner_->bytes)};
+  t.row_stride_ = t.cols();
+  return t;
+}
+
 void Tensor::release_memory() const { owner_->arena->release(*owner_); }
 
 void Tensor::acquire_memory() const { owner_->arena->acquire(*owner_); }

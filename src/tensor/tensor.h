@@ -62,6 +62,10 @@ class Tensor {
   // Work of another stream than its arena's uses the memory until then: it is not handed out again before.
   // Of the host's memory: the host waits where it touches it.
   void in_use_until(std::shared_ptr<DeviceEvent> event) const;
+  // The whole allocation behind it, as bytes (u8), whatever of it this is a view of.
+  Tensor allocation() const;
+  // How many tensors view that, this one among them.
+  std::int64_t num_views() const { return owner_.use_count(); }
   // Whether both begin at the same byte.
   bool begins_with(const Tensor& other) const;
 

@@ -265,7 +265,7 @@ Calibration calibrate(int threads, const Progress& progress, DeviceDriver* drive
   m.memory_bandwidth =
       8.0 * static_cast<double>(large) / bench.seconds([&] { bench.kernels().copy(from, to); });
   if (driver == nullptr) {  // where --offload keeps state
-    const ScratchFile file("", static_cast<std::size_t>(from.bytes()), Device::cpu);
+    const ScratchFile file("", static_cast<std::size_t>(from.bytes()), Device::cpu, "a try of this machine");
     const Tensor kept = Tensor::view_of(file.at(0), DType::f32, {large / 1024, 1024});
     m.host_bandwidth =
         4.0 * static_cast<double>(large) / bench.seconds([&] { bench.kernels().copy(from, kept); });

@@ -120,7 +120,8 @@ std::string dry_run_text(const Plan& plan, const PipelineLayout& pipeline, const
   if (plan.zero_stage() > 0)
     text += fmt::format("zero    stage {}, cut over {} ranks{}\n", plan.zero, plan.shards(),
                         plan.hsdp > 1 ? fmt::format(", in {} replicas", plan.hsdp) : "");
-  if (plan.offload == Offload::optimizer) text += "offload optimizer state in files, not in what follows\n";
+  if (plan.offload != Offload::none)
+    text += fmt::format("offload {} in files, not in what follows\n", offloaded_words(plan.offload));
   text += fmt::format("batch   {} of {} a step, {} at once on a rank, in {}\n",
                       counted(plan.global_batch, "sequence"), counted(plan.seq_len, "token"),
                       std::min(plan.micro_batch, plan.global_batch), plan.precision.name);
@@ -140,6 +141,8 @@ std::string dry_run_text(const Plan& plan, const PipelineLayout& pipeline, const
   text +=
       fmt::format("  beside it {} for each compute thread that runs on a cpu: its kernels' scratch\n",
                   format_bytes(static_cast<double>(kernel_scratch_bytes(plan.precision, 1, plan.numerics))));
+  const auto there = [](const RankClass& of) { return of.run.host.most; };
+  text += offload_table("most", most(job, there).run.host, "least", least(job, there).run.host);
   return text + "\n" + traffic_text(mesh, job) + assumption_note(assumptions_of(plan));
 }
 
@@ -164,6 +167,7 @@ std::string dry_run_json(const Plan& plan, const PipelineLayout& pipeline, const
     ordered_json object = with_place(mesh, of.first, {{"ranks", of.ranks}});
     object["memory_bytes"] = as_json(of.run.peak);
     object["traffic_bytes"] = as_json(of.run.traffic);
+    if (of.run.host != HostActivations{}) object["offloaded_activation_bytes"] = as_json(of.run.host);
     classes.push_back(std::move(object));
   }
   ordered_json object{

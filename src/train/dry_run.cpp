@@ -48,18 +48,26 @@ DryRun dry_run(const Plan& plan, const PipelineLayout& pipeline, const Coordinat
   for (std::int64_t step = 0; step < steps; ++step) {
     before = rank.traffic();
     (void)trainer.take_decided();
+    (void)trainer.take_offloaded();
     (void)trainer.step(step, samples, options.steps - step);
   }
   run.peak = arena.peak();
   run.traffic = rank.traffic() - before;
   run.copies = trainer.take_decided().copies;
   run.uneven_sums = world.uneven_sums();
+  run.host = trainer.take_offloaded();
   return run;
 }
 
 Memory predict_memory(const Plan& plan, const PipelineLayout& pipeline, const Coordinates& at,
                       std::int64_t steps, bool keeps_copy) {
-  return dry_run(plan, pipeline, at, {.steps = steps, .keeps_copy = keeps_copy}).peak;
+  return predict_step_memory(plan, pipeline, at, steps, keeps_copy);
+}
+
+StepMemory predict_step_memory(const Plan& plan, const PipelineLayout& pipeline, const Coordinates& at,
+                               std::int64_t steps, bool keeps_copy) {
+  const DryRun run = dry_run(plan, pipeline, at, {.steps = steps, .keeps_copy = keeps_copy});
+  return {run.peak, run.host};
 }
 
 ExactMemory exact_memory() {
@@ -79,7 +87,7 @@ ExactMemory exact_memory() {
         at = there;
       }
     }
-    return predict_memory(plan, pipeline, at);
+    return predict_step_memory(plan, pipeline, at);
   };
 }
 

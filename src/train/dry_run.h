@@ -20,6 +20,7 @@ struct DryRun {
   Traffic traffic;     // of a step; of a stream one in its middle
   MovedCopies copies;  // of tokens, whose number is the data's, and which are part of that
   std::vector<UnevenSum> uneven_sums;
+  HostActivations host;  // of a step, as the traffic
 };
 
 inline constexpr std::int64_t many_steps = std::int64_t{1} << 40;
@@ -39,6 +40,9 @@ DryRun dry_run(const Plan& plan, const PipelineLayout& pipeline, const Coordinat
 // measures, under memory_assumptions().
 Memory predict_memory(const Plan& plan, const PipelineLayout& pipeline, const Coordinates& at = {},
                       std::int64_t steps = many_steps, bool keeps_copy = false);
+// The same, with what its activations do on the host.
+StepMemory predict_step_memory(const Plan& plan, const PipelineLayout& pipeline, const Coordinates& at = {},
+                               std::int64_t steps = many_steps, bool keeps_copy = false);
 // For the planner: of a pipeline rank at the data- and tensor-parallel rank that holds most of it. Those have
 // equal batches in its plans, so it is the one with the largest shard.
 ExactMemory exact_memory();

@@ -20,6 +20,10 @@ ordered_json as_json(const Memory& memory) {
   return object;
 }
 
+ordered_json as_json(const HostActivations& host) {
+  return {{"out", host.out}, {"back", host.back}, {"most", host.most}};
+}
+
 ordered_json as_json(const Traffic& traffic) {
   ordered_json object = ordered_json::object();
   for (Axis axis : traffic_axes) {
@@ -179,6 +183,9 @@ std::string to_json(const TrainSummary& s) {
                                      {"measured", as_json(a->measured_memory)}};
   }
   if (s.measured_messages != Traffic{}) object["collective_messages"] = as_json(s.measured_messages);
+  if (s.predicted_host != HostActivations{})
+    object["offloaded_activation_bytes"] = {{"predicted", as_json(s.predicted_host)},
+                                            {"measured", as_json(s.measured_host)}};
   object["taken_back"] = s.taken_back;
   object["missed_predictions"] = missed_predictions(s);
   if (s.gathers)
@@ -214,6 +221,14 @@ std::string memory_table(const std::string& title, const char* first, const Memo
 std::string bytes_row(const std::string& name, std::int64_t first, std::int64_t second) {
   return fmt::format("  {:<18}{:>14}{:>14}\n", name, format_bytes(static_cast<double>(first)),
                      format_bytes(static_cast<double>(second)));
+}
+
+std::string offload_table(const char* first, const HostActivations& a, const char* second,
+                          const HostActivations& b) {
+  if (a == HostActivations{} && b == HostActivations{}) return {};
+  return fmt::format("  {:<18}{:>14}{:>14}\n", "activations", first, second) +
+         bytes_row("out in a step", a.out, b.out) + bytes_row("back", a.back, b.back) +
+         bytes_row("most offloaded", a.most, b.most);
 }
 
 std::vector<std::string> missed_predictions(const TrainSummary& s) {

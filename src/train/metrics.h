@@ -80,6 +80,8 @@ struct TrainSummary {
   double peak_flops = 0;  // that MFU is of
   std::int64_t num_params = 0, trained_params = 0;
   Memory predicted_memory, measured_memory;     // peak of rank 0
+  HostActivations predicted_host,
+      measured_host;  // of rank 0: of a step, and the most of all; --offload activations
   Traffic predicted_traffic, measured_traffic;  // what rank 0 sends in one step
   // What predictions took for granted, and its traffic as it follows from what the data decided: equal to the
   // measured one.
@@ -136,6 +138,9 @@ std::string fingerprint_json(std::int64_t step, const std::string& fingerprint);
 
 // {"parameters": n, ..., "total": n} and {"tp": {"all_reduce": bytes, ...}, ...}, for people: one aligned
 // table each.
+// What activations do on the host; empty where they stay.
+std::string offload_table(const char* first, const HostActivations& a, const char* second,
+                          const HostActivations& b);
 std::string memory_table(const std::string& title, const char* first, const Memory& a, const char* second,
                          const Memory& b);
 std::string bytes_row(const std::string& name, std::int64_t first, std::int64_t second);  // of such a table

@@ -194,6 +194,8 @@ void RankRun::summarize() {
   if (!trainer_.flushes()) {
     summary_.measured_traffic = traffic_ / summary_.steps;
     summary_.measured_messages = messages_ / summary_.steps;
+    summary_.measured_host.out = host_.out / summary_.steps;
+    summary_.measured_host.back = host_.back / summary_.steps;
   }
   summary_.traffic_by_data = predicted_traffic(shared_, summary_.steps, decided_);
   summary_.step_seconds = median(step_seconds_);
@@ -214,6 +216,7 @@ void RankRun::run_as_worker() {
     if (!leads()) return;
     summary_.measured_traffic = rank_.traffic() - std::exchange(before, rank_.traffic());
     summary_.measured_messages = rank_.messages() - std::exchange(messages_before, rank_.messages());
+    count_offloaded();
   });
   trace.end();
   gather_shown_runs();
@@ -367,6 +370,7 @@ void RankRun::train_step(std::int64_t step) {
     summary_.measured_messages = rank_.messages() - messages_before;
     traffic_ += summary_.measured_traffic;
     messages_ += summary_.measured_messages;
+    count_offloaded();
     const DecidedByData decided = trainer_.take_decided();
     if (trainer_.flushes())
       decided_ = decided;
@@ -376,6 +380,15 @@ void RankRun::train_step(std::int64_t step) {
   if (trainer_.parameters().gathers()) summary_.gathers = trainer_.parameters().gather()->measures();
   if (check_) unchecked_.insert(unchecked_.end(), results.begin(), results.end());
   for (const StepResult& result : results) report(result);
+}
+
+// Of a step what moved in it, and of the run the most that lay there.
+void RankRun::count_offloaded() {
+  const HostActivations moved = trainer_.take_offloaded();
+  host_.out += moved.out;
+  host_.back += moved.back;
+  host_.most = std::max(host_.most, moved.most);
+  summary_.measured_host = {moved.out, moved.back, host_.most};
 }
 
 void RankRun::report(const StepResult& result) {

@@ -27,6 +27,7 @@ class RankRun {
   void run_as_worker();
   void train_step(std::int64_t step);
   void report(const StepResult& result);
+  void count_offloaded();
   // The same where the run is checked: a step that is not finite may be so by corruption.
   void train_checked_step(std::int64_t step);
   StepResult run_again(std::int64_t step);
@@ -83,6 +84,7 @@ class RankRun {
   TrainSummary& summary_;
   std::vector<double> step_seconds_;
   Traffic traffic_, messages_;          // of all steps
+  HostActivations host_;                // and the most
   DecidedByData decided_;               // of the last step; where the schedule does not flush, of all
   std::deque<PipelineRun> shown_runs_;  // the last ones
   int max_staleness_ = 0;

@@ -102,10 +102,10 @@ void refuse_checking(const TrainRequest& request, const PipelineLayout& pipeline
            asked, collectives_name(request.run.collectives));
   if (request.run.driver)
     refuse("{}: fingerprints are taken in the host's memory; legal: --device cpu", asked);
-  if (plan.offload != Offload::none)
+  if (plan.offloads_optimizer())
     refuse(
         "{}: the copy that steps are run again from would be in the memory that --offload {} saves; legal: "
-        "none",
+        "none, activations",
         asked, name_of(plan.offload));
 }
 
@@ -118,6 +118,11 @@ void refuse_flip(const TrainRequest& request) {
     refuse("{}: rank {} is none of 0 to {}", asked, flip.rank, ranks - 1);
   if (flip.step < 1 || flip.step > request.optimizer.total_steps)
     refuse("{}: step {} is none of 1 to {}", asked, flip.step, request.optimizer.total_steps);
+  if (flip.where == FlipWhere::activations && request.plan.offloads_activations())
+    refuse(
+        "{}: what layers keep is not in the rank's memory behind the forward pass; legal: --offload none, or "
+        "{}",
+        asked, "weights, moments, gradients, messages");
   if (flip.where == FlipWhere::messages && ranks == 1)
     refuse("{}: one rank sends no messages; legal: {}, or more ranks", asked,
            "weights, moments, gradients, activations");
@@ -201,7 +206,7 @@ bool keeps_state_copy(const TrainRequest& request) { return request.check_every 
 std::int64_t scratch_bytes(const Plan& plan, const RunOptions& run) {
   if (!run.driver) return kernel_scratch_bytes(plan.precision, run.threads_per_rank, plan.numerics);
   return run.driver->workspace_bytes(plan.numerics) +
-         (plan.offload == Offload::optimizer ? OffloadedMoments::window_bytes(plan.precision.moments) : 0);
+         (plan.offloads_optimizer() ? OffloadedMoments::window_bytes(plan.precision.moments) : 0);
 }
 
 void refuse_impossible(const TrainRequest& request, const PipelineLayout& pipeline) {

@@ -249,6 +249,8 @@ RehearsedPlan rehearsed_plan(const Plan& plan, std::int64_t dense, std::int64_t 
   p.ulysses = plan.ulysses;
   p.mask = plan.mask;
   p.balancing = plan.balancing;
+  p.offload = plan.offloads_activations() ? Offload::activations : Offload::none;
+  p.offload_directory = plan.offload_directory;
   const auto flops = [](const Plan& of) { return stage_flops(of, {{0, 1}, false, false}).forward; };
   const auto fit_batch = [&] { p.global_batch = p.micro_batch * p.mesh.size(Axis::dp); };
   fit_batch();

@@ -40,12 +40,13 @@ Memory with_scratch(Memory memory, const SharedRun& run) {
   return memory;
 }
 
-Memory predicted_memory(const SharedRun& run) {
+StepMemory predicted_memory(const SharedRun& run) {
   const Plan& plan = run.request.plan;
-  Memory memory = with_scratch(
-      predict_memory(plan, *run.pipeline, {}, steps_without_a_stop(run), keeps_state_copy(run.request)), run);
+  const StepMemory step =
+      predict_step_memory(plan, *run.pipeline, {}, steps_without_a_stop(run), keeps_state_copy(run.request));
+  Memory memory = with_scratch(step, run);
   if (run.request.asynchronous) memory[MemoryCategory::optimizer] = 0;  // the servers have it
-  return memory;
+  return {memory, step.host};
 }
 
 // Cores of the whole job. A process may be bound to fewer of them than it shares the machine with.
@@ -112,7 +113,9 @@ StartInfo start_info(const SharedRun& run, const JobMachine& machine) {
   start.trained_params = num_trained_parameters(run.request.plan.model);
   start.first_step = run.resumed.step;
   start.resumed_from = run.resumed.path;
-  start.predicted_memory = predicted_memory(run);
+  const StepMemory predicted = predicted_memory(run);
+  start.predicted_memory = predicted;
+  start.predicted_host = predicted.host;
   start.ranks = machine.ranks;
   start.cores = machine.cores;
   start.peak_flops = measure_peak_flops(run.request, machine);
@@ -140,6 +143,7 @@ TrainSummary start_summary(const SharedRun& run) {
   summary.num_params = run.start.num_params;
   summary.trained_params = run.start.trained_params;
   summary.predicted_memory = run.start.predicted_memory;
+  summary.predicted_host = run.start.predicted_host;
   summary.predicted_traffic =
       predicted_traffic(run, run.request.optimizer.total_steps - run.start.first_step);
   summary.memory_assumptions = memory_assumptions(plan);

@@ -78,6 +78,7 @@ struct StartInfo {
   std::int64_t train_tokens = 0, validation_tokens = 0, num_files = 0;
   std::int64_t num_params = 0, trained_params = 0, first_step = 0;
   Memory predicted_memory;
+  HostActivations predicted_host;
   int ranks = 1;          // parameter servers among them
   JobCores cores;         // for all of them
   double peak_flops = 0;  // of all threads that compute at once, measured by short matrix products

@@ -70,6 +70,18 @@ void StepDriver::before(const Instruction& i) {
   if (parts_.hooks.before_instruction) parts_.hooks.before_instruction(step, i);
 }
 
+void StepDriver::upcoming(const Instruction* next) {
+  next_backward_.reset();
+  if (next == nullptr || (next->op != Op::B && next->op != Op::BW)) return;
+  next_backward_ = {next->stage, next->microbatch};
+}
+
+void StepDriver::expect_next() {
+  if (!next_backward_) return;
+  if (const auto found = saved_.find(*next_backward_); found != saved_.end())
+    parts_.stages.stage(next_backward_->first).expect_backward(found->second);
+}
+
 // All microbatches of a step are loaded at once: the loss is the mean over the targets of the global batch
 // that are not ignored, whatever the mesh or padding, so their number must be known before the first
 // gradient. Where each microbatch has an optimizer step of its own, it is its own batch.
@@ -128,13 +140,15 @@ Work<Tensor> StepDriver::pass(Instruction i, Tensor input) {
   const Stage& stage = parts_.stages.stage(i.stage);
   const std::pair place{i.stage, i.microbatch};
   if (i.op == Op::F) {
-    Tensor output = co_await stage.forward(microbatch(i.microbatch), std::move(input), saved_[place]);
+    expect_next();
+    Tensor output = co_await stage.forward(microbatch(i.microbatch), std::move(input), saved_[place],
+                                           next_backward_ == place);
     if (parts_.hooks.after_forward) parts_.hooks.after_forward(saved_[place]);
     co_return std::move(output);
   }
   Tensor dx = co_await stage.backward(microbatch(i.microbatch), std::move(input), loss(i.microbatch),
                                       saved_.at(place), i.op == Op::BW ? Weights::now : Weights::deferred,
-                                      counted(expected_[i.stage]));
+                                      counted(expected_[i.stage]), [this] { expect_next(); });
   if (i.op == Op::BW) {
     saved_.erase(place);
     release(i.microbatch);
@@ -143,6 +157,7 @@ Work<Tensor> StepDriver::pass(Instruction i, Tensor input) {
 }
 
 void StepDriver::backward_weight(const Instruction& i) {
+  expect_next();
   auto saved = saved_.extract({i.stage, i.microbatch});
   parts_.stages.stage(i.stage).backward_weight(saved.mapped(), counted(expected_[i.stage]));
   release(i.microbatch);
@@ -172,12 +187,14 @@ Tensor StepDriver::make_room(ValueKind kind, int index) {
 }
 
 VocabularyParallel::Part StepDriver::head_part(const Instruction& i, Tensor hidden) {
+  expect_next();
   const auto used = parts_.parameters.use(parts_.parameters.output_group());
   return parts_.stages.vocabulary_part()->forward(hidden, microbatch(i.microbatch).targets,
                                                   head_saved_[i.microbatch]);
 }
 
 void StepDriver::head_part_weight(const Instruction& i, Tensor scale) {
+  expect_next();
   parts_.parameters.need_output_gradient();
   const auto saved = head_saved_.extract(i.microbatch);
   parts_.stages.vocabulary_part()->backward_weight(saved.mapped(), scale, microbatch(i.microbatch).targets,

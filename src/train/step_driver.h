@@ -7,6 +7,7 @@
 #pragma once
 
 #include <map>
+#include <optional>
 #include <utility>
 #include <vector>
 
@@ -29,6 +30,7 @@ class StepDriver : public PipelineStages {
   double num_targets() const { return num_targets_.at(0); }
 
   void before(const Instruction& i) override;
+  void upcoming(const Instruction* next) override;
   Work<Tensor> pass(Instruction i, Tensor input) override;
   bool pauses() const override { return pauses_; }
   void backward_weight(const Instruction& i) override;
@@ -75,6 +77,8 @@ class StepDriver : public PipelineStages {
   Loss loss(int index);
   Stage::GroupDone counted(int expected);
   void release(int microbatch);
+  // Of offloaded activations those that the next backward pass begins with.
+  void expect_next();
 
   const SampleSource* samples_ = nullptr;
   PipelineExecutor executor_;
@@ -88,6 +92,7 @@ class StepDriver : public PipelineStages {
   std::map<int, Batch> batches_;                         // by step
   std::map<int, double> num_targets_;                    // of the global batch, by step of the stream
   std::map<std::pair<int, int>, Stage::Saved> saved_;    // by stage and microbatch
+  std::optional<std::pair<int, int>> next_backward_;     // whose backward pass comes next
   std::map<int, VocabularyParallel::Saved> head_saved_;  // by microbatch
   // (1, f64), under invariant numerics (sequences of this rank), where this rank has the last stage
   Tensor loss_sum_;

@@ -43,6 +43,8 @@ class Trainer {
   double mtp_loss() { return flush().mtp_loss(); }
   // What this rank's data decided in the last step() or compute_gradients(); once.
   DecidedByData take_decided() const { return {parts_.stages.take_moved_copies(), last_run().was_again}; }
+  // What went to the host of its activations since the last call, and lay there (--offload activations).
+  HostActivations take_offloaded() const { return parts_.stages.take_offloaded(); }
   // Target tokens behind the last compute_gradients(), over the ranks that add them up.
   double num_targets() const { return driver_->num_targets(); }
   // A step whose loss or gradient is not finite changes nothing and ends nothing. Where the schedule flushes
