@@ -142,9 +142,9 @@ std::string looked_json(const SearchResult& result) {
                                            one.chunks > 1 ? fmt::format(" chunks={}", one.chunks) : "",
                                            one.balanced ? " layers-per-stage=auto" : "")));
     for (const ShardingChoice& one : looked.shardings)
-      shards.push_back(shardings(fmt::format("zero={}{}{}", one.zero,
-                                             one.hsdp > 1 ? fmt::format(" hsdp={}", one.hsdp) : "",
-                                             looked.offload == Offload::none ? "" : " offload=optimizer")));
+      shards.push_back(shardings(fmt::format(
+          "zero={}{}{}", one.zero, one.hsdp > 1 ? fmt::format(" hsdp={}", one.hsdp) : "",
+          looked.offload == Offload::none ? "" : fmt::format(" offload={}", name_of(looked.offload)))));
     fmt::format_to(out, "[{}],[{}],[", fmt::join(runs, ","), fmt::join(shards, ","));
     const char* comma = "";
     for (const Outcome& one : looked.each)

@@ -287,6 +287,65 @@ TEST(DeviceTrace, OfTwoDevicesIsToldByTheOwnOne) {
   EXPECT_EQ(driver.complaints(), std::vector<std::string>());
 }
 
+// Seconds on the device's clock that a step of one microbatch takes, and what copies to the host and back do.
+struct OffloadedStep {
+  double seconds = 0, forward = 0, backward = 0, copies = 0;
+};
+OffloadedStep offloaded_step(Offload what, std::int64_t layers, double copy) {
+  OffloadedStep step;
+  int copies = 0;
+  FakeDriver driver({.seconds = [&](const std::string& name, std::size_t) {
+    copies += name == "transfer";
+    return name == "transfer" ? copy : 1.0;
+  }});
+  {
+    Plan plan = odd_plan(odd_llama(false, 2, layers), 1, 1, false);
+    plan.micro_batch = plan.global_batch = 2;
+    plan.offload = what;
+    ThreadWorld world(1, patience);
+    run_ranks(world, [&](int index) {
+      Arena arena(&driver, 0);
+      const auto kernels = make_kernels(arena, plan.precision, 1);
+      const Rank rank(world, plan.mesh, index, plan.precision, arena, *kernels);
+      Trainer trainer(rank, plan, {}, 1);
+      trainer.compute_gradients(0, random_samples(plan));
+      arena.synchronize();
+      copies = 0;
+      trainer.compute_gradients(1, random_samples(plan));
+      arena.synchronize();
+      for (const Span& span : trainer.last_run().spans) {
+        (span.instruction.op == Op::F ? step.forward : step.backward) += span.end - span.begin;
+        step.seconds += span.end - span.begin;
+      }
+    });
+  }
+  step.copies = copies;
+  EXPECT_EQ(driver.complaints(), std::vector<std::string>());
+  return step;
+}
+
+// What the planner adds for a layer (StateSeconds::activations) is what the passes take longer: nothing while
+// its copies take less than the pass beside them, else the difference, to a few of a layer's kernels.
+TEST(DeviceOverlap, OffloadedActivationsMoveBesideTheLayers) {
+  constexpr std::int64_t few = 4, layers = 24;
+  constexpr double quick = 1e-3, kernels = 4;  // seconds: one takes one
+  const OffloadedStep none = offloaded_step(Offload::none, layers, quick),
+                      less = offloaded_step(Offload::none, few, quick),
+                      moved = offloaded_step(Offload::activations, layers, quick);
+  const double forward = (none.forward - less.forward) / (layers - few),
+               backward = (none.backward - less.backward) / (layers - few);
+  // Of a layer, each way; two blocks turn: the output layer's, and the last layer's.
+  const double copies = (moved.copies - none.copies) / 2 / (layers - 1);
+  ASSERT_GT(copies, 1);
+  EXPECT_NEAR(moved.seconds, none.seconds, 1);  // hidden
+  for (const double link : {0.5 * forward, 2 * forward, 2 * backward}) {
+    const OffloadedStep slow = offloaded_step(Offload::activations, layers, link / copies);
+    const double predicted = (layers - 1) * (std::max(0.0, link - forward) + std::max(0.0, link - backward));
+    EXPECT_NEAR(slow.seconds - none.seconds, predicted, kernels) << "a layer's copies take " << link;
+    EXPECT_EQ(predicted > 0, link > forward);
+  }
+}
+
 // A pipeline's passes lie where the device ran them: what a rank receives begins when it has been computed.
 TEST(DeviceTrace, TellsWhenThePassesOfAPipelineRan) {
   const Plan plan = pipeline_plan(odd_llama(false, 2, 4), "1f1b", 2, 1, 1, 4);

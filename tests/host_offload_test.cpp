@@ -122,6 +122,100 @@ TEST(HostOffload, OfThisTrainerTheUpdateHidesTheLink) {
   EXPECT_EQ(StepModel(r.work).estimate(offloaded(plan)).host_seconds, 0);
 }
 
+Plan with_activations(Plan plan, Offload what = Offload::activations) {
+  plan.offload = what;
+  return plan;
+}
+
+// By hand, of Megatron-Core on one H100 without recomputation: L layers of one microbatch, of which two are
+// on the device, and each goes and comes at 0.8 of 64 GB/s beside a layer's passes.
+TEST(HostOffload, ActivationsLeaveTwoLayersHere) {
+  const SearchRequest r = request("llama-2-7b", 8, "current");
+  StepModel model(r.work);
+  Plan plan = plain(1, r.work);
+  plan.recompute = Recompute::none;
+  const Estimate here = model.estimate(plan), there = model.estimate(with_activations(plan));
+  const SavedBytes saved = saved_bytes(r.work, plan, Recompute::none);
+  const double layers = static_cast<double>(plan.model.num_layers), microbatches = 8;
+  EXPECT_EQ(there.microbatches, 8);
+  EXPECT_NEAR(there.host_bytes, (layers - 2) * saved.dense_layer, 1);
+  EXPECT_NEAR(there.host_traffic, 2 * microbatches * layers * saved.dense_layer, 1);
+  const double fragmented = 1 + r.work.software.fragmentation;
+  EXPECT_NEAR(static_cast<double>(here.memory.total() - there.memory.total()),
+              fragmented * (layers - 2) * saved.dense_layer, 4);
+  EXPECT_EQ(there.memory[MemoryCategory::optimizer], here.memory[MemoryCategory::optimizer]);
+  double counted = 0;
+  for (const MemoryTerm& term : there.memory_terms) counted += term.total();
+  EXPECT_NEAR(counted, static_cast<double>(there.memory.total()), 8);
+  // Beside their passes, if the link is fast enough; else what takes longer than a pass sticks out.
+  const StepParts& parts = here.parts;
+  EXPECT_EQ(parts.host_exposed, 0);
+  EXPECT_NEAR(there.seconds - here.seconds, there.parts.host_exposed, 1e-6 * here.seconds);
+  EXPECT_EQ(there.host_seconds, there.parts.host_exposed);
+  Workload fast = r.work, slow = r.work;
+  fast.machine.host_bandwidth = 1e15;
+  EXPECT_EQ(StepModel(fast).estimate(with_activations(plan)).parts.host_exposed, 0);
+  slow.machine.host_bandwidth = 1e9;
+  const double link = microbatches * layers * saved.dense_layer / (0.8 * 1e9);
+  const double passes = parts.compute + parts.tp_exposed;
+  const double exposed = StepModel(slow).estimate(with_activations(plan)).parts.host_exposed;
+  EXPECT_LT(exposed, 2 * link);
+  EXPECT_GT(exposed, 2 * link - passes);
+}
+
+// DeepSpeed's checkpoints go by copies that the passes wait for: of each layer its input, both ways.
+TEST(HostOffload, CopiesThatPassesWaitForAreExposed) {
+  const SearchRequest r = request("llama-2-7b", 8, "deepspeed");
+  StepModel model(r.work);
+  const Plan plan = plain(3, r.work);
+  const Estimate e = model.estimate(with_activations(plan));
+  const double input = 4096.0 * static_cast<double>(plan.model.hidden) * 2;
+  const double bytes = 2 * 8 * static_cast<double>(plan.model.num_layers) * input;
+  EXPECT_NEAR(e.host_traffic, bytes, 1);
+  EXPECT_NEAR(e.parts.host_exposed, bytes / (0.8 * 64e9), 1e-9);
+  // With the optimizer's state both lie there.
+  const Estimate state = model.estimate(offloaded(plan)),
+                 both = model.estimate(with_activations(plan, Offload::both));
+  EXPECT_NEAR(both.host_bytes, state.host_bytes + e.host_bytes, 1);
+  EXPECT_NEAR(both.host_traffic, state.host_traffic + e.host_traffic, 1e-9 * both.host_traffic);
+  EXPECT_NEAR(both.host_seconds, state.host_seconds + e.host_seconds, 1e-9);
+  EXPECT_LT(both.memory.total(), state.memory.total());
+}
+
+// Long sequences on few devices, whose states fit: the optimizer's state gains too little, and activations
+// are looked for behind it. The search keeps to what the program does beside it.
+TEST(HostOffload, ActivationsAreLookedForWhereNothingElseFits) {
+  SearchRequest r = request("llama-2-7b", 8, "current", 8);
+  r.work.plan.seq_len = 16384;
+  r.pin("recompute", std::string("none"), "recompute");
+  r.pin("cp", std::string("1"), "cp");
+  r.pin("tp", std::string("1"), "tp");
+  r.pin("pp", std::string("1"), "pp");
+  r.pin("zero", std::string("1"), "zero");
+  r.work.machine.host_memory_bytes = 2e12;
+  const SearchResult found = search(r);
+  ASSERT_FALSE(found.plans.empty());
+  EXPECT_TRUE(found.plans[0].plan.offloads_activations());
+  EXPECT_NE(plans_table(found, r.work)
+                .text()
+                .find(std::string("looked at again with --offload ") + name_of(found.plans[0].plan.offload)),
+            std::string::npos);
+  SearchRequest asked = request("llama-3-8b", 8, "current", 64);
+  asked.pin("offload", std::string("activations"), "offload");
+  asked.top = 20;
+  for (const Estimate& e : search(asked).plans) {
+    EXPECT_EQ(e.plan.mesh.pp(), 1);
+    EXPECT_EQ(e.plan.recompute, PipelineRecompute());
+    EXPECT_TRUE(not_run(asked.work, e.plan).empty());
+  }
+  // What is given by name is priced as if the program had it, and said.
+  asked.pin("pp", std::string("2"), "pp");
+  asked.pin("recompute", std::string("full"), "recompute");
+  const std::string beyond = priced_beyond(search(asked), asked.work);
+  EXPECT_NE(beyond.find("offload of activations beside a pipeline"), std::string::npos) << beyond;
+  EXPECT_NE(beyond.find("offload of activations beside recompute full"), std::string::npos) << beyond;
+}
+
 // Ren et al. 2021: 13 billion parameters on one device of 32 GB, where without it 1.4 billion are the most.
 TEST(HostOffload, ThirteenBillionOnOneDevice) {
   SearchRequest r = request("llama-2-13b", 1, "deepspeed", 8);
@@ -184,6 +278,10 @@ TEST(HostOffload, RefusesWhatNoProgramDoes) {
   refused(request("llama-2-7b", 8, "nanotron"), "",
           {"--offload optimizer", "nanotron keeps nothing on the host"});
   refused(request("llama-2-7b", 8, "current"), "0", {"--offload optimizer", "shards of ZeRO", "--zero 1"});
+  SearchRequest titan = request("llama-3-8b", 8, "torchtitan");
+  titan.pin("offload", std::string("activations"), "offload");
+  expect_refusal([&] { search(titan); },
+                 {"--offload activations", "torchtitan keeps no activations on the host", "none"});
   SearchRequest unknown = request("llama-2-7b", 8, "current");
   unknown.work.machine.host_bandwidth = 0;
   refused(unknown, "", {"--offload optimizer", "h100", "host_bandwidth"});
@@ -197,6 +295,12 @@ TEST(HostOffload, RefusesWhatNoProgramDoes) {
   EXPECT_NE(priced_beyond(search(third), third.work).find("offload beside ZeRO 3"), std::string::npos);
   expect_refusal([] { software_from_toml("offloads = [\"momenta\"]\n", "mine.toml"); },
                  {"momenta", "moments"});
+  expect_refusal([] { software_from_toml("activation_offload_recompute = [\"ful\"]\n", "mine.toml"); },
+                 {"activation_offload_recompute", "ful"});
+  const Software read = software_from_toml(to_toml(load_software("current")), "mine.toml");
+  EXPECT_TRUE(read.offloads_activations());
+  EXPECT_FALSE(read.activation_offload_pipelines);
+  EXPECT_EQ(read.activation_offload_recompute, load_software("current").activation_offload_recompute);
 }
 
 }  // namespace

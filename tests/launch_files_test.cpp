@@ -205,6 +205,45 @@ TEST(LaunchFiles, OptimizersOnTheHost) {
                  {"--offload optimizer", "nanotron"});
 }
 
+TEST(LaunchFiles, ActivationsOnTheHost) {
+  const auto with = [](const char* recompute, const char* pp) {
+    return Pins{{"tp", "1"},
+                {"pp", pp},
+                {"cp", "1"},
+                {"micro-batch", "1"},
+                {"offload", "activations"},
+                {"recompute", recompute},
+                {"zero", "1"}};
+  };
+  const SearchRequest r = request_of("llama-2-7b", 8, 64, "current", with("none", "1"));
+  const std::string layers = fmt::format("{}", r.work.plan.model.num_layers - 1);
+  const checks::MegatronArguments arguments(files_of("megatron-core", r).at("launch.sh"));
+  EXPECT_TRUE(arguments.has("--cpu-offloading-num-layers"));
+  EXPECT_EQ(value_of(files_of("megatron-core", r).at("launch.sh"), "--cpu-offloading-num-layers"), layers);
+  const std::string bridge = files_of("megatron-bridge", r).at("bridge.yaml");
+  for (const std::string& line :
+       {std::string("  cpu_offloading: true\n"), "  cpu_offloading_num_layers: " + layers + "\n",
+        std::string("  cpu_offloading_weights: false\n")})
+    EXPECT_NE(bridge.find(line), std::string::npos) << line;
+  expect_refusal(
+      [&] { files_of("megatron-core", request_of("llama-2-7b", 8, 64, "current", with("full", "1"))); },
+      {"--offload activations", "--recompute none"});
+  expect_refusal(
+      [&] { files_of("megatron-core", request_of("llama-2-7b", 8, 64, "current", with("none", "2"))); },
+      {"--offload activations", "--pp 1"});
+  const SearchRequest checkpointed = request_of("llama-2-7b", 8, 64, "deepspeed", with("full", "1"));
+  const Files deepspeed = files_of("deepspeed", checkpointed);
+  EXPECT_EQ(
+      nlohmann::json::parse(deepspeed.at("ds_config.json"))["activation_checkpointing"]["cpu_checkpointing"],
+      true);
+  EXPECT_NE(deepspeed.at("launch.sh").find("deepspeed.checkpointing.checkpoint"), std::string::npos);
+  Pins titan = with("full", "1");
+  titan.back().second = "3";
+  expect_refusal([&] { files_of("torchtitan", request_of("llama-3-8b", 8, 64, "deepspeed", titan)); },
+                 {"--offload activations", "torchtitan"});
+  expect_refusal([&] { files_of("deepspeed", r); }, {"--offload activations", "--recompute full"});
+}
+
 // With what would be legal.
 TEST(LaunchFiles, RefusesWhatAProgramDoesNotRun) {  // long
   struct Case {

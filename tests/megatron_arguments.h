@@ -114,6 +114,7 @@ class MegatronArguments {
                                "expert-model-parallel-size",
                                "expert-tensor-parallel-size",
                                "recompute-num-layers",
+                               "cpu-offloading-num-layers",
                                "micro-batch-size",
                                "global-batch-size",
                                "seq-length",
@@ -217,6 +218,10 @@ class MegatronArguments {
         "FSDP saves fsdp_dtensor");
     ask(!fsdp || has("--no-gradient-accumulation-fusion"), "FSDP's weight gradients are not fused");
     ask(!has("--data-parallel-sharding-strategy") || fsdp, "a sharding strategy is FSDP's");
+    ask(!has("--cpu-offloading-num-layers") ||
+            (number("--cpu-offloading-num-layers") < number("--num-layers") && pp == 1 &&
+             !has("--recompute-granularity")),
+        "activations are offloaded of fewer layers than all, without a pipeline and recomputation");
     ask(!has("--optimizer-cpu-offload") || has("--use-precision-aware-optimizer"),
         "the optimizer on the host is the precision-aware one");
     ask(!has("--use-precision-aware-optimizer") || has("--use-distributed-optimizer"),

@@ -1,4 +1,4 @@
-// What the planner's search says that a configuration holds is what training it holds: 36 configurations over
+// What the planner's search says that a configuration holds is what training it holds: 42 configurations over
 // all axes, schedules, kinds of sharding and of recomputation, in f32 and bf16, 9 more of a mixture of
 // experts, and 6 with the output layer cut over the pipeline.
 #include <gtest/gtest.h>
@@ -95,6 +95,11 @@ std::vector<Plan> configurations() {
   // With the moments in a file.
   for (int zero : {0, 1, 3})
     add(on(2, 1, 2), [&](Plan& c) { c.zero = zero, c.offload = Offload::optimizer; });
+  // With activations in one.
+  add(on(1, 2, 1), [](Plan& c) { c.offload = Offload::activations; });
+  for (const char* schedule : {"1f1b", "gpipe", "zb-h1", "dualpipe"})
+    add(on(1, 1, 4), [&](Plan& c) { c.schedule = schedule, c.offload = Offload::activations; });
+  add(on(2, 1, 2), [](Plan& c) { c.zero = 1, c.recompute = Recompute::full, c.offload = Offload::both; });
   return all;
 }
 
@@ -133,19 +138,21 @@ std::vector<Plan> mixture_configurations() {
 
 // In the second step, on that rank of each pipeline rank which holds most of the parameters' state: shards of
 // ZeRO are seldom equal, and whoever plans for one device must know of the fullest.
-std::vector<Memory> measure(const Plan& plan) {
-  std::vector<Memory> peaks(static_cast<std::size_t>(plan.mesh.size(Axis::pp)));
+std::vector<StepMemory> measure(const Plan& plan) {
+  std::vector<StepMemory> peaks(static_cast<std::size_t>(plan.mesh.size(Axis::pp)));
   std::mutex mutex;
   on_mesh(plan, [&](const Rank& rank) {
     Trainer trainer(rank, plan, {}, 1);
     for (std::int64_t step : {0, 1}) {
       rank.arena().reset_peak();
+      (void)trainer.take_offloaded();
       trainer.compute_gradients(step, random_samples(plan));
       trainer.apply_gradients(step);
     }
     const std::scoped_lock lock(mutex);
-    Memory& most = peaks[static_cast<std::size_t>(rank.coordinates().pp)];
-    if (const Memory peak = rank.arena().peak(); peak.total() > most.total()) most = peak;
+    StepMemory& most = peaks[static_cast<std::size_t>(rank.coordinates().pp)];
+    if (const Memory peak = rank.arena().peak(); peak.total() > most.total())
+      most = {peak, trainer.take_offloaded()};
   });
   return peaks;
 }
@@ -160,7 +167,7 @@ void expect_held(const Workload& work, const std::vector<Plan>& all) {
     ASSERT_EQ(shape_problem(work, c), "");
     ASSERT_EQ(model.schedule_problem(c), "");
     const Estimate estimate = model.estimate(c);
-    const std::vector<Memory> measured = measure(trained_plan(estimate, work));
+    const std::vector<StepMemory> measured = measure(trained_plan(estimate, work));
     ASSERT_EQ(estimate.rank_memory.size(), measured.size());
     ASSERT_GT(measured.back()[MemoryCategory::activations], 0);
     for (std::size_t r = 0; r < measured.size(); ++r)
@@ -168,6 +175,14 @@ void expect_held(const Workload& work, const std::vector<Plan>& all) {
                                       MemoryCategory::optimizer, MemoryCategory::activations})
         EXPECT_EQ(estimate.rank_memory[r][category], measured[r][category])
             << memory_category_name(category) << " of pipeline rank " << r;
+    if (c.offload != Offload::activations) continue;
+    double most = 0, moved = 0;
+    for (const StepMemory& rank : measured) {
+      most = std::max(most, static_cast<double>(rank.host.most));
+      moved = std::max(moved, static_cast<double>(rank.host.out + rank.host.back));
+    }
+    EXPECT_EQ(estimate.host_bytes, most);
+    EXPECT_EQ(estimate.host_traffic, moved);
   }
 }
 

@@ -33,6 +33,7 @@ constexpr NamedPart named_parts[] = {
     {"dp_exposed", "gradient reduction and gathers not hidden", &StepParts::dp_exposed},
     {"cp_exposed", "context-parallel exchange not hidden", &StepParts::cp_exposed},
     {"ep_exposed", "experts' all-to-all not hidden", &StepParts::ep_exposed},
+    {"host_exposed", "activations to the host and back not hidden", &StepParts::host_exposed},
     {"optimizer", "optimizer step", &StepParts::optimizer},
     {"other", "stragglers and the step's own overhead", &StepParts::other},
 };
@@ -150,6 +151,15 @@ std::string seconds(double value) {
   return value >= 1 ? fmt::format("{:.3f} s", value) : fmt::format("{:.2f} ms", 1e3 * value);
 }
 
+// Of a search that found nothing with all on the device.
+std::string looked_at_again(Offload offload) {
+  const char* const what = offload == Offload::optimizer     ? "the optimizer's state"
+                           : offload == Offload::activations ? "the activations"
+                                                             : "the optimizer's state or the activations";
+  return fmt::format("nothing fits with {} on the device: looked at again with --offload {}\n", what,
+                     name_of(offload));
+}
+
 }  // namespace
 
 std::string plans_json(const SearchResult& result, const Workload& work, const std::optional<RunCost>& run) {
@@ -231,8 +241,7 @@ PlansTable plans_table(const SearchResult& result, const Workload& work, int col
   table.counts += "\n";
   if (!result.plans.empty() && result.plans.front().plan.offload != Offload::none &&
       work.plan.offload == Offload::none)
-    table.counts +=
-        "nothing fits with the optimizer's state on the device: looked at again with --offload optimizer\n";
+    table.counts += looked_at_again(result.plans.front().plan.offload);
   table.beyond = priced_beyond(result, work);
   return table;
 }
@@ -277,8 +286,8 @@ std::string explain_winner(const SearchResult& result, const Workload& work) {
   if (e.plan.offload != Offload::none)
     fmt::format_to(
         out,
-        "kept on the host for each GPU: {}{}; over the link to it go {} a step, and {} of the optimizer "
-        "step are the host's and the link's\n",
+        "kept on the host for each GPU: {}{}; over the link to it go {} a step, and {} of the step are the "
+        "host's and the link's\n",
         format_device_memory(e.host_bytes),
         work.machine.host_memory_bytes > 0
             ? fmt::format(" of {}", format_device_memory(work.machine.host_memory_bytes))
@@ -351,9 +360,10 @@ std::string explain_programs(const std::vector<OtherProgram>& others, const Esti
   if (others.empty()) return text + "  no preset is predicted to take 1% less\n";
   for (const OtherProgram& other : others) {
     fmt::format_to(out, "  {}{}: {}, {:.1f}% less: {}",
-                   !other.name.empty()                            ? other.name
-                   : other.plan.plan.offload == best.plan.offload ? "itself without its limits"
-                                                                  : "itself with --offload optimizer",
+                   !other.name.empty() ? other.name
+                   : other.plan.plan.offload == best.plan.offload
+                       ? "itself without its limits"
+                       : fmt::format("itself with --offload {}", name_of(other.plan.plan.offload)),
                    other.name.empty() ? "" : dated(other.as_of), seconds(other.plan.seconds),
                    100 * (1 - other.plan.seconds / best.seconds), summary(other.plan.plan));
     if (!other.beyond.empty())

@@ -52,7 +52,7 @@ ParameterBytes parameter_bytes(const Workload& work) {
 OffloadedBytes offloaded_bytes(const Workload& work, const Plan& c) {
   const Software& s = work.software;
   OffloadedBytes off;
-  if (c.offload == Offload::none || !s.offloads) return off;
+  if (!c.offloads_optimizer() || !s.offloads) return off;
   const auto has = [&](const char* what) {
     return std::find(s.offloads->begin(), s.offloads->end(), what) != s.offloads->end();
   };
@@ -157,6 +157,24 @@ SavedBytes saved_bytes(const Workload& work, const Plan& c, const Recompute& rec
   return saved;
 }
 
+RankShare::InFlight in_flight_here(const Plan& c, const SavedBytes& saved, const RankShare::InFlight& all) {
+  if (!c.offloads_activations()) return all;
+  RankShare::InFlight here;
+  const bool experts_first = saved.expert_layer > saved.dense_layer;
+  double &first = experts_first ? here.expert_layers : here.dense_layers,
+         &second = experts_first ? here.dense_layers : here.expert_layers;
+  first = std::min(layers_here, experts_first ? all.expert_layers : all.dense_layers);
+  second = std::min(layers_here - first, experts_first ? all.dense_layers : all.expert_layers);
+  return here;
+}
+
+double activations_on_host(const Plan& c, const SavedBytes& saved, const RankShare& share) {
+  double most = 0;
+  for (const RankShare::InFlight& all : share.in_flight)
+    most = std::max(most, all.bytes(saved) - in_flight_here(c, saved, all).bytes(saved));
+  return most;
+}
+
 ShareCounts share_counts(const ParameterCounts& counts, const Plan& c, const RankShare& share) {
   ShareCounts sum;
   sum.common = share.dense_layers * counts.dense_layer + share.expert_layers * counts.expert_layer +
@@ -207,17 +225,24 @@ static void each_term(const Workload& work, const Plan& c, const ParameterCounts
     put({C::communication, "whole gradients of a layer", layer, bytes.reduced});
   RankShare::InFlight most;
   double activations = 0;
-  for (const RankShare::InFlight& held : share.in_flight)
-    if (const double all = held.dense_layers * saved.dense_layer + held.expert_layers * saved.expert_layer;
-        all > activations)
-      activations = all, most = held;
-  const bool both = most.dense_layers > 0 && most.expert_layers > 0;
+  for (const RankShare::InFlight& all : share.in_flight) {
+    const RankShare::InFlight on_device = in_flight_here(c, saved, all);
+    if (const double held = on_device.bytes(saved); held > activations) activations = held, most = on_device;
+  }
+  const bool both = most.dense_layers > 0 && most.expert_layers > 0, offloads = c.offloads_activations();
+  const char* const one_kind =
+      offloads ? "layers whose activations are here" : "layers x microbatches in flight";
   if (most.dense_layers > 0)
-    put({C::activations, both ? "dense layers x microbatches in flight" : "layers x microbatches in flight",
+    put({C::activations,
+         !both      ? one_kind
+         : offloads ? "dense layers whose activations are here"
+                    : "dense layers x microbatches in flight",
          most.dense_layers, saved.dense_layer});
   if (most.expert_layers > 0)
     put({C::activations,
-         both ? "layers of experts x microbatches in flight" : "layers x microbatches in flight",
+         !both      ? one_kind
+         : offloads ? "layers of experts whose activations are here"
+                    : "layers of experts x microbatches in flight",
          most.expert_layers, saved.expert_layer});
   const double in_layer = std::max(share.dense_layers > 0 ? saved.dense_working : 0,
                                    any_experts ? saved.expert_working : 0);

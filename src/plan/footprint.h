@@ -45,6 +45,9 @@ struct SavedBytes {
 };
 SavedBytes saved_bytes(const Workload& work, const Plan& c, const Recompute& recompute);
 
+// Where activations are offloaded a layer at work and the next one have theirs on the device.
+inline constexpr double layers_here = 2;
+
 // What one pipeline rank holds of the model, and how much is in flight on it.
 struct RankShare {
   double dense_layers = 0, expert_layers = 0;
@@ -54,9 +57,17 @@ struct RankShare {
   // Layers times the microbatches that each has in flight, where the rank may hold most.
   struct InFlight {
     double dense_layers = 0, expert_layers = 0;
+    double bytes(const SavedBytes& saved) const {
+      return dense_layers * saved.dense_layer + expert_layers * saved.expert_layer;
+    }
   };
   std::vector<InFlight> in_flight;
 };
+
+// Of these what is on the device, where activations are offloaded: of the layers those that keep most.
+RankShare::InFlight in_flight_here(const Plan& c, const SavedBytes& saved, const RankShare::InFlight& all);
+// And the most that lies on the host.
+double activations_on_host(const Plan& c, const SavedBytes& saved, const RankShare& share);
 
 // Parameters of a share that its dp ranks cut under ZeRO: those of experts over another group.
 struct ShareCounts {

@@ -19,7 +19,16 @@ void check_megatron(const LaunchRequest& r) {
   if (plan.mesh.pp() > 1 && interleaved && r.best.microbatches % plan.mesh.pp() != 0)
     not_launched(r, "--micro-batch {}: {} microbatches are no multiple of --pp {}, which interleaving needs",
                  plan.micro_batch, r.best.microbatches, plan.mesh.pp());
-  if (plan.offload != Offload::none && plan.zero >= 2)
+  if (plan.offloads_activations() && plan.mesh.pp() > 1)
+    not_launched(
+        r, "--offload {}: its layers' activations are on the host with --pp 1 alone; legal: optimizer, none",
+        name_of(plan.offload));
+  if (plan.offloads_activations() && !r.is_recompute("none"))
+    not_launched(r,
+                 "--offload {}: its layers' activations are on the host with --recompute none alone; legal: "
+                 "optimizer, none",
+                 name_of(plan.offload));
+  if (plan.offloads_optimizer() && plan.zero >= 2)
     not_launched(r, "--offload {}: is not its FSDP's; legal: with --zero 1, or none", name_of(plan.offload));
   if (plan.mesh.pp() > 1 && plan.zero >= 2) not_launched(r, "--zero {}: its FSDP is for --pp 1", plan.zero);
 }
@@ -70,6 +79,11 @@ Settings mesh_settings(const LaunchRequest& r) {
     s.insert(s.end(), {{"recompute-granularity", "selective"}, {"recompute-modules", recompute_modules(r)}});
   }
   return s;
+}
+
+// Of all layers but the last one, which is the most that it takes there.
+std::int64_t offloaded_layers(const LaunchRequest& r) {
+  return r.plan().offloads_activations() ? r.model().num_layers - 1 : 0;
 }
 
 Settings model_settings(const LaunchRequest& r) {
@@ -133,7 +147,7 @@ Settings precision_settings(const LaunchRequest& r) {
 
 Settings sharding_settings(const LaunchRequest& r) {
   const Plan& plan = r.plan();
-  const bool offloads = plan.offload == Offload::optimizer;  // shards, be it of one rank
+  const bool offloads = plan.offloads_optimizer();  // shards, be it of one rank
   if (!offloads && plan.zero_stage() == 0) return {{"overlap-grad-reduce", ""}};
   Settings s{{"use-distributed-optimizer", ""}, {"overlap-grad-reduce", ""}, {"overlap-param-gather", ""}};
   if (plan.zero >= 2)
@@ -161,6 +175,9 @@ std::vector<LaunchFile> launch_megatron_core(const LaunchRequest& r) {
                  {"global-batch-size", fmt::format("{}", plan.global_batch)},
                  {"seq-length", fmt::format("{}", plan.seq_len)}},
         sharding_settings(r), precision_settings(r), model_settings(r),
+        offloaded_layers(r) > 0
+            ? Settings{{"cpu-offloading-num-layers", fmt::format("{}", offloaded_layers(r))}}
+            : Settings{},
         Settings{{"transformer-impl", "transformer_engine"},
                  {"use-mcore-models", ""},
                  {"lr", "3e-4"},
@@ -207,10 +224,15 @@ std::vector<LaunchFile> launch_megatron_bridge(const LaunchRequest& r) {
     text += fmt::format("  virtual_pipeline_model_parallel_size: {}\n",
                         r.best.layers.size() / static_cast<std::size_t>(plan.mesh.pp()));
   text += fmt::format("  seq_length: {}\n", plan.seq_len);
+  if (const std::int64_t layers = offloaded_layers(r); layers > 0)
+    text += fmt::format(
+        "  cpu_offloading: true\n  cpu_offloading_num_layers: {}\n  cpu_offloading_activations: true\n"
+        "  cpu_offloading_weights: false\n",
+        layers);
   text += fmt::format("train:\n  micro_batch_size: {}\n  global_batch_size: {}\n", plan.micro_batch,
                       plan.global_batch);
   text += fmt::format("dataset:\n  sequence_length: {}\n", plan.seq_len);
-  const bool offloads = plan.offload == Offload::optimizer, shards = offloads || plan.zero_stage() > 0,
+  const bool offloads = plan.offloads_optimizer(), shards = offloads || plan.zero_stage() > 0,
              fsdp = plan.zero >= 2;
   text += fmt::format(
       "ddp:\n  use_distributed_optimizer: {}\n  overlap_grad_reduce: true\n  overlap_param_gather: {}\n",

@@ -56,6 +56,9 @@ std::vector<LaunchFile> launch_torchtitan(const LaunchRequest& r) {
     not_launched(r, "--sp off: its tensor parallelism cuts sequences too");
   if (mesh.cp() > 1 && plan.context_kind == ContextKind::ulysses)
     not_launched(r, "--cp-kind ulysses: does not run it; legal: ring, allgather");
+  if (plan.offloads_activations())
+    not_launched(r, "--offload {}: its configuration has no such thing; legal: optimizer, none",
+                 name_of(plan.offload));
   if (r.work.precision == Precision::fp4)
     not_launched(r, "--precision fp4: does not run it; legal: f32, bf16, fp8");
   const bool full = r.is_recompute("full"), selective = r.is_recompute("selective");
@@ -76,7 +79,7 @@ std::vector<LaunchFile> launch_torchtitan(const LaunchRequest& r) {
       "\"c4_test\"\n",
       local, plan.global_batch, plan.seq_len);
   if (r.work.precision == Precision::f32) text += "mixed_precision_param = \"float32\"\n";
-  if (plan.offload == Offload::optimizer) text += "enable_cpu_offload = true\n";
+  if (plan.offloads_optimizer()) text += "enable_cpu_offload = true\n";
   const bool shards = plan.zero_stage() > 0;
   text += fmt::format(
       "\n[parallelism]\ndata_parallel_replicate_degree = {}\ndata_parallel_shard_degree = {}\n"
@@ -198,7 +201,7 @@ std::vector<LaunchFile> launch_deepspeed(const LaunchRequest& r) {
     not_launched(r, "--recompute {}: does not run it; legal: none, full", recompute_name(plan.recompute));
   if (r.work.precision != Precision::bf16 && r.work.precision != Precision::f32)
     not_launched(r, "--precision {}: does not run it; legal: f32, bf16", precision_name(r.work.precision));
-  const bool offloads = plan.offload == Offload::optimizer;
+  const bool offloads = plan.offloads_optimizer();
   ordered_json config{
       {"train_batch_size", plan.global_batch},
       {"train_micro_batch_size_per_gpu", plan.micro_batch},
@@ -211,12 +214,23 @@ std::vector<LaunchFile> launch_deepspeed(const LaunchRequest& r) {
   if (offloads) config["zero_optimization"]["offload_optimizer"] = {{"device", "cpu"}, {"pin_memory", true}};
   if (mesh.cp() > 1) config["sequence_parallel_size"] = mesh.cp();
   if (mesh.tp() > 1) config["tensor_parallel"] = {{"autotp_size", mesh.tp()}};
-  if (r.is_recompute("full")) config["activation_checkpointing"] = {{"partition_activations", false}};
+  if (plan.offloads_activations() && !r.is_recompute("full"))
+    not_launched(
+        r,
+        "--offload {}: checkpoints of layers are what it keeps on the host; legal: with --recompute full, "
+        "or none",
+        name_of(plan.offload));
+  if (r.is_recompute("full"))
+    config["activation_checkpointing"] = {{"partition_activations", false},
+                                          {"cpu_checkpointing", plan.offloads_activations()}};
   std::string notes = "# TRAIN: a script that makes the model and calls deepspeed.initialize";
   if (mesh.pp() > 1)
     notes += fmt::format(" with a PipelineModule of num_stages={},\n# whose stages hold {} layers", mesh.pp(),
                          fmt::join(r.best.layers, ", "));
-  if (r.is_recompute("full")) notes += ",\n# and checkpoints each layer";
+  if (r.is_recompute("full"))
+    notes += plan.offloads_activations()
+                 ? ",\n# and checkpoints each layer with deepspeed.checkpointing.checkpoint"
+                 : ",\n# and checkpoints each layer";
   return {{"launch.sh",
            launch_head(r) + notes + ".\n" +
                fmt::format(

@@ -35,8 +35,8 @@ std::vector<OtherProgram> other_programs(const SearchRequest& request, const Est
   free.interleaves_whole_groups = false;
   look("", free);
   if (best.plan.offload == Offload::none)
-    if (std::optional<SearchRequest> with = offloading(request))
-      if (auto plan = best_within(*with, best.seconds / (1 + tie)))
+    for (const SearchRequest& with : offloading(request))
+      if (auto plan = best_within(with, best.seconds / (1 + tie)))
         found.push_back({"", own.as_of, {}, std::move(*plan)});
   for (const std::string& name : software_preset_names()) {
     const Software software = load_software(name);

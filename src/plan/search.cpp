@@ -90,6 +90,7 @@ void each_shape(const SearchRequest& r, const Visit& visit) {
   plan.sequence_parallel |= !r.has("sp");
   const Software& software = r.work.software;
   const std::vector<int> tps = software.tensor_parallel ? axis : std::vector{1};
+  const bool any_pp = software.activation_offload_pipelines || !given.offloads_activations() || r.has("pp");
   const bool any_cp = software.context_beside_pipelines || (r.has("pp") && r.has("cp"));
   for (int pp : pinned_or(r, "pp", pinned.pp(), axis))
     for (int tp : pinned_or(r, "tp", pinned.tp(), tps))
@@ -97,6 +98,7 @@ void each_shape(const SearchRequest& r, const Visit& visit) {
         const std::int64_t inner = std::int64_t{pp} * tp * cp;
         if (inner > r.gpus || r.gpus % inner != 0) continue;
         if (pp > 1 && cp > 1 && !any_cp) continue;
+        if (pp > 1 && !any_pp) continue;
         mesh.set(Axis::pp, pp);
         mesh.set(Axis::tp, tp);
         mesh.set(Axis::cp, cp);
@@ -129,11 +131,11 @@ std::vector<ShardingChoice> shardings_of(const SearchRequest& r, const Mesh& mes
   const Software& software = r.work.software;
   std::vector<ShardingChoice> list;
   std::vector<int> stages{0};
-  if (ranks > 1 || given.offload != Offload::none) {
+  if (ranks > 1 || given.offloads_optimizer()) {
     stages = {0, 1, 2, 3};
     std::erase_if(stages, [&](int zero) { return !runs_zero(software, zero, mesh); });
   }
-  if (given.offload != Offload::none) {
+  if (given.offloads_optimizer()) {
     stages = run_by<int>(software.offload_zero_stages, std::move(stages));
     if (!software.is_this_trainer) std::erase(stages, 0);  // shards lie on the host
   }
@@ -192,6 +194,10 @@ class Search {
       kinds_ = model_.recompute_kinds();
     else
       uniform_ = kinds_in(*r_.work.software.recompute, r_.work.plan.model);
+    if (r_.work.plan.offloads_activations())
+      std::erase_if(uniform_, [&](const Recompute& kind) {
+        return !offloads_beside(r_.work.software, PipelineRecompute(kind));
+      });
   }
 
   SearchResult run() {
@@ -801,7 +807,7 @@ std::optional<Refusal> unpriced(const Plan& plan, const Workload& work) {
                    "{} does not cut its output layer over the pipeline; --software echelon does",
                    software.name);
   if (plan.offload != Offload::none)
-    if (const std::string why = no_host(work); !why.empty())
+    if (const std::string why = no_host(work, plan); !why.empty())
       return refused("offload", {{"offload", "none"}}, "{}", why);
   if (!plan.schedule_text.empty())
     return refused("schedule", {}, "a schedule of one's own is not priced; legal: a name");
@@ -853,12 +859,16 @@ static SearchResult joined(SearchResult first, SearchResult second) {
   return second;
 }
 
-std::optional<SearchRequest> offloading(const SearchRequest& request) {
-  if (request.has("offload") || !no_host(request.work).empty()) return {};
-  SearchRequest with = request;
-  with.pin("offload", name_of(Offload::optimizer), "offload");
-  if (!legality(with).is_possible) return {};
-  return with;
+std::vector<SearchRequest> offloading(const SearchRequest& request) {
+  std::vector<SearchRequest> all;
+  if (request.has("offload")) return all;
+  for (Offload what : {Offload::optimizer, Offload::activations, Offload::both}) {
+    SearchRequest with = request;
+    with.pin("offload", name_of(what), "offload");
+    if (no_host(with.work, with.work.plan).empty() && legality(with).is_possible)
+      all.push_back(std::move(with));
+  }
+  return all;
 }
 
 SearchResult search(const SearchRequest& request, double most_seconds) {
@@ -867,8 +877,11 @@ SearchResult search(const SearchRequest& request, double most_seconds) {
   SearchResult result = Search(request, model, most_seconds).run();
   // Of plans that took too long nothing was found out.
   if (!result.plans.empty() || !result.nearest || most_seconds < 1e300) return result;
-  const std::optional<SearchRequest> with = offloading(request);
-  return with ? joined(std::move(result), Search(*with, model, most_seconds).run()) : result;
+  for (const SearchRequest& with : offloading(request)) {
+    result = joined(std::move(result), Search(with, model, most_seconds).run());
+    if (!result.plans.empty()) break;
+  }
+  return result;
 }
 
 std::optional<LeastGpus> least_gpus(SearchRequest request, double target_seconds) {

@@ -134,8 +134,9 @@ std::optional<Refusal> unpriced(const Plan& plan, const Workload& work);
 // everything else that is given.
 bool makes_possible(const Remedy& remedy, SearchRequest request);
 
-// The same with --offload optimizer; no value where that is given, or cannot be.
-std::optional<SearchRequest> offloading(const SearchRequest& request);
+// The same with each of what --offload names, from what gains least to what gains most; none where that is
+// given, and none of those that cannot be.
+std::vector<SearchRequest> offloading(const SearchRequest& request);
 
 // Where no plan fits it looks again with --offload optimizer, if that is not given and can be.
 // Throws RequestError where no configuration could have these sizes, naming the flag; values that it calls

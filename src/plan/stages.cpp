@@ -14,7 +14,8 @@ namespace {
 
 std::int64_t pipeline_stride(const Plan& c) { return c.mesh.num_ranks(); }
 
-SimulationCosts simulation_costs(const std::vector<LayerSeconds>& stages, const std::vector<double>& sharing,
+// `added`: to a microbatch's passes through each stage.
+SimulationCosts simulation_costs(const std::vector<LayerSeconds>& stages, const std::vector<double>& added,
                                  const Software& software, double message, int pp) {
   SimulationCosts costs;
   costs.stages.clear();
@@ -24,10 +25,10 @@ SimulationCosts simulation_costs(const std::vector<LayerSeconds>& stages, const 
       pp > 1 ? software.message_seconds * pp / real(static_cast<std::int64_t>(stages.size())) : 0;
   for (std::size_t i = 0; i < stages.size(); ++i) {
     const LayerSeconds& t = stages[i];
-    costs.stages.push_back({t.forward.total() + sharing[i] / 3 + handing,
-                            t.backward_input.total() + sharing[i] * 2 / 3 + handing,
+    costs.stages.push_back({t.forward.total() + added[i] / 3 + handing,
+                            t.backward_input.total() + added[i] * 2 / 3 + handing,
                             t.backward_weight.total()});
-    all += t.forward.total() + t.backward() + sharing[i] + 2 * handing;
+    all += t.forward.total() + t.backward() + added[i] + 2 * handing;
     experts += t.forward.expert + t.backward_input.expert;
   }
   costs.message = message;
@@ -248,8 +249,9 @@ bool Stages::same_passes(const Plan& a, const Plan& b) const {
   return a.mesh == b.mesh && a.micro_batch == b.micro_batch && a.schedule == b.schedule &&
          a.chunks == b.chunks && a.vocabulary_parallel == b.vocabulary_parallel &&
          a.balance_layers == b.balance_layers && a.layers_per_stage == b.layers_per_stage &&
-         a.recompute == b.recompute && a.context_kind == b.context_kind &&
-         a.sequence_parallel == b.sequence_parallel && sharing(a) == sharing(b);
+         a.offloads_activations() == b.offloads_activations() && a.recompute == b.recompute &&
+         a.context_kind == b.context_kind && a.sequence_parallel == b.sequence_parallel &&
+         sharing(a) == sharing(b);
 }
 
 // Neighbours in the search share them.
@@ -283,6 +285,17 @@ StageShape Stages::make_shape(const Plan& c) {
     first += s.layers[i];
   }
   s.sharing.resize(s.layers.size());
+  for (std::size_t i = 0; i < s.layers.size(); ++i) {
+    const SavedBytes& saved = stage_prices[i]->saved;
+    const ModelSeconds& t = stage_prices[i]->seconds;
+    const double experts = real(s.layers[i]) - dense[i];
+    const auto layer = [&](double bytes, const LayerSeconds& of) {
+      return state_.activations(c, bytes, of.forward.total(), of.backward());
+    };
+    s.saved.push_back(dense[i] * saved.dense_layer + experts * saved.expert_layer);
+    s.to_host.push_back(dense[i] * layer(saved.dense_layer, t.dense) +
+                        experts * layer(saved.expert_layer, t.experts));
+  }
   if (state_.adds_to_passes(c)) {
     const auto unit = [&](const LayerSeconds& t, double common, double routed) {
       return state_.unit_adds(c, {common, routed}, t.forward.total(), t.backward());
@@ -319,7 +332,9 @@ StageShape Stages::make_shape(const Plan& c) {
     s.ranks.push_back(share);
     s.counts.push_back(share_counts(first_prices.counts, c, share));
   }
-  s.costs = simulation_costs(s.stages, s.sharing, work_.software, message_seconds(c), c.mesh.pp());
+  std::vector<double> added;
+  for (std::size_t i = 0; i < s.layers.size(); ++i) added.push_back(s.sharing[i] + s.to_host[i]);
+  s.costs = simulation_costs(s.stages, added, work_.software, message_seconds(c), c.mesh.pp());
   if (c.cuts_vocabulary()) {
     s.part = first_prices.seconds.part;
     s.costs->vocabulary_part = {s.part->forward.total() + s.part_sharing, 0, s.part->backward_weight.total()};

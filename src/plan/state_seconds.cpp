@@ -112,7 +112,7 @@ double StateSeconds::device_update(const Plan& c, const ShareCounts& counts) con
   const double elements = own_elements(c, counts);
   // The norm reads gradients; the step reads gradients and state, and writes state and values.
   const Software& s = work_.software;
-  if (c.offload != Offload::none && s.updates_on_host)
+  if (c.offloads_optimizer() && s.updates_on_host)
     return ops_.memory_pass(elements * (bytes_.gradient - offloaded_bytes(work_, c).gradient));
   const double bytes = elements * (2 * bytes_.gradient + 2 * bytes_.optimizer + bytes_.value);
   const double cast =
@@ -124,7 +124,7 @@ double StateSeconds::device_update(const Plan& c, const ShareCounts& counts) con
 // the update sticks out. On the host gradients come first, the update reads and writes what it keeps, and
 // values go.
 double StateSeconds::host(const Plan& c, const ShareCounts& counts) const {
-  if (c.offload == Offload::none) return 0;
+  if (!c.offloads_optimizer()) return 0;
   const OffloadedBytes off = offloaded_bytes(work_, c);
   const double elements = own_elements(c, counts);
   if (!work_.software.updates_on_host)
@@ -134,11 +134,20 @@ double StateSeconds::host(const Plan& c, const ShareCounts& counts) const {
 }
 
 double StateSeconds::host_traffic(const Plan& c, const ShareCounts& counts, double microbatches) const {
-  if (c.offload == Offload::none) return 0;
+  if (!c.offloads_optimizer()) return 0;
   const OffloadedBytes off = offloaded_bytes(work_, c);
   const double once = work_.software.updates_on_host ? update_down(off) + update_up(off) : 2 * off.optimizer;
   const double passes = off.gradient + (work_.software.reshards ? 2 : 1) * comes_up(off);
   return own_elements(c, counts) * (once + microbatches * passes);
+}
+
+// A layer's go beside the next one's forward pass, and come beside the backward pass of the one behind it, by
+// the engines that copy: what computes is no slower for it.
+double StateSeconds::activations(const Plan& c, double saved, double forward, double backward) const {
+  if (!c.offloads_activations()) return 0;
+  const double link = over_link(saved);
+  if (!work_.software.activation_offload_overlaps) return 2 * link;
+  return std::max(0.0, link - forward) + std::max(0.0, link - backward);
 }
 
 double StateSeconds::optimizer(const Plan& c, const ShareCounts& counts) const {

@@ -36,8 +36,10 @@ class StateSeconds {
   double optimizer(const Plan& c, const ShareCounts& counts) const;
   // That part of it.
   double host(const Plan& c, const ShareCounts& counts) const;
-  // That a rank sends and gets over the link to its host in a step, whose stages each see so many
-  // microbatches.
+  // What of a layer's activations, so many bytes, a microbatch waits for on their way to the host and back.
+  double activations(const Plan& c, double saved, double forward, double backward) const;
+  // That a rank sends and gets over the link to its host in a step but for activations, whose stages each see
+  // so many microbatches.
   double host_traffic(const Plan& c, const ShareCounts& counts, double microbatches) const;
   // That a rank sends in a step, whose stages each see so many microbatches.
   double bytes(const Plan& c, const ShareCounts& counts, double microbatches) const;

@@ -78,9 +78,11 @@ std::vector<double> StepModel::rank_bytes(const Plan& c) {
 
 double StepModel::kept_on_host(const Plan& c) {
   const OffloadedBytes off = offloaded_bytes(work_, c);
+  const StageShape& s = stages_.shape(c);
   double most = 0;
-  for (const ShareCounts& counts : stages_.shape(c).counts)
-    most = std::max(most, own_elements(c, counts) * (off.value + off.gradient + off.optimizer));
+  for (std::size_t r = 0; r < s.ranks.size(); ++r)
+    most = std::max(most, own_elements(c, s.counts[r]) * (off.value + off.gradient + off.optimizer) +
+                              activations_on_host(c, s.prices[r]->saved, s.ranks[r]));
   return most;
 }
 
@@ -239,6 +241,31 @@ AxisBytes StepModel::most_traffic(const Plan& c) {
   return most;
 }
 
+HostActivations StepModel::counted_activations(const Plan& c, std::size_t rank) {
+  const StageShape& s = stages_.shape(c);
+  HostActivations host;
+  if (!c.offloads_activations()) return host;
+  double moved = 0;
+  for (const StageUse& use : s.facts->uses[rank])
+    moved += use.share * real(num_microbatches(c)) * s.saved[static_cast<std::size_t>(use.stage)];
+  host.out = host.back = static_cast<std::int64_t>(moved);
+  host.most = static_cast<std::int64_t>(activations_on_host(c, s.prices[rank]->saved, s.ranks[rank]));
+  return host;
+}
+
+void StepModel::add_host(Estimate& e, std::size_t rank, const HostActivations& activations) {
+  const Plan& c = e.plan;
+  const StageShape& s = stages_.shape(c);
+  const OffloadedBytes off = offloaded_bytes(work_, c);
+  double passes = 0;
+  for (const StageUse& use : s.facts->uses[rank])
+    passes += use.share * real(e.microbatches) / real(static_cast<std::int64_t>(s.facts->uses[rank].size()));
+  const double state = own_elements(c, s.counts[rank]) * (off.value + off.gradient + off.optimizer);
+  e.host_bytes = std::max(e.host_bytes, state + real(activations.most));
+  e.host_traffic = std::max(e.host_traffic, stages_.state().host_traffic(c, s.counts[rank], passes) +
+                                                real(activations.out + activations.back));
+}
+
 Estimate StepModel::estimate(const Plan& c) {
   Estimate e = estimate_seconds(c);
   add_memory(e);
@@ -264,9 +291,17 @@ void StepModel::add_memory(Estimate& e, double most_bytes) {
     plan.layers_per_stage = s.layers;
     plan.balance_layers = false;
     const PipelineLayout pipeline(plan, StepLength::steady);
+    e.host_bytes = e.host_traffic = 0;
+    // A steady step has fewer microbatches, which move as much each.
+    const double repeats = real(e.microbatches) / pipeline.programs(0).microbatches();
     for (int r : order) {
-      e.memory = e.rank_memory[static_cast<std::size_t>(r)] = work_.exact_memory(plan, pipeline, {.pp = r});
+      const StepMemory walked = work_.exact_memory(plan, pipeline, {.pp = r});
+      e.memory = e.rank_memory[static_cast<std::size_t>(r)] = walked;
       e.memory_rank = r;
+      HostActivations host = walked.host;
+      host.out = static_cast<std::int64_t>(real(host.out) * repeats);
+      host.back = static_cast<std::int64_t>(real(host.back) * repeats);
+      if (c.offload != Offload::none) add_host(e, static_cast<std::size_t>(r), host);
       if (real(e.memory.total()) > most_bytes) return;
     }
   }
@@ -298,7 +333,7 @@ Estimate StepModel::estimate_seconds(const Plan& c) {
   }
   StepParts& parts = e.parts;
   double busy = 0;
-  const auto add = [&](double count, const LayerSeconds& t, double sharing) {
+  const auto add = [&](double count, const LayerSeconds& t, double sharing, double to_host) {
     for (const PassSeconds* pass : {&t.forward, &t.backward_input, &t.backward_weight}) {
       parts.compute += count * pass->compute;
       parts.tp_exposed += count * pass->tensor;
@@ -307,13 +342,14 @@ Estimate StepModel::estimate_seconds(const Plan& c) {
       busy += count * pass->total();
     }
     parts.dp_exposed += count * sharing;
-    busy += count * sharing;
+    parts.host_exposed += count * to_host;
+    busy += count * (sharing + to_host);
   };
   for (const StageUse& use : s.facts->uses[last]) {
     const auto i = static_cast<std::size_t>(use.stage);
-    add(use.share * real(e.microbatches), s.stages[i], s.sharing[i]);
+    add(use.share * real(e.microbatches), s.stages[i], s.sharing[i], s.to_host[i]);
   }
-  if (s.part) add(real(e.microbatches), *s.part, s.part_sharing);
+  if (s.part) add(real(e.microbatches), *s.part, s.part_sharing, 0);
   const double exposed = stages_.exposed(c, s, last);
   parts.dp_exposed += exposed;
   parts.optimizer = stages_.state().optimizer(c, s.counts[last]);
@@ -324,14 +360,8 @@ Estimate StepModel::estimate_seconds(const Plan& c) {
   }
   e.traffic = most_traffic(c);
   if (c.offload != Offload::none) {
-    e.host_bytes = kept_on_host(c);
-    e.host_seconds = stages_.state().host(c, s.counts[last]);
-    for (std::size_t r = 0; r < s.ranks.size(); ++r) {
-      double passes = 0;
-      for (const StageUse& use : s.facts->uses[r])
-        passes += use.share * real(e.microbatches) / real(static_cast<std::int64_t>(s.facts->uses[r].size()));
-      e.host_traffic = std::max(e.host_traffic, stages_.state().host_traffic(c, s.counts[r], passes));
-    }
+    e.host_seconds = stages_.state().host(c, s.counts[last]) + parts.host_exposed;
+    for (std::size_t r = 0; r < s.ranks.size(); ++r) add_host(e, r, counted_activations(c, r));
   }
   e.seconds = to_twelve_digits(whole_step(c, latest));
   parts.other = e.seconds - latest;

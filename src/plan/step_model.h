@@ -19,7 +19,7 @@ namespace echelon {
 // Where the seconds of a step go, on the pipeline rank that ends last. They add up to the step.
 struct StepParts {
   double compute = 0, tp_exposed = 0, pp_bubble = 0, dp_exposed = 0, cp_exposed = 0, ep_exposed = 0,
-         optimizer = 0, other = 0;
+         host_exposed = 0, optimizer = 0, other = 0;
 };
 
 // Sent along each axis in a step, by the rank that sends most along it.
@@ -42,7 +42,7 @@ struct Estimate {
   std::vector<std::int64_t> layers;  // of each stage
   AxisBytes traffic;
   // With offloading: what a rank keeps on its host, what goes over the link to it in a step, both ways, of
-  // the rank with most; and the seconds of the optimizer's part that host and link take.
+  // the rank with most; and the seconds of the step that host and link take.
   double host_bytes = 0, host_traffic = 0, host_seconds = 0;
   SimulationCosts costs;  // of its schedule
 };
@@ -110,6 +110,10 @@ class StepModel {
   // Factors of the step time between which 8 of 10 measurements of such a configuration lie.
   double whole_step(const Plan& c, double seconds) const;
   AxisBytes most_traffic(const Plan& c);
+  // What a rank's activations do on the host in a step, as formulas count it.
+  HostActivations counted_activations(const Plan& c, std::size_t rank);
+  // What a rank has on its host, whose activations do this there.
+  void add_host(Estimate& e, std::size_t rank, const HostActivations& activations);
 
   Workload work_;
   Stages stages_;

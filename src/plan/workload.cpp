@@ -55,6 +55,17 @@ std::string rest_of_groups(const Software& software, const Plan& plan) {
                                 : fmt::format("{} interleaved over pp {}", counted(microbatches, "microbatch"), pp);
 }
 
+static bool is_among(const std::optional<std::vector<std::string>>& names,
+                     const PipelineRecompute& recompute) {
+  return !names || std::any_of(names->begin(), names->end(), [&](const std::string& name) {
+    return recompute == parse_recompute(name, "recompute");
+  });
+}
+
+bool offloads_beside(const Software& software, const PipelineRecompute& recompute) {
+  return is_among(software.activation_offload_recompute, recompute);
+}
+
 std::vector<std::string> not_run(const Workload& work, const Plan& plan) {
   const Software& software = work.software;
   std::vector<std::string> missing;
@@ -70,8 +81,12 @@ std::vector<std::string> not_run(const Workload& work, const Plan& plan) {
                                   : runs_zero(software, plan.zero, alone) ? " beside tensor parallelism"
                                                                           : " beside a pipeline"));
   }
-  if (plan.offload != Offload::none && lacks(software.offload_zero_stages, plan.zero))
+  if (plan.offloads_optimizer() && lacks(software.offload_zero_stages, plan.zero))
     missing.push_back(fmt::format("offload beside ZeRO {}", plan.zero));
+  if (plan.offloads_activations() && plan.mesh.pp() > 1 && !software.activation_offload_pipelines)
+    missing.push_back("offload of activations beside a pipeline");
+  if (plan.offloads_activations() && !offloads_beside(software, plan.recompute))
+    missing.push_back("offload of activations beside recompute " + recompute_name(plan.recompute));
   if (plan.hsdp > 1 && !software.replicated_shards)
     missing.push_back(fmt::format("shards in {} replicas", plan.hsdp));
   if (plan.mesh.cp() > 1 && lacks(software.context_kinds, std::string(name_of(plan.context_kind))))
@@ -80,21 +95,22 @@ std::vector<std::string> not_run(const Workload& work, const Plan& plan) {
     missing.push_back("context parallelism beside a pipeline");
   if (lacks(software.precisions, std::string(precision_name(work.precision))))
     missing.push_back(precision_name(work.precision));
-  const auto runs = [&](const std::string& name) {
-    return plan.recompute == parse_recompute(name, "recompute");
-  };
-  if (software.recompute && std::none_of(software.recompute->begin(), software.recompute->end(), runs))
+  if (!is_among(software.recompute, plan.recompute))
     missing.push_back("recompute " + recompute_name(plan.recompute));
   return missing;
 }
 
-std::string no_host(const Workload& work) {
+std::string no_host(const Workload& work, const Plan& plan) {
   const Software& s = work.software;
   const Machine& m = work.machine;
   if (!s.offloads) return fmt::format("{} keeps nothing on the host (offloads, in its file)", s.name);
+  const bool state = plan.offloads_optimizer(), activations = plan.offloads_activations();
+  if ((state && !s.offloads_state()) || (activations && !s.offloads_activations()))
+    return fmt::format("{} keeps no {} on the host (offloads, in its file)", s.name,
+                       state && !s.offloads_state() ? "optimizer state" : "activations");
   if (m.host_bandwidth <= 0)
     return fmt::format("how fast {} reaches its host is not known (host_bandwidth, in its file)", m.name);
-  if (s.updates_on_host && m.host_memory_bandwidth <= 0)
+  if (state && s.updates_on_host && m.host_memory_bandwidth <= 0)
     return fmt::format(
         "how fast the memory of the host of {} is is not known (host_memory_bandwidth, in its file)", m.name);
   return {};

@@ -57,8 +57,10 @@ std::string rest_of_groups(const Software& software, const Plan& plan);
 // program had it.
 std::vector<std::string> not_run(const Workload& work, const Plan& plan);
 
-// Why the program keeps nothing on the machine's hosts; empty where it can.
-std::string no_host(const Workload& work);
+// Why the program does not keep this on the machine's hosts; empty where it can.
+std::string no_host(const Workload& work, const Plan& plan);
+// Whether it offloads activations beside this recomputation.
+bool offloads_beside(const Software& software, const PipelineRecompute& recompute);
 
 // "dp 4 tp 8 pp 2, 1f1b, micro-batch 1, ZeRO 1, recompute selective"
 std::string summary(const Plan& plan);

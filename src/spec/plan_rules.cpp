@@ -120,8 +120,8 @@ Verdict of_equal_shares(const Plan& plan) {
 
 // What other programs keep on the host are shards of it.
 Verdict of_offloaded_shards(const Plan& plan) {
-  if (plan.offload == Offload::none || plan.zero > 0) return {};
-  return refused("offload", {{"zero", "1"}, {"zero", "3"}, {"offload", "none"}},
+  if (!plan.offloads_optimizer() || plan.zero > 0) return {};
+  return refused("offload", {{"zero", "1"}, {"zero", "3"}, {"offload", "none"}, {"offload", "activations"}},
                  "what lies on the host are shards of ZeRO, and --zero is 0");
 }
 

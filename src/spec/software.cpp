@@ -28,6 +28,8 @@ const std::vector<Field<Software>>& software_fields() {
       {"reduces_each_group", &Software::reduces_each_group},
       {"interleaves_whole_groups", &Software::interleaves_whole_groups},
       {"updates_on_host", &Software::updates_on_host},
+      {"activation_offload_pipelines", &Software::activation_offload_pipelines},
+      {"activation_offload_overlaps", &Software::activation_offload_overlaps},
       {"fused_attention", &Software::fused_attention},
       {"older_attention", &Software::older_attention},
       {"dropout", &Software::dropout},
@@ -88,7 +90,8 @@ const std::vector<Field<Software>>& software_fields() {
   return fields;
 }
 
-constexpr const char* offloaded_states[] = {"moments", "masters", "gradients", "parameters"};
+constexpr const char* offloaded_states[] = {"moments", "masters", "gradients", "parameters", "activations"};
+constexpr const char* offloaded_activations = "activations";
 
 void check_stages(const char* key, const std::optional<std::vector<int>>& stages) {
   if (!stages) return;
@@ -107,6 +110,15 @@ bool is_month(const std::string& text) {
 }
 
 }  // namespace
+
+bool Software::offloads_state() const {
+  return offloads && std::any_of(offloads->begin(), offloads->end(),
+                                 [](const std::string& what) { return what != offloaded_activations; });
+}
+
+bool Software::offloads_activations() const {
+  return offloads && std::find(offloads->begin(), offloads->end(), offloaded_activations) != offloads->end();
+}
 
 void validate(const Software& s) {
   if (s.name.empty()) refuse("software: the key name is empty");
@@ -129,6 +141,12 @@ void validate(const Software& s) {
     refuse("software: precisions = []: give at least one; legal: f32, bf16, fp8, fp4");
   for (const std::string& kind : s.recompute.value_or(std::vector<std::string>{}))
     (void)parse_recompute(kind, "software: recompute =");
+  for (const std::string& kind : s.activation_offload_recompute.value_or(std::vector<std::string>{}))
+    (void)parse_recompute(kind, "software: activation_offload_recompute =");
+  if (s.activation_offload_recompute && s.activation_offload_recompute->empty())
+    refuse(
+        "software: activation_offload_recompute = []: leave it out, or give of none, selective, full, or a "
+        "list of ops");
   if (s.recompute && s.recompute->empty())
     refuse("software: recompute = []: give at least one; legal: none, selective, full, or a list of ops");
   for (const std::string& what : s.offloads.value_or(std::vector<std::string>{}))
@@ -169,6 +187,7 @@ Software software_from_toml(const std::string& text, const std::string& where) {
   read_list<std::string>(table, "recompute", where, s.recompute, seen);
   read_list<std::string>(table, "offloads", where, s.offloads, seen);
   read_list<std::int64_t>(table, "offload_zero_stages", where, s.offload_zero_stages, seen);
+  read_list<std::string>(table, "activation_offload_recompute", where, s.activation_offload_recompute, seen);
   read_list<std::string>(table, "measured_on", where, s.measured_on, seen);
   read_list<std::int64_t>(table, "measured_gpus", where, s.measured_gpus, seen);
   read_list<std::int64_t>(table, "measured_parameters", where, s.measured_parameters, seen);
@@ -188,8 +207,9 @@ std::string to_toml(const Software& s) {
           list_text("tensor_zero_stages", s.tensor_zero_stages) +
           list_text("context_kinds", s.context_kinds) + list_text("precisions", s.precisions) +
           list_text("recompute", s.recompute) + list_text("offloads", s.offloads) +
-          list_text("offload_zero_stages", s.offload_zero_stages) + list_text("measured_on", s.measured_on) +
-          list_text("measured_gpus", s.measured_gpus) +
+          list_text("offload_zero_stages", s.offload_zero_stages) +
+          list_text("activation_offload_recompute", s.activation_offload_recompute) +
+          list_text("measured_on", s.measured_on) + list_text("measured_gpus", s.measured_gpus) +
           list_text("measured_parameters", s.measured_parameters) +
           list_text("measured_seq_len", s.measured_seq_len) + provenance_text(s.provenance);
   return text;

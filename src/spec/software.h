@@ -31,11 +31,20 @@ struct Software {
   // What it makes again, the same on all pipeline ranks (names of --recompute); not given: any op, and on
   // each rank others.
   std::optional<std::vector<std::string>> recompute;
-  // What of a parameter's state --offload optimizer keeps in the host's memory: "moments", "masters" (the
-  // copy in 32 bits), "gradients" (between microbatches, where a rank keeps its shard alone), "parameters"
-  // (those that ZeRO 3 gathers). Not given: it keeps nothing there.
+  // What it keeps in the host's memory. With --offload optimizer, of a parameter's state: "moments",
+  // "masters" (the copy in 32 bits), "gradients" (between microbatches, where a rank keeps its shard alone),
+  // "parameters" (those that ZeRO 3 gathers). With --offload activations: "activations" (what each layer
+  // keeps of a microbatch). Not given: it keeps nothing there.
   std::optional<std::vector<std::string>> offloads;
-  std::optional<std::vector<int>> offload_zero_stages;  // beside which it does; not given: all from 1 on
+  bool offloads_state() const;
+  bool offloads_activations() const;
+  std::optional<std::vector<int>>
+      offload_zero_stages;  // beside which it keeps state there; not given: all from 1 on
+  // Recomputation beside which it keeps activations there; not given: any. And whether it does in a pipeline,
+  // and beside computation.
+  std::optional<std::vector<std::string>> activation_offload_recompute;
+  bool activation_offload_pipelines = true;
+  bool activation_offload_overlaps = true;
   // The optimizer runs where its state is; else the state is brought to the device, and back.
   bool updates_on_host = false;
   // When ZeRO 2 and 3 sum gradients over the ranks: behind each microbatch, and keep shards of the sum; or

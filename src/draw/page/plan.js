@@ -8,9 +8,16 @@ const fates = [["simulated", figure => "a step of " + seconds(figure)], ["fits, 
   ["fits, and as many plans are as fast and as small", figure => `a step of at least ${seconds(figure)}`], ["fits, and holds more than those that are ranked", figure => bytes(1e6 * figure)],
   [reasonWords.slower, figure => `a step of at least ${seconds(figure)}`], [reasonWords.memory, figure => `${bytes(1e6 * figure)} of ${bytes(data.machine.usable_bytes)} usable`],
   [reasonWords.schedule, why => data.looked.whys[why]], [reasonWords.shape, why => data.looked.whys[why]], [reasonWords.same, () => "its balanced split is the even one"]];
-const causes = [["compute", "computation", "--compute"], ["tp_exposed", "tensor-parallel collectives", "--axis-tp"], ["pp_bubble", "pipeline bubble and hand-overs", "--axis-pp"],
-  ["dp_exposed", "gradient reduction and gathers not hidden", "--axis-dp"], ["cp_exposed", "context-parallel exchange not hidden", "--axis-cp"],
-  ["ep_exposed", "experts' all-to-all not hidden", "--axis-ep"], ["optimizer", "optimizer step", "--optimizer"], ["other", "stragglers and the step's own overhead", "--other"]];
+const causes = [
+  ['compute', 'computation', '--compute'], ['tp_exposed', 'tensor-parallel collectives', '--axis-tp'],
+  ['pp_bubble', 'pipeline bubble and hand-overs', '--axis-pp'],
+  ['dp_exposed', 'gradient reduction and gathers not hidden', '--axis-dp'],
+  ['cp_exposed', 'context-parallel exchange not hidden', '--axis-cp'],
+  ['ep_exposed', 'experts\' all-to-all not hidden', '--axis-ep'],
+  ['host_exposed', 'activations to the host and back not hidden', '--axis-host'],
+  ['optimizer', 'optimizer step', '--optimizer'],
+  ['other', 'stragglers and the step\'s own overhead', '--other']
+];
 
 function planOverview() {
   const best = data.answer.plans[0];
