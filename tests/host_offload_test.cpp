@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include "plan/explain.h"
+#include "plan/other_programs.h"
 #include "plan/search.h"
 #include "refusals.h"
 #include "workloads.h"
@@ -200,6 +201,13 @@ TEST(HostOffload, ActivationsAreLookedForWhereNothingElseFits) {
                 .text()
                 .find(std::string("looked at again with --offload ") + name_of(found.plans[0].plan.offload)),
             std::string::npos);
+  // Not beside what the program does not run beside it, which nobody asked for.
+  SearchRequest beside = r;
+  beside.pin("recompute", std::string("full"), "recompute");
+  beside.work.machine.memory_bytes = 40e9;
+  const SearchResult nothing = search(beside);
+  EXPECT_TRUE(nothing.plans.empty());
+  EXPECT_FALSE(nothing.nearest->plan.offloads_activations());
   SearchRequest asked = request("llama-3-8b", 8, "current", 64);
   asked.pin("offload", std::string("activations"), "offload");
   asked.top = 20;
@@ -214,6 +222,20 @@ TEST(HostOffload, ActivationsAreLookedForWhereNothingElseFits) {
   const std::string beyond = priced_beyond(search(asked), asked.work);
   EXPECT_NE(beyond.find("offload of activations beside a pipeline"), std::string::npos) << beyond;
   EXPECT_NE(beyond.find("offload of activations beside recompute full"), std::string::npos) << beyond;
+}
+
+// Programs that do not keep there what was asked are no answer, and no failure.
+TEST(HostOffload, OtherProgramsThatKeepNothingThereArePassedOver) {
+  for (const char* what : {"optimizer", "activations"}) {
+    SearchRequest r = request("llama-3-8b", 8, "deepspeed", 64);
+    r.pin("offload", std::string(what), "offload");
+    const Estimate best = search(r).plans.at(0);
+    for (const OtherProgram& other : other_programs(r, best)) {
+      const Software software = other.name.empty() ? r.work.software : load_software(other.name);
+      EXPECT_EQ(no_host({{}, Precision::bf16, r.work.machine, software}, other.plan.plan), "");
+      EXPECT_EQ(name_of(other.plan.plan.offload), std::string(what));
+    }
+  }
 }
 
 // Ren et al. 2021: 13 billion parameters on one device of 32 GB, where without it 1.4 billion are the most.

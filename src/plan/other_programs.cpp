@@ -24,6 +24,8 @@ std::vector<OtherProgram> other_programs(const SearchRequest& request, const Est
   const auto look = [&](const std::string& name, const Software& software) {
     SearchRequest other = request;
     other.work.software = software;
+    // One that has not what was asked for, as state on the host, is no answer.
+    if (unpriced(other.work.plan, other.work)) return;
     auto plan = best_within(other, best.seconds / (1 + tie));
     if (!plan || !not_run(other.work, plan->plan).empty()) return;
     found.push_back({name, software.as_of, not_run(request.work, plan->plan), std::move(*plan)});
@@ -33,6 +35,7 @@ std::vector<OtherProgram> other_programs(const SearchRequest& request, const Est
   free.tensor_zero_stages.reset(), free.context_kinds.reset();
   free.replicated_shards = free.context_beside_pipelines = free.tensor_parallel = true;
   free.interleaves_whole_groups = false;
+  free.activation_offload_pipelines = true, free.activation_offload_recompute.reset();
   look("", free);
   if (best.plan.offload == Offload::none)
     for (const SearchRequest& with : offloading(request))
