@@ -859,12 +859,21 @@ static SearchResult joined(SearchResult first, SearchResult second) {
   return second;
 }
 
+// Whether what is given leaves the program plans whose activations it offloads.
+static bool can_offload_activations(const SearchRequest& r) {
+  const Software& s = r.work.software;
+  const Plan& given = r.work.plan;
+  return !(r.has("recompute") && !offloads_beside(s, given.recompute)) &&
+         !(r.has("pp") && given.mesh.pp() > 1 && !s.activation_offload_pipelines);
+}
+
 std::vector<SearchRequest> offloading(const SearchRequest& request) {
   std::vector<SearchRequest> all;
   if (request.has("offload")) return all;
   for (Offload what : {Offload::optimizer, Offload::activations, Offload::both}) {
     SearchRequest with = request;
     with.pin("offload", name_of(what), "offload");
+    if (with.work.plan.offloads_activations() && !can_offload_activations(with)) continue;
     if (no_host(with.work, with.work.plan).empty() && legality(with).is_possible)
       all.push_back(std::move(with));
   }
