@@ -226,9 +226,9 @@ std::string bytes_row(const std::string& name, std::int64_t first, std::int64_t 
 std::string offload_table(const char* first, const HostActivations& a, const char* second,
                           const HostActivations& b) {
   if (a == HostActivations{} && b == HostActivations{}) return {};
-  return fmt::format("  {:<18}{:>14}{:>14}\n", "activations", first, second) +
+  return fmt::format("  {:<18}{:>14}{:>14}\n", "offloaded", first, second) +
          bytes_row("out in a step", a.out, b.out) + bytes_row("back", a.back, b.back) +
-         bytes_row("most offloaded", a.most, b.most);
+         bytes_row("most at once", a.most, b.most);
 }
 
 std::vector<std::string> missed_predictions(const TrainSummary& s) {
