@@ -81,6 +81,41 @@ TEST_F(CudaDriver, EventsOrderStreams) {
   }
 }
 
+// A product by the library, kernels of our own, a copy and a fill, replayed on other numbers; and what a pass
+// may do that is captured: allocate, and upload beside.
+TEST_F(CudaDriver, GraphsRunAgainOnWhatIsThere) {
+  Arena arena(driver_.get(), 0);
+  const auto kernels = make_kernels(arena, DType::f32, 1);
+  const std::int64_t n = 64;
+  const auto matrix = [&] { return Tensor(arena, MemoryCategory::other, DType::f32, {n, n}); };
+  const Tensor a = matrix(), b = matrix(), given = matrix(), sum = matrix();
+  kernels->fill(b, 0.5);
+  kernels->fill(sum, 0.0);
+  kernels->fill(given, 1.0);
+  const auto pass = [&] {
+    const Arena::PoolUse pool(arena, MemoryPool::passes);
+    const Tensor c = matrix(), none = matrix();
+    fill_with_zero(none);
+    copy_on_device(given, a);
+    kernels->matmul(a, Transpose::no, b, Transpose::no, c, false);
+    kernels->add(none, c);
+    kernels->add(c, sum);
+  };
+  pass();  // what is chosen once is
+  const DeviceGraph graph(arena.stream(), pass);
+  float expected = 32;
+  EXPECT_EQ(copy_to_host<float>(sum), std::vector<float>(static_cast<std::size_t>(n * n), expected));
+  for (const double number : {2.0, 3.0}) {
+    kernels->fill(given, number);
+    graph.launch();
+    expected += static_cast<float>(32 * number);
+  }
+  EXPECT_EQ(copy_to_host<float>(sum), std::vector<float>(static_cast<std::size_t>(n * n), expected));
+  EXPECT_THROW(DeviceGraph(arena.stream(), [&] { copy_to_host<float>(sum); }), RunError);
+  kernels->fill(sum, 4.0);
+  EXPECT_EQ(copy_to_host<float>(sum).front(), 4);
+}
+
 template <class T, class Stored>
 void expect_reduced(DeviceDriver& driver, DType dtype, ReduceOp op) {
   Arena arena(&driver, 0);

@@ -74,6 +74,7 @@ FakeDriver::FakeDriver(const Options& options)
 FakeDriver::~FakeDriver() {
   for (Stream* stream : streams_) delete stream;
   for (auto* event : events_) delete event;
+  for (const Graph* graph : graphs_) delete graph;
   for (const auto& [memory, block] : pinned_) delete[] memory;
   ::munmap(device_, mapped_bytes_);
   ::munmap(seen_, mapped_bytes_);
@@ -103,6 +104,7 @@ std::vector<std::string> FakeDriver::complaints() const {
   left(pinned_.size(), "blocks of pinned memory");
   left(streams_.size(), "streams");
   left(events_.size(), "events");
+  left(graphs_.size(), "graphs");
   left(static_cast<std::size_t>(members), "members of groups");
   return all;
 }
@@ -353,7 +355,15 @@ void FakeDriver::enqueue(const std::string& name, StreamHandle stream, std::vect
 void FakeDriver::queue(Stream& stream, Operation operation) {
   refuse_lost(stream.device);
   check_uses(operation, stream, "is queued on");
-  push(stream, std::move(operation));
+  if (stream.capturing == nullptr) return push(stream, std::move(operation));
+  check(!operation.meeting && !operation.waits_for, "a graph is of one stream");
+  stream.capturing->operations.push_back(std::move(operation));
+}
+
+void FakeDriver::refuse_in_capture(const Stream& stream, const char* what) {
+  if (stream.capturing == nullptr) return;
+  complain(std::string(what) + " a stream that is captured");
+  fail_capture(stream.device, "not permitted when the stream is capturing");
 }
 
 void FakeDriver::push(Stream& stream, Operation operation) {
@@ -472,6 +482,7 @@ void FakeDriver::destroy_stream(StreamHandle stream) noexcept {
   auto* const found = static_cast<Stream*>(stream.handle);
   if (streams_.erase(found) == 0) return complain("a stream is destroyed that is not there");
   if (!found->queue.empty() && lost_.empty()) complain("a stream is destroyed with work on it");
+  if (found->capturing) complain("a stream is destroyed that is captured");
   delete found;
 }
 
@@ -479,6 +490,7 @@ void FakeDriver::synchronize(StreamHandle stream) {
   std::unique_lock lock(mutex_);
   Stream& waited = known(stream);
   refuse_lost(waited.device);
+  refuse_in_capture(waited, "the host waits for");
   const auto end = std::make_shared<Event>();
   end->stream = &waited;
   push(waited, {"synchronize", {}, {}, {}, end});
@@ -510,6 +522,7 @@ void FakeDriver::record(EventHandle event, StreamHandle stream) {
   recorded->stream = &known(stream);
   check(recorded->device == recorded->stream->device, "an event is recorded on another device");
   refuse_lost(recorded->device);
+  refuse_in_capture(*recorded->stream, "an event is recorded on");
   push(*recorded->stream, {"record", {}, {}, {}, recorded});
 }
 
@@ -517,6 +530,7 @@ void FakeDriver::wait(StreamHandle stream, EventHandle event) {
   const Lock lock(mutex_);
   const auto& awaited = known(event);
   check(awaited->stream != nullptr, "a stream waits for an event that is not recorded");
+  refuse_in_capture(known(stream), "an event holds up");
   queue(known(stream), {"wait", {}, {}, awaited, {}});
 }
 
@@ -542,6 +556,53 @@ double FakeDriver::seconds_between(EventHandle first, EventHandle second) {
   return known(second)->at - known(first)->at;
 }
 
+void FakeDriver::begin_capture(StreamHandle stream) {
+  const Lock lock(mutex_);
+  Stream& captured = known(stream);
+  refuse_lost(captured.device);
+  refuse_in_capture(captured, "another capture begins on");
+  if (fails(FakeCall::capture)) fail_capture(captured.device, "planted");
+  captured.capturing = std::make_unique<Graph>();
+  captured.capturing->device = captured.device;
+}
+
+GraphHandle FakeDriver::end_capture(StreamHandle stream) {
+  const Lock lock(mutex_);
+  Stream& captured = known(stream);
+  check(captured.capturing != nullptr, "a capture ends that did not begin");
+  std::unique_ptr<Graph> graph = std::move(captured.capturing);
+  refuse_lost(captured.device);
+  if (fails(FakeCall::capture)) fail_capture(captured.device, "planted");
+  graphs_.insert(graph.get());
+  return {graph.release(), captured.device};
+}
+
+void FakeDriver::abandon_capture(StreamHandle stream) noexcept {
+  const Lock lock(mutex_);
+  if (!known(stream).capturing) complain("a capture is abandoned that did not begin");
+  known(stream).capturing.reset();
+}
+
+// Its operations look at memory when they run, as those of every kernel.
+void FakeDriver::launch(GraphHandle graph, StreamHandle stream) {
+  const Lock lock(mutex_);
+  auto* const launched = static_cast<Graph*>(graph.handle);
+  check(graphs_.contains(launched), "a graph is launched that is not there");
+  Stream& on = known(stream);
+  refuse_lost(on.device);
+  refuse_in_capture(on, "a graph is launched on");
+  check(launched->device == on.device, "a graph is launched on another device");
+  if (fails(FakeCall::launch_graph)) fail_graph_launch(on.device, "planted");
+  for (const Operation& operation : launched->operations) queue(on, operation);
+}
+
+void FakeDriver::destroy_graph(GraphHandle graph) noexcept {
+  const Lock lock(mutex_);
+  auto* const found = static_cast<Graph*>(graph.handle);
+  if (graphs_.erase(found) == 0) return complain("a graph is destroyed that is not there");
+  delete found;
+}
+
 void FakeDriver::copy(const RowsCopy& rows, StreamHandle stream) {
   const std::size_t read = extent(rows.from_stride, rows.row_bytes, rows.rows),
                     written = extent(rows.to_stride, rows.row_bytes, rows.rows);
@@ -555,6 +616,7 @@ void FakeDriver::copy(const RowsCopy& rows, StreamHandle stream) {
   check(reads.has_value(), "a copy reads what is not where it says");
   check(writes.has_value(), "a copy writes what is not where it says");
   check(*reads == on.device || *writes == on.device, "a copy runs on a device that it does not touch");
+  if (rows.kind != CopyKind::on_device) refuse_in_capture(on, "the host is copied from or to by");
   refuse_lost(on.device);
   std::function<void()> work;
   if (rows.kind == CopyKind::from_host)

@@ -28,7 +28,16 @@
 namespace echelon::checks {
 
 // Calls that can be made to fail.
-enum class FakeCall { allocate, allocate_pinned, create_stream, create_event, launch, run };
+enum class FakeCall {
+  allocate,
+  allocate_pinned,
+  create_stream,
+  create_event,
+  launch,
+  run,
+  capture,
+  launch_graph
+};
 
 class FakeCollectives;
 
@@ -51,8 +60,9 @@ class FakeDriver final : public DeviceDriver {
   explicit FakeDriver(const Options& options);
   ~FakeDriver() override;
 
-  // The call of this kind that comes after `others` of it fails: no stream, no event, no launch. There is no
-  // more room from then on, and the device that was to run something is lost.
+  // The call of this kind that comes after `others` of it fails: no stream, no event, no launch; of a
+  // capture, which is two calls, its beginning or its end. There is no more room from then on, and the device
+  // that was to run something is lost.
   void fail_after(FakeCall call, int others);
   int calls(FakeCall call) const;
   // What was done that is not allowed, and what is left that nobody gave back; empty when all is well.
@@ -109,6 +119,11 @@ class FakeDriver final : public DeviceDriver {
   bool has_happened(EventHandle event) override;
   void synchronize(EventHandle event) override;
   double seconds_between(EventHandle first, EventHandle second) override;
+  void begin_capture(StreamHandle stream) override;
+  GraphHandle end_capture(StreamHandle stream) override;
+  void abandon_capture(StreamHandle stream) noexcept override;
+  void launch(GraphHandle graph, StreamHandle stream) override;
+  void destroy_graph(GraphHandle graph) noexcept override;
   void copy(const RowsCopy& rows, StreamHandle stream) override;
   void fill_bytes(std::byte* to, std::uint8_t value, std::size_t bytes, StreamHandle stream) override;
   void reduce(const Reduction& reduction, StreamHandle stream) override;
@@ -121,6 +136,7 @@ class FakeDriver final : public DeviceDriver {
 
  private:
   struct Event;
+  struct Graph;
   struct Stream;
   struct Operation {
     std::string name;
@@ -141,7 +157,12 @@ class FakeDriver final : public DeviceDriver {
   struct Stream {
     int device = 0;
     std::deque<Operation> queue;
-    double free_at = 0;  // seconds
+    double free_at = 0;                  // seconds
+    std::unique_ptr<Graph> capturing{};  // what is queued now becomes
+  };
+  struct Graph {
+    int device = 0;
+    std::vector<Operation> operations;
   };
   struct Block {
     std::size_t bytes = 0;
@@ -163,6 +184,8 @@ class FakeDriver final : public DeviceDriver {
   // The device of the block of `blocks` that it lies in.
   static std::optional<int> where(const Blocks& blocks, const std::byte* begin, std::size_t bytes);
   std::size_t used_bytes(int device) const;
+  // What a stream that is captured is not asked for.
+  void refuse_in_capture(const Stream& stream, const char* what);
   void queue(Stream& stream, Operation operation);
   void push(Stream& stream, Operation operation);
   Stream& known(StreamHandle stream);
@@ -200,6 +223,7 @@ class FakeDriver final : public DeviceDriver {
   std::list<PinnedUse> pinned_uses_;
   std::set<Stream*> streams_;
   std::set<std::shared_ptr<Event>*> events_;
+  std::set<Graph*> graphs_;
   std::map<FakeCall, int> calls_, fail_at_;
   std::vector<std::string> complaints_;
   std::set<int> lost_;

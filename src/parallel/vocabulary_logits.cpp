@@ -86,7 +86,7 @@ Tensor VocabularyLogits::gathered(const Tensor& x) const {
 
 Tensor VocabularyLogits::make_loss() const {
   const Tensor loss(rank_->arena(), MemoryCategory::other, DType::f64, {1});
-  copy_from_host(std::vector<double>{0}, loss);
+  fill_with_zero(loss);
   return loss;
 }
 

@@ -38,7 +38,15 @@ DeviceStream& Arena::transfers(const std::string& name) {
   return *stream;
 }
 
+void Arena::end_passes() {
+  for (const MemoryCategory c : all_memory_categories) live_[c] -= passes_peak_[c] - passes_live_[c];
+  passes_peak_ = passes_live_;
+  free_.merge(of_passes_);
+  for (InUse& block : in_use_) block.pool = MemoryPool::general;
+}
+
 Arena::~Arena() {
+  end_passes();
   try {
     drop_kept();
   } catch (const RunError&) {  // the device is lost, and whoever used it has said so
@@ -82,7 +90,7 @@ void Arena::take_back_unused() {
   for (auto block = in_use_.begin(); block != in_use_.end();) {
     const bool is_free = std::all_of(block->until.begin(), block->until.end(),
                                      [](const auto& event) { return event->has_happened(); });
-    if (is_free) free_.emplace(block->capacity, block->data);
+    if (is_free) kept(block->pool).emplace(block->capacity, block->data);
     block = is_free ? in_use_.erase(block) : std::next(block);
   }
 }
@@ -93,6 +101,7 @@ std::shared_ptr<Block> Arena::allocate(std::size_t bytes, MemoryCategory categor
   block->category = category;
   block->arena = this;
   block->device = device_;
+  block->pool = pool_;
   acquire(*block);
   return {block.release(), [](Block* b) {
             if (b->has_memory) b->arena->release(*b);
@@ -102,28 +111,49 @@ std::shared_ptr<Block> Arena::allocate(std::size_t bytes, MemoryCategory categor
 
 void Arena::acquire(Block& block) {
   check(!block.has_memory, "a block takes memory while it has some");
-  if (limit_bytes_ > 0 && static_cast<std::size_t>(live_.total()) + block.bytes > limit_bytes_)
+  const auto bytes = static_cast<std::int64_t>(block.bytes);
+  // Of passes, what there was for one before it is there.
+  const std::int64_t more =
+      block.pool == MemoryPool::general
+          ? bytes
+          : std::max<std::int64_t>(passes_live_.total() + bytes - passes_peak_.total(), 0);
+  if (limit_bytes_ > 0 && more > 0 && static_cast<std::size_t>(live_.total() + more) > limit_bytes_)
     fail_for_good("memory limit of {} a rank: {} of {} more on top of {} do not fit",
                   format_bytes(static_cast<double>(limit_bytes_)),
                   format_bytes(static_cast<double>(block.bytes)), memory_category_name(block.category),
                   format_bytes(static_cast<double>(live_.total())));
   if (device_ != Device::none) take_bytes(block);
   block.has_memory = true;
-  live_[block.category] += static_cast<std::int64_t>(block.bytes);
+  account(block);
   if (live_.total() > peak_.total()) peak_ = live_;
+}
+
+void Arena::account(const Block& block) {
+  const auto bytes = static_cast<std::int64_t>(block.bytes);
+  if (block.pool == MemoryPool::general) {
+    live_[block.category] += bytes;
+    return;
+  }
+  passes_live_[block.category] += bytes;
+  if (passes_live_.total() <= passes_peak_.total()) return;
+  for (const MemoryCategory c : all_memory_categories) live_[c] += passes_live_[c] - passes_peak_[c];
+  passes_peak_ = passes_live_;
 }
 
 // A kept block may be up to a quarter larger than asked: microbatches of slightly different sizes then share
 // blocks, and little is wasted.
 bool Arena::take_kept(Block& block, std::size_t wanted) {
   const std::size_t most = wanted + wanted / 4;
-  if (const auto kept = free_.lower_bound(wanted); kept != free_.end() && kept->first <= most) {
-    block.data = kept->second;
-    block.capacity = kept->first;
-    free_.erase(kept);
+  Kept& all = kept(block.pool);
+  if (const auto found = all.lower_bound(wanted); found != all.end() && found->first <= most) {
+    block.data = found->second;
+    block.capacity = found->first;
+    all.erase(found);
     return true;
   }
-  const auto fits = [&](const InUse& used) { return wanted <= used.capacity && used.capacity <= most; };
+  const auto fits = [&](const InUse& used) {
+    return used.pool == block.pool && wanted <= used.capacity && used.capacity <= most;
+  };
   if (std::count_if(in_use_.begin(), in_use_.end(), fits) < most_in_use) return false;
   const auto oldest = std::find_if(in_use_.begin(), in_use_.end(), fits);
   for (const auto& event : oldest->until) stream_->wait_for(*event);
@@ -138,7 +168,8 @@ void Arena::take_bytes(Block& block) {
   if (!in_use_.empty()) take_back_unused();
   if (take_kept(block, wanted)) return;
   block.data = ask_system(wanted);
-  if (block.data == nullptr) {  // what is kept for later may be what is missing now
+  // What is kept for later may be what is missing now. It is waited for, which a capture cannot.
+  if (block.data == nullptr && !(stream_ && stream_->is_capturing())) {
     drop_kept();
     block.data = ask_system(wanted);
   }
@@ -152,14 +183,15 @@ void Arena::take_bytes(Block& block) {
 
 void Arena::release(Block& block) {
   check(block.has_memory, "a block gives back memory that it has not");
-  live_[block.category] -= static_cast<std::int64_t>(block.bytes);
+  (block.pool == MemoryPool::general ? live_ : passes_live_)[block.category] -=
+      static_cast<std::int64_t>(block.bytes);
   block.has_memory = false;
   if (block.data == nullptr) return;
   std::byte* const data = std::exchange(block.data, nullptr);
   if (block.in_use_until.empty())
-    free_.emplace(block.capacity, data);
+    kept(block.pool).emplace(block.capacity, data);
   else
-    in_use_.push_back({block.capacity, data, std::exchange(block.in_use_until, {})});
+    in_use_.push_back({block.capacity, data, block.pool, std::exchange(block.in_use_until, {})});
 }
 
 }  // namespace echelon

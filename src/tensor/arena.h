@@ -25,6 +25,11 @@ class DeviceDriver;
 class DeviceEvent;
 class DeviceStream;
 
+// Of passes that run again as graphs the memory is theirs alone: what is handed out while they run comes back
+// when they are over, and goes to the next of them, which may be a graph that was captured on it. It counts
+// as much as the largest of them held, from then on, whether one runs or not.
+enum class MemoryPool { general, passes };
+
 // One allocation. Returns itself to its arena when the last Tensor that views it goes. Without an arena:
 // memory that somebody else keeps.
 struct Block {
@@ -35,6 +40,7 @@ struct Block {
   std::size_t bytes = 0;      // as asked: what the account counts
   std::size_t capacity = 0;   // as held
   MemoryCategory category = MemoryCategory::other;
+  MemoryPool pool = MemoryPool::general;
   std::vector<std::shared_ptr<DeviceEvent>> in_use_until = {};  // of other streams than the arena's
 };
 
@@ -53,6 +59,22 @@ class Arena {
 
   // 64-byte aligned, contents undefined. RunError when the system has no memory left.
   std::shared_ptr<Block> allocate(std::size_t bytes, MemoryCategory category);
+
+  // What is allocated while it lives is from that pool.
+  class PoolUse {
+   public:
+    PoolUse(Arena& arena, MemoryPool pool) : arena_(arena), before_(arena.pool_) { arena.pool_ = pool; }
+    ~PoolUse() { arena_.pool_ = before_; }
+    PoolUse(const PoolUse&) = delete;
+    PoolUse& operator=(const PoolUse&) = delete;
+
+   private:
+    Arena& arena_;
+    MemoryPool before_;
+  };
+  MemoryPool pool() const { return pool_; }
+  // No graph is left: what passes held, and have given back, is everybody's.
+  void end_passes();
 
   // The block gives its memory back while its views live on, and takes some again, contents undefined. What
   // allocate() throws.
@@ -75,16 +97,20 @@ class Arena {
   std::size_t held_bytes() const { return held_bytes_; }
   // The host waits for what kernels have been asked to do: nothing on the cpu, where they are done.
   void synchronize() const;
-  // Gives the kept blocks back to the system.
+  // Gives the kept blocks back to the system, but for those of passes.
   void drop_kept();
 
  private:
   struct InUse {
     std::size_t capacity;
     std::byte* data;
+    MemoryPool pool;
     std::vector<std::shared_ptr<DeviceEvent>> until;
   };
 
+  using Kept = std::multimap<std::size_t, std::byte*>;  // by capacity
+  Kept& kept(MemoryPool pool) { return pool == MemoryPool::general ? free_ : of_passes_; }
+  void account(const Block& block);
   void take_bytes(Block& block);
   bool take_kept(Block& block, std::size_t wanted);
   std::byte* ask_system(std::size_t bytes);
@@ -96,8 +122,10 @@ class Arena {
   Memory live_, peak_;
   std::unique_ptr<DeviceStream> stream_;
   std::map<std::string, std::unique_ptr<DeviceStream>> transfers_;
-  std::multimap<std::size_t, std::byte*> free_;  // by capacity
-  std::vector<InUse> in_use_;                    // given back, and used by other streams
+  Kept free_, of_passes_;
+  MemoryPool pool_ = MemoryPool::general;
+  Memory passes_live_, passes_peak_;  // of these live_ has the second
+  std::vector<InUse> in_use_;         // given back, and used by other streams
   std::int64_t system_allocations_ = 0;
   std::size_t held_bytes_ = 0;
 };

@@ -28,12 +28,16 @@ class Arena;
 class DeviceCollectives;
 class KernelBackend;
 
-// What a vendor's header knows as a pointer: cudaStream_t, cudaEvent_t.
+// What a vendor's header knows as a pointer: cudaStream_t, cudaEvent_t, cudaGraphExec_t.
 struct StreamHandle {
   void* handle = nullptr;
   int device = 0;
 };
 struct EventHandle {
+  void* handle = nullptr;
+  int device = 0;
+};
+struct GraphHandle {
   void* handle = nullptr;
   int device = 0;
 };
@@ -120,6 +124,19 @@ class DeviceDriver {
   // Between two that have happened.
   virtual double seconds_between(EventHandle first, EventHandle second) = 0;
 
+  // Work of a stream as one piece that can be queued again and again. What is queued on the stream from here
+  // to end_capture() becomes that, and does not run: kernels, fills, and copies on a device, with the
+  // arguments that they have now. Until then nobody waits for the stream, records on it or lets it wait.
+  // Memory may be allocated meanwhile, and other streams used. After a failure, its own too, the capture is
+  // abandoned: nothing of it is left, and the stream is as it was before.
+  virtual void begin_capture(StreamHandle stream) = 0;
+  virtual GraphHandle end_capture(StreamHandle stream) = 0;
+  virtual void abandon_capture(StreamHandle stream) noexcept = 0;
+  // The memory that it was captured with is still there.
+  virtual void launch(GraphHandle graph, StreamHandle stream) = 0;
+  // What of it is queued still runs.
+  virtual void destroy_graph(GraphHandle graph) noexcept = 0;
+
   // The host's side is pinned memory.
   virtual void copy(const RowsCopy& rows, StreamHandle stream) = 0;
   virtual void fill_bytes(std::byte* to, std::uint8_t value, std::size_t bytes, StreamHandle stream) = 0;
@@ -140,10 +157,13 @@ class DeviceDriver {
 };
 
 // What a driver's failures say, each a RunError: how much was asked of the device, and how much is free;
-// which kernel; which device. `why` is the runtime's own word for it.
+// which kernel; which device; that a graph could not be made, or launched. `why` is the runtime's own word
+// for it.
 [[noreturn]] void fail_out_of_memory(DeviceDriver& driver, int device, std::size_t bytes);
 [[noreturn]] void fail_launch(const std::string& kernel, int device, const std::string& why);
 [[noreturn]] void fail_lost(int device, const std::string& why);
+[[noreturn]] void fail_capture(int device, const std::string& why);
+[[noreturn]] void fail_graph_launch(int device, const std::string& why);
 
 // The driver of CUDA. RequestError where there is none, as no_cuda() says.
 std::shared_ptr<DeviceDriver> make_cuda_driver();

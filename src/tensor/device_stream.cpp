@@ -22,6 +22,14 @@ DeviceLost::DeviceLost(int its_device, const std::string& why)
 
 void fail_lost(int device, const std::string& why) { throw DeviceLost(device, why); }
 
+void fail_capture(int device, const std::string& why) {
+  fail("a CUDA graph could not be captured on device {}: {}", device, why);
+}
+
+void fail_graph_launch(int device, const std::string& why) {
+  fail("a CUDA graph could not be launched on device {}: {}", device, why);
+}
+
 DeviceEvent::DeviceEvent(DeviceDriver& driver, int device, StreamHandle stream)
     : driver_(driver), event_(driver.create_event(device)) {
   try {
@@ -54,6 +62,32 @@ DeviceStream::~DeviceStream() {
     if (half.memory != nullptr) driver_.free_pinned(half.memory);
   }
   driver_.destroy_stream(stream_);
+}
+
+DeviceGraph::DeviceGraph(DeviceStream& stream, const std::function<void()>& work)
+    : stream_(stream), graph_(stream.capture(work)) {}
+
+DeviceGraph::~DeviceGraph() { stream_.driver().destroy_graph(graph_); }
+
+void DeviceGraph::launch() const { stream_.driver().launch(graph_, stream_.handle()); }
+
+GraphHandle DeviceStream::capture(const std::function<void()>& work) {
+  synchronize();
+  driver_.begin_capture(stream_);
+  is_capturing_ = true;
+  try {
+    work();
+  } catch (...) {
+    is_capturing_ = false;
+    driver_.abandon_capture(stream_);
+    throw;
+  }
+  is_capturing_ = false;
+  return driver_.end_capture(stream_);
+}
+
+void DeviceStream::refuse_in_capture(const char* why) const {
+  if (is_capturing_) fail_capture(device_, why);
 }
 
 DeviceStream::Half& DeviceStream::next_half() {
@@ -93,6 +127,7 @@ static StridedRows at(StridedRows rows, std::size_t byte, std::size_t row) {
 }
 
 void DeviceStream::copy_to_host(StridedRows to, StridedRows from, std::size_t row_bytes, std::size_t rows) {
+  refuse_in_capture("the host reads what it computes");
   cut(row_bytes, rows, [&](std::size_t byte, std::size_t bytes, std::size_t row, std::size_t count) {
     const StridedRows pinned{next_half().memory, bytes}, source = at(from, byte, row);
     driver_.copy({.kind = CopyKind::to_host,
@@ -109,6 +144,7 @@ void DeviceStream::copy_to_host(StridedRows to, StridedRows from, std::size_t ro
 }
 
 void DeviceStream::copy_from_host(StridedRows to, StridedRows from, std::size_t row_bytes, std::size_t rows) {
+  refuse_in_capture("it copies what the host has");
   cut(row_bytes, rows, [&](std::size_t byte, std::size_t bytes, std::size_t row, std::size_t count) {
     Half& half = next_half();
     const StridedRows pinned{half.memory, bytes}, destination = at(to, byte, row);

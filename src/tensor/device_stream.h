@@ -1,8 +1,9 @@
-// A rank's streams and events on a device, and what it moves between the host and there.
+// A rank's streams, events and graphs on a device, and what it moves between the host and there.
 #pragma once
 
 #include <array>
 #include <cstddef>
+#include <functional>
 #include <memory>
 
 #include "tensor/device_driver.h"
@@ -49,6 +50,24 @@ class PinnedMemory {
   std::byte* data_;
 };
 
+class DeviceStream;
+
+// Work of a stream that is queued again by one call.
+class DeviceGraph {
+ public:
+  // See DeviceStream::capture(). The stream outlives it.
+  DeviceGraph(DeviceStream& stream, const std::function<void()>& work);
+  ~DeviceGraph();
+  DeviceGraph(const DeviceGraph&) = delete;
+  DeviceGraph& operator=(const DeviceGraph&) = delete;
+
+  void launch() const;
+
+ private:
+  DeviceStream& stream_;
+  GraphHandle graph_;
+};
+
 // Rows in memory of the host's own, which need not be pinned, or on the device.
 struct StridedRows {
   void* data = nullptr;
@@ -69,11 +88,23 @@ class DeviceStream {
   StreamHandle handle() const { return stream_; }
 
   std::shared_ptr<DeviceEvent> record() const {
+    refuse_in_capture("an event is recorded in it");
     return std::make_shared<DeviceEvent>(driver_, device_, stream_);
   }
-  void wait_for(const DeviceEvent& event) const { driver_.wait(stream_, event.handle()); }
+  void wait_for(const DeviceEvent& event) const {
+    refuse_in_capture("it waits for another stream");
+    driver_.wait(stream_, event.handle());
+  }
   // The host waits for all that is queued.
-  void synchronize() const { driver_.synchronize(stream_); }
+  void synchronize() const {
+    refuse_in_capture("the host waits for what it computes");
+    driver_.synchronize(stream_);
+  }
+
+  // What `work` queues here, which does not run: see DeviceDriver::begin_capture(). What was queued before is
+  // waited for. RunError where it does what a graph cannot hold.
+  GraphHandle capture(const std::function<void()>& work);
+  bool is_capturing() const { return is_capturing_; }
 
   // Waits for the numbers, and so for all that was queued before. Through pinned memory.
   void copy_to_host(StridedRows to, StridedRows from, std::size_t row_bytes, std::size_t rows);
@@ -88,6 +119,7 @@ class DeviceStream {
     std::byte* memory = nullptr;
     std::shared_ptr<DeviceEvent> in_use;
   };
+  void refuse_in_capture(const char* why) const;
   // A half whose copy is done.
   Half& next_half();
   // In pieces of at most half_bytes: visit(bytes from the row's begin, bytes of each row, first row, rows).
@@ -97,6 +129,7 @@ class DeviceStream {
   DeviceDriver& driver_;
   const int device_;
   StreamHandle stream_;
+  bool is_capturing_ = false;
   std::array<Half, 2> halves_;
   std::size_t next_ = 0;
 };

@@ -140,6 +140,36 @@ void copy_anywhere(Kernels& kernels, const Tensor& from, Out to) {
     copy_bytes_to_host(from, {static_cast<std::byte*>(to->host_bytes()), bytes});
 }
 
+void fill_with_zero(Out to) {
+  check(to->contiguous(), "what is filled with zero is contiguous");
+  const auto bytes = static_cast<std::size_t>(to->bytes());
+  if (to->device() == Device::none || bytes == 0) return;
+  if (to->device() == Device::cpu)
+    std::memset(to->host_bytes(), 0, bytes);
+  else
+    to->stream().driver().fill_bytes(to->address(), 0, bytes, to->stream().handle());
+}
+
+void copy_on_device(const Tensor& from, Out to) {
+  check(from.device() == to->device() && from.dtype() == to->dtype() && from.numel() == to->numel() &&
+            from.contiguous() && to->contiguous(),
+        "a copy on a device changes nothing");
+  const auto bytes = static_cast<std::size_t>(from.bytes());
+  if (from.device() == Device::none || bytes == 0) return;
+  if (from.device() == Device::cpu) {
+    std::memcpy(to->host_bytes(), from.host_bytes(), bytes);
+    return;
+  }
+  to->stream().driver().copy({.kind = CopyKind::on_device,
+                              .to = to->address(),
+                              .to_stride = bytes,
+                              .from = from.address(),
+                              .from_stride = bytes,
+                              .row_bytes = bytes,
+                              .rows = 1},
+                             to->stream().handle());
+}
+
 void copy_bytes_to_host(const Tensor& from, std::span<std::byte> to) {
   check_readable(from);
   check(from.contiguous() && static_cast<std::int64_t>(to.size()) == from.bytes(),

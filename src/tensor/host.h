@@ -53,6 +53,12 @@ class HostBytes {
 // By kernels where both are on one device; else one is contiguous memory of the host (what is offloaded).
 void copy_anywhere(Kernels& kernels, const Tensor& from, Out to);
 
+// A contiguous tensor of any type.
+void fill_with_zero(Out to);
+
+// From tensor to tensor of one device, contiguous and of one type, which may be one that no kernel copies.
+void copy_on_device(const Tensor& from, Out to);
+
 // The bytes of a contiguous tensor; as many as it has.
 void copy_bytes_to_host(const Tensor& from, std::span<std::byte> to);
 void copy_bytes_from_host(std::span<const std::byte> from, Out to);

@@ -18,6 +18,7 @@
 #include "tensor/kernels.h"
 #include "tensor/rows/team.h"
 #include "tensor/tensor.h"
+#include "tensor/uploads.h"
 
 namespace echelon {
 
@@ -141,21 +142,13 @@ class CudaLaunch {
   Tensor bytes_of(std::int64_t bytes) const {
     return {*arena_, MemoryCategory::other, DType::u8, {bytes > 0 ? bytes : 1}};
   }
-  Tensor upload_bytes(std::span<const std::byte> bytes) const;
+  Tensor upload_bytes(std::span<const std::byte> bytes) const {
+    return bytes.empty() ? bytes_of(0) : uploads_->get(*arena_, bytes);
+  }
 
   Arena* arena_;
   std::size_t most_shared_bytes_;
-  // What was uploaded last, with its bytes: what layers ask for again and again (frequencies of RoPE, ranges
-  // of sums) is not copied, nor waited for, each time.
-  struct Uploaded {
-    std::vector<std::byte> bytes;
-    Tensor there;
-  };
-  struct LastUploads {
-    std::vector<Uploaded> kept;
-    std::size_t next = 0;
-  };
-  std::shared_ptr<LastUploads> uploads_ = std::make_shared<LastUploads>();
+  std::shared_ptr<Uploads> uploads_ = std::make_shared<Uploads>();
 };
 
 }  // namespace echelon

@@ -20,6 +20,7 @@ namespace {
 
 cudaStream_t of(StreamHandle stream) { return static_cast<cudaStream_t>(stream.handle); }
 cudaEvent_t of(EventHandle event) { return static_cast<cudaEvent_t>(event.handle); }
+cudaGraphExec_t of(GraphHandle graph) { return static_cast<cudaGraphExec_t>(graph.handle); }
 
 // After these the context is of no more use: every later call fails the same way.
 bool is_lost(cudaError_t error) {
@@ -56,6 +57,14 @@ void expect(cudaError_t error, const char* doing) {
   (void)cudaGetLastError();  // which would be met again at the next launch
   if (is_lost(error)) fail_lost(current_device(), cudaGetErrorString(error));
   fail("device {}: {} failed: {}", current_device(), doing, cudaGetErrorString(error));
+}
+
+// The same of a capture.
+void expect_captured(cudaError_t error, int device) {
+  if (error == cudaSuccess) return;
+  (void)cudaGetLastError();
+  if (is_lost(error)) fail_lost(device, cudaGetErrorString(error));
+  fail_capture(device, cudaGetErrorString(error));
 }
 
 class CudaDriver final : public DeviceDriver {
@@ -164,6 +173,41 @@ class CudaDriver final : public DeviceDriver {
     float milliseconds = 0;
     expect(cudaEventElapsedTime(&milliseconds, of(first), of(second)), "timing");
     return static_cast<double>(milliseconds) * 1e-3;
+  }
+
+  // Relaxed: a pass may allocate, and other threads do as they like with their own streams.
+  void begin_capture(StreamHandle stream) override {
+    use(stream.device);
+    expect_captured(cudaStreamBeginCapture(of(stream), cudaStreamCaptureModeRelaxed), stream.device);
+  }
+  GraphHandle end_capture(StreamHandle stream) override {
+    use(stream.device);
+    cudaGraph_t captured = nullptr;
+    expect_captured(cudaStreamEndCapture(of(stream), &captured), stream.device);
+    cudaGraphExec_t graph = nullptr;
+    const cudaError_t error = cudaGraphInstantiate(&graph, captured, 0);
+    (void)cudaGraphDestroy(captured);
+    expect_captured(error, stream.device);
+    return {graph, stream.device};
+  }
+  void abandon_capture(StreamHandle stream) noexcept override {
+    cudaGraph_t captured = nullptr;
+    (void)cudaSetDevice(stream.device);
+    (void)cudaStreamEndCapture(of(stream), &captured);
+    if (captured != nullptr) (void)cudaGraphDestroy(captured);
+    (void)cudaGetLastError();
+  }
+  void launch(GraphHandle graph, StreamHandle stream) override {
+    use(stream.device);
+    const cudaError_t error = cudaGraphLaunch(of(graph), of(stream));
+    if (error == cudaSuccess) return;
+    (void)cudaGetLastError();
+    if (is_lost(error)) fail_lost(stream.device, cudaGetErrorString(error));
+    fail_graph_launch(stream.device, cudaGetErrorString(error));
+  }
+  void destroy_graph(GraphHandle graph) noexcept override {
+    (void)cudaSetDevice(graph.device);
+    (void)cudaGraphExecDestroy(of(graph));
   }
 
   // Memory is one space of addresses, so a copy between two devices is one on a device.

@@ -33,24 +33,6 @@ void CudaLaunch::allow_shared(const char* name, const void* kernel, std::size_t 
          bytes, cudaGetErrorString(error));
 }
 
-Tensor CudaLaunch::upload_bytes(std::span<const std::byte> bytes) const {
-  constexpr std::size_t most_kept = 32, most_bytes = 64 << 10;
-  if (bytes.empty()) return bytes_of(0);
-  for (const Uploaded& last : uploads_->kept)
-    if (std::ranges::equal(last.bytes, bytes)) return last.there;
-  Tensor there = bytes_of(static_cast<std::int64_t>(bytes.size()));
-  void* const from = const_cast<std::byte*>(bytes.data());  // which is only read
-  arena_->stream().copy_from_host({there.address(), bytes.size()}, {from, bytes.size()}, bytes.size(), 1);
-  if (bytes.size() > most_bytes) return there;
-  std::vector<Uploaded>& kept = uploads_->kept;
-  Uploaded now{{bytes.begin(), bytes.end()}, there};
-  if (kept.size() < most_kept)
-    kept.push_back(std::move(now));
-  else
-    kept[uploads_->next++ % most_kept] = std::move(now);
-  return there;
-}
-
 namespace {
 
 class CudaKernels final : public DeviceKernels<CudaLaunch> {
