@@ -265,6 +265,9 @@ std::unique_ptr<TokenData> TrainFlags::read() {
   if (!is_given("--warmup")) request.optimizer.warmup_steps = std::clamp<std::int64_t>(f.steps, 0, 10);
   if (is_given("--rerun") && request.rerun < 0) refuse("--rerun {}: must be at least 0", request.rerun);
   if (f.on_nan != "stop" && f.on_nan != "skip") refuse("--on-nan {}: legal: stop, skip", f.on_nan);
+  if (f.cuda_graphs != "on" && f.cuda_graphs != "off")
+    refuse("--cuda-graphs {}: legal: on, off", f.cuda_graphs);
+  request.run.cuda_graphs = f.cuda_graphs == "on";
   if (f.async_save != "on" && f.async_save != "off") refuse("--async-save {}: legal: on, off", f.async_save);
   request.save_beside = f.async_save == "on";
   request.skip_nonfinite = f.on_nan == "skip";
@@ -541,6 +544,9 @@ int run_train(TrainFlags& f, StopSignals& signals) {
                summary.corruptions == 0
                    ? "the same bits"
                    : counted(summary.corruptions, "corruption") + " found, and repaired");
+  if (summary.graphs)
+    fmt::print(out, "CUDA graphs: {} captured, {} replayed\n", counted(summary.graphs->captured, "pass"),
+               summary.graphs->replayed);
   if (!plan.optimizer_barrier)
     fmt::print(out, "optimizer without a barrier: {} of {} guessed wrongly and taken back\n",
                summary.taken_back, counted(summary.steps, "step"));
@@ -590,6 +596,10 @@ void add_train_flags(CLI::App& app, const std::shared_ptr<TrainFlags>& flags) {
       ->capture_default_str();
   add_number(app, "--keep", flags->request.keep, "How many checkpoints to keep, the last ones; 0: all");
   flags->run.add_to(app);
+  app.add_option("--cuda-graphs", flags->cuda_graphs,
+                 "Replay the passes of one rank on a device as CUDA graphs (docs/devices.md)")
+      ->type_name("on|off")
+      ->capture_default_str();
   flags->job.add_to(app);
   app.add_option(
          "--memory-limit", flags->memory_limit,

@@ -34,8 +34,8 @@ struct TrainFlags {
   TimelineFlags timeline;
   std::string report;  // the page of the run
   std::int64_t steps = 100, sample = 200;
-  std::string from, machine, staleness, straggle, plant_expert, memory_limit, on_nan = "stop",
-                                                                              async_save = "on", die, flip;
+  std::string from, machine, staleness, straggle, plant_expert, memory_limit,
+      on_nan = "stop", async_save = "on", cuda_graphs = "off", die, flip;
   ColourFlag colour;
   int servers = 1;
   bool json = false, dry_run = false;

@@ -326,7 +326,7 @@ void expect_predicted_stream(const Plan& plan, const PipelineLayout& pipeline, i
     const int pp = rank.coordinate(Axis::pp);
     SCOPED_TRACE(fmt::format("{} steps, pipeline rank {}", steps, pp));
     expect_same(predict_traffic(plan, pipeline, rank.coordinates()), (rank.traffic() - before) / steps);
-    expect_same(predict_memory(plan, pipeline, rank.coordinates(), steps), rank.arena().peak());
+    expect_same(predict_memory(plan, pipeline, rank.coordinates(), {.steps = steps}), rank.arena().peak());
     if (steps > programs.shown_steps()) {
       EXPECT_EQ(staleness_seen, staleness(programs.schedule())[static_cast<std::size_t>(pp)]);
     }

@@ -39,6 +39,9 @@ class TraceRecorder {
   void end_step() { step_ = 0; }
 
   void add(const WorkSpan& span) { trace_.work.push_back(span); }
+  // Nothing is recorded from here on, or is again: a graph has no marks of what it does within.
+  void pause(bool paused) { is_paused_ = paused; }
+  bool is_paused() const { return is_paused_; }
   std::int32_t add_group(const std::string& name);
   // Counts from the beginning of the recorder, so that a call may end after it was forgotten.
   using CallNumber = std::uint64_t;
@@ -60,6 +63,7 @@ class TraceRecorder {
   Clock::time_point zero_;
   std::size_t steps_;
   std::int32_t step_ = 0;
+  bool is_paused_ = false;
   Trace trace_;
   std::uint64_t forgotten_work_ = 0, forgotten_calls_ = 0, forgotten_events_ = 0;
   std::deque<Mark> marks_;
@@ -72,7 +76,7 @@ class TraceRecorder {
 class Doing {
  public:
   Doing(TraceRecorder* recorder, Activity activity, std::int32_t which = -1)
-      : recorder_(recorder), span_{activity, which} {
+      : recorder_(recorder != nullptr && recorder->is_paused() ? nullptr : recorder), span_{activity, which} {
     if (recorder_ != nullptr) span_.begin = recorder_->now();
   }
   ~Doing() {

@@ -37,6 +37,7 @@ DryRun dry_run(const Plan& plan, const PipelineLayout& pipeline, const Coordinat
   TrainerHooks hooks;
   if (options.passes_again) hooks.distrusts_guess = [&](std::int64_t step) { return step + 2 == steps; };
   Trainer trainer(rank, plan, optimizer, 0, hooks, {std::shared_ptr<void>(), &pipeline});
+  if (options.graphs) trainer.replay_passes();
   std::optional<StateCopy> copy;
   if (options.keeps_copy) copy.emplace(rank, trainer);
   arena.reset_peak();
@@ -59,14 +60,9 @@ DryRun dry_run(const Plan& plan, const PipelineLayout& pipeline, const Coordinat
   return run;
 }
 
-Memory predict_memory(const Plan& plan, const PipelineLayout& pipeline, const Coordinates& at,
-                      std::int64_t steps, bool keeps_copy) {
-  return predict_step_memory(plan, pipeline, at, steps, keeps_copy);
-}
-
-StepMemory predict_step_memory(const Plan& plan, const PipelineLayout& pipeline, const Coordinates& at,
-                               std::int64_t steps, bool keeps_copy) {
-  const DryRun run = dry_run(plan, pipeline, at, {.steps = steps, .keeps_copy = keeps_copy});
+StepMemory predict_memory(const Plan& plan, const PipelineLayout& pipeline, const Coordinates& at,
+                          const DryRunOptions& options) {
+  const DryRun run = dry_run(plan, pipeline, at, options);
   return {run.peak, run.host};
 }
 
@@ -87,7 +83,7 @@ ExactMemory exact_memory() {
         at = there;
       }
     }
-    return predict_step_memory(plan, pipeline, at);
+    return predict_memory(plan, pipeline, at);
   };
 }
 

@@ -32,17 +32,15 @@ struct DryRunOptions {
   std::int64_t updates = 0;   // optimizer steps before it: compression warms up
   bool keeps_copy = false;    // of the state, to go back to (state_copy.h)
   bool passes_again = false;  // without a barrier: a guess was wrong
+  bool graphs = false;        // passes are replayed (pass_graphs.h)
 };
 DryRun dry_run(const Plan& plan, const PipelineLayout& pipeline, const Coordinates& at,
                const DryRunOptions& options = {});
 
 // Bytes that a rank will hold, by category, at the peak of a step: to the byte what the trainer's arena
 // measures, under memory_assumptions().
-Memory predict_memory(const Plan& plan, const PipelineLayout& pipeline, const Coordinates& at = {},
-                      std::int64_t steps = many_steps, bool keeps_copy = false);
-// The same, with what its activations do on the host.
-StepMemory predict_step_memory(const Plan& plan, const PipelineLayout& pipeline, const Coordinates& at = {},
-                               std::int64_t steps = many_steps, bool keeps_copy = false);
+StepMemory predict_memory(const Plan& plan, const PipelineLayout& pipeline, const Coordinates& at = {},
+                          const DryRunOptions& options = {});
 // For the planner: of a pipeline rank at the data- and tensor-parallel rank that holds most of it. Those have
 // equal batches in its plans, so it is the one with the largest shard.
 ExactMemory exact_memory();

@@ -206,6 +206,7 @@ std::string to_json(const TrainSummary& s) {
                         {"seconds", s.check_seconds},
                         {"traffic_bytes", as_json(s.checked_traffic)},
                         {"corruptions", s.corruptions}};
+  if (s.graphs) object["cuda_graphs"] = {{"captured", s.graphs->captured}, {"replayed", s.graphs->replayed}};
   if (s.skipped > 0) object["skipped_steps"] = s.skipped;
   return json_text(object);
 }

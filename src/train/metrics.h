@@ -14,6 +14,7 @@
 #include "spec/memory.h"
 #include "spec/plan.h"
 #include "spec/traffic.h"
+#include "train/pass_graphs.h"
 
 namespace echelon {
 
@@ -101,6 +102,7 @@ struct TrainSummary {
   std::int64_t corruptions = 0;     // that were found, and repaired
   std::int64_t skipped = 0;         // steps whose loss or gradient was not finite
   double predicted_bubble = 0, measured_bubble = 0;  // idle part of a pipeline rank's time, mean over ranks
+  std::optional<GraphCounts> graphs;                 // where passes are replayed as graphs
   std::int64_t taken_back = 0;  // steps that were wrongly guessed, where the optimizer has no barrier
   std::optional<ParameterGather::Measures> gathers;  // ZeRO 3: rank 0 in the last step
   // Optimizer steps that gradients were late, at most, by pipeline rank; empty where the schedule flushes.

@@ -25,6 +25,7 @@ RankRun::RankRun(const SharedRun& shared, const Rank& rank, TrainSummary& summar
       writer_(rank, shared.request.checkpoint_directory),
       last_step_(shared.request.optimizer.total_steps) {
   if (shared.request.skip_nonfinite) trainer_.skip_nonfinite();
+  if (shared.request.run.cuda_graphs) trainer_.replay_passes();
   if (flip_) flip_->set_parameters(trainer_.parameters());
   if (shared.request.check_every > 0) check_.emplace(rank, trainer_, *witness_);
   const auto& death = shared.request.death;
@@ -190,6 +191,7 @@ TrainerHooks RankRun::hooks() {
 
 void RankRun::summarize() {
   summary_.measured_memory = rank_.arena().peak();
+  summary_.graphs = trainer_.graph_counts();
   // The first and last steps of a stream differ from the others; together they are as many whole steps.
   if (!trainer_.flushes()) {
     summary_.measured_traffic = traffic_ / summary_.steps;
@@ -466,6 +468,7 @@ void RankRun::sample_text() {
       std::min<std::int64_t>(32, shared_.request.plan.model.max_seq - shared_.request.sample_tokens));
   GenerateOptions options = shared_.request.generate;
   options.max_tokens = shared_.request.sample_tokens;
+  const Arena::PoolUse pool(rank_.arena(), trainer_.pool_between_steps());
   const auto text = generate(rank_, shared_.request.plan, trainer_.parameters(),
                              trainer_.stages().router_biases(), prompt, options);
   if (leads() && shared_.observer.on_sample) shared_.observer.on_sample(prompt, text);

@@ -201,6 +201,26 @@ void refuse_on_device(const Plan& plan, const RunOptions& run) {
         plan.offload_directory);
 }
 
+// A graph is of passes that the host reads nothing of, and nobody else is in.
+static void refuse_graphs(const Plan& plan, const RunOptions& run) {
+  if (!run.cuda_graphs) return;
+  const auto refused = [](const std::string& why, const std::string& legal) {
+    refuse("--cuda-graphs on: {}; legal: {}, or --cuda-graphs off", why, legal);
+  };
+  if (!run.driver) refused("a graph is launched on a device, and --device cpu has none", "--device cuda");
+  if (const int ranks = plan.mesh.num_ranks(); ranks > 1)
+    refused(fmt::format("the passes of {} ranks hold messages and sums of each other", ranks), "one rank");
+  if (plan.model.experts != Experts::none)
+    refused(fmt::format("the host reads how many tokens each expert of {} got", plan.model.name),
+            "a dense model");
+  if (plan.numerics == Numerics::invariant)
+    refused("under --numerics invariant each microbatch's sums have a place of their own",
+            "--numerics ordinary");
+  if (plan.offloads_activations())
+    refused("with --offload activations the passes wait for copies on other streams",
+            "--offload none or optimizer");
+}
+
 bool keeps_state_copy(const TrainRequest& request) { return request.check_every > 0; }
 
 std::int64_t scratch_bytes(const Plan& plan, const RunOptions& run) {
@@ -234,6 +254,7 @@ void refuse_impossible(const TrainRequest& request, const PipelineLayout& pipeli
   refuse_on_device(plan, request.run);
   if (request.run.driver && request.asynchronous)
     refuse("--device cuda: parameter servers are the host's (--staleness); legal: --device cpu");
+  refuse_graphs(plan, request.run);
   refuse_straggler(request);
   refuse_planted_expert(request);
   refuse_processes(request);
@@ -264,7 +285,8 @@ static void refuse_beyond_limit(const TrainRequest& request, const PipelineLayou
   for (int pp = 0; limit > 0 && pp < plan.mesh.size(Axis::pp); ++pp)
     for (int tp = 0; tp < plan.mesh.size(Axis::tp); ++tp) {
       Memory memory =
-          predict_memory(plan, pipeline, {.pp = pp, .tp = tp}, many_steps, keeps_state_copy(request));
+          predict_memory(plan, pipeline, {.pp = pp, .tp = tp},
+                         {.keeps_copy = keeps_state_copy(request), .graphs = request.run.cuda_graphs});
       memory[MemoryCategory::other] += scratch_bytes(plan, request.run);
       if (static_cast<double>(memory.total()) > limit)
         refuse(

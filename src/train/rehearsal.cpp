@@ -100,6 +100,7 @@ PartSeconds::Passes passes_of(const Plan& plan, const Stand& stand, const RunOpt
             [&](const Rank& rank, Communicator& all) {
               Trainer trainer(rank, plan, {}, 1, {}, nullptr, Moments::elsewhere);
               trainer.set_data_parallel_sums(DataParallelSums::none);
+              if (options.cuda_graphs) trainer.replay_passes();  // as the last tries do
               const SampleSource samples = random_tokens(plan, 1);
               const auto once = [&] {
                 trainer.compute_gradients(0, samples);

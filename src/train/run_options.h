@@ -20,6 +20,8 @@ struct RunOptions {
   Collectives collectives = Collectives::direct;
   // Of the devices that ranks take in turn; null: they compute on the cpu. Outlives the run.
   std::shared_ptr<DeviceDriver> driver{};
+  // The passes of training are replayed as CUDA graphs (train/pass_graphs.h).
+  bool cuda_graphs = false;
   std::int64_t memory_limit = 0;  // bytes that a rank's arena may hold; 0: no limit
   // Each rank is one of these, and outlives the run; null: ranks are threads of this process.
   ProcessWorld* processes = nullptr;

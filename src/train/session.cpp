@@ -42,8 +42,10 @@ Memory with_scratch(Memory memory, const SharedRun& run) {
 
 StepMemory predicted_memory(const SharedRun& run) {
   const Plan& plan = run.request.plan;
-  const StepMemory step =
-      predict_step_memory(plan, *run.pipeline, {}, steps_without_a_stop(run), keeps_state_copy(run.request));
+  const StepMemory step = predict_memory(plan, *run.pipeline, {},
+                                         {.steps = steps_without_a_stop(run),
+                                          .keeps_copy = keeps_state_copy(run.request),
+                                          .graphs = run.request.run.cuda_graphs});
   Memory memory = with_scratch(step, run);
   if (run.request.asynchronous) memory[MemoryCategory::optimizer] = 0;  // the servers have it
   return {memory, step.host};

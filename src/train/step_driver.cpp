@@ -47,6 +47,12 @@ void StepDriver::begin(std::int64_t first_step, const SampleSource& samples) {
   samples_ = &samples;
 }
 
+void StepDriver::replay_passes() {
+  check(parts_.rank.mesh().num_ranks() == 1 && !parts_.hooks.after_forward,
+        "a graph is of passes that nobody looks into");
+  graphs_ = std::make_unique<PassGraphs>(parts_.rank, parts_.stages.stage(0));
+}
+
 void StepDriver::run(const StepPrograms::Program& program) {
   last_run_ = executor_.run(program, *this);
   const Rank& rank = parts_.rank;
@@ -137,6 +143,10 @@ void StepDriver::release(int index) {
 
 Work<Tensor> StepDriver::pass(Instruction i, Tensor input) {
   before_pass(i);
+  if (graphs_) {
+    pass_by_graph(i);
+    co_return Tensor();
+  }
   const Stage& stage = parts_.stages.stage(i.stage);
   const std::pair place{i.stage, i.microbatch};
   if (i.op == Op::F) {
@@ -154,6 +164,12 @@ Work<Tensor> StepDriver::pass(Instruction i, Tensor input) {
     release(i.microbatch);
   }
   co_return std::move(dx);
+}
+
+void StepDriver::pass_by_graph(const Instruction& i) {
+  if (i.op == Op::F) return graphs_->forward(microbatch(i.microbatch), loss(i.microbatch));
+  for (int group : graphs_->backward()) counted(expected_[i.stage])(group);
+  release(i.microbatch);
 }
 
 void StepDriver::backward_weight(const Instruction& i) {

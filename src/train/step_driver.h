@@ -7,12 +7,14 @@
 #pragma once
 
 #include <map>
+#include <memory>
 #include <optional>
 #include <utility>
 #include <vector>
 
 #include "comm/host_group.h"
 #include "parallel/pipeline_parallel.h"
+#include "train/pass_graphs.h"
 #include "train/training_parts.h"
 
 namespace echelon {
@@ -26,6 +28,10 @@ class StepDriver : public PipelineStages {
                                         std::int64_t steps_left) = 0;
   // Of the last run of passes. On a device the host waits for them.
   const PipelineRun& last_run() const;
+  // Passes are captured as graphs, and replayed: of what refuse_graphs() takes, before the first step.
+  void replay_passes();
+  // Null where they are not.
+  const PassGraphs* pass_graphs() const { return graphs_.get(); }
   // Target tokens of the global batch.
   double num_targets() const { return num_targets_.at(0); }
 
@@ -76,6 +82,7 @@ class StepDriver : public PipelineStages {
   const Microbatch& microbatch(int index);
   Loss loss(int index);
   Stage::GroupDone counted(int expected);
+  void pass_by_graph(const Instruction& i);
   void release(int microbatch);
   // Of offloaded activations those that the next backward pass begins with.
   void expect_next();
@@ -94,6 +101,7 @@ class StepDriver : public PipelineStages {
   std::map<std::pair<int, int>, Stage::Saved> saved_;    // by stage and microbatch
   std::optional<std::pair<int, int>> next_backward_;     // whose backward pass comes next
   std::map<int, VocabularyParallel::Saved> head_saved_;  // by microbatch
+  std::unique_ptr<PassGraphs> graphs_;
   // (1, f64), under invariant numerics (sequences of this rank), where this rank has the last stage
   Tensor loss_sum_;
   Tensor next_loss_sum_;  // the same of what is predicted of one more token

@@ -68,6 +68,7 @@ double Trainer::evaluate(std::int64_t num_samples, const SampleSource& samples) 
   const std::int64_t size = at_once(rank.coordinate(Axis::dp));
   std::vector<double> losses(each ? static_cast<std::size_t>(num_samples) : 1);
   double num_targets = 0;
+  const Arena::PoolUse pool(rank.arena(), pool_between_steps());
   for (std::int64_t pass = 0; pass < last; ++pass) {
     const auto at = [&](std::int64_t p) { return std::min(mine.begin + p * size, mine.end); };
     const Microbatch microbatch = load_microbatch(rank, parts_.plan, 0, {at(pass), at(pass + 1)}, samples);

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <memory>
+#include <optional>
 #include <vector>
 
 #include "spec/traffic.h"
@@ -50,6 +51,19 @@ class Trainer {
   // A step whose loss or gradient is not finite changes nothing and ends nothing. Where the schedule flushes
   // and the optimizer has its barrier: see refuse_skipping().
   void skip_nonfinite() { parts_.skips_nonfinite = true; }
+
+  // The passes of microbatches are CUDA graphs where a device runs them (train/pass_graphs.h), before the
+  // first step; for what refuse_graphs() does not refuse. Elsewhere the same memory is held.
+  void replay_passes() { driver_->replay_passes(); }
+  // What comes and goes while no passes run may have the memory that is held for graphs.
+  MemoryPool pool_between_steps() const {
+    return driver_->pass_graphs() == nullptr ? MemoryPool::general : MemoryPool::passes;
+  }
+  // Nothing without.
+  std::optional<GraphCounts> graph_counts() const {
+    if (driver_->pass_graphs() == nullptr) return {};
+    return driver_->pass_graphs()->counts();
+  }
 
   // Mean loss over samples [0, num_samples) of the source, at the present parameters.
   double evaluate(std::int64_t num_samples, const SampleSource& samples);
