@@ -191,7 +191,11 @@ const std::vector<Topic>& topics() {
          "--machine names a preset, or a TOML file: one of your own, or what echelon calibrate measured "
          "here. "
          "--software is the training program that a plan is for."},
-        {{"devices", "device", "cuda", "nvidia"}, "what computes, and CUDA", "devices", {}, {"device"}},
+        {{"devices", "device", "cuda", "nvidia"},
+         "what computes, and CUDA",
+         "devices",
+         {},
+         {"device", "cuda-graphs"}},
         {{"predictions", "reports", "report", "logs", "log", "pages", "traffic"},
          "what is predicted, and measured",
          "predictions",

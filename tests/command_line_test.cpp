@@ -277,6 +277,8 @@ TEST_F(CommandLine, WrongValuesAreRefusedWithTheLegalOnes) {
   refused({"bench", "comm", "--ranks", "256", "--size", "16384"}, {"--size 16384", "this machine"});
   refused({"bench", "comm", "--size", "nan"}, {"--size nan"});
   refused({"bench", "comm", "--repeats", "0"}, {"--repeats 0", "1 to"});
+  refused(training({"--cuda-graphs", "yes"}), {"--cuda-graphs yes", "on, off"});
+  refused(training({"--cuda-graphs", "on"}), {"--cuda-graphs on", "--device cpu", "--device cuda"});
 }
 
 TEST_F(CommandLine, BadDataIsRefused) {
@@ -1264,13 +1266,13 @@ TEST_F(IdleFlags, OfTrain) {
   all.insert(all.end(), own.begin(), own.end());
   expect_known(
       {"train"}, all,
-      joined(plan_alone, {"--comm",         "--record",   "--lr",           "--min-lr",    "--warmup",
-                          "--weight-decay", "--clip",     "--data",         "--tokenizer", "--data-cache",
-                          "--raw-tokens",   "--from",     "--steps",        "--seed",      "--val-fraction",
-                          "--checkpoint",   "--on-nan",   "--resume",       "--staleness", "--memory-limit",
-                          "--machine",      "--straggle", "--plant-expert", "--trace",     "--timeline",
-                          "--report",       "--log",      "--sample",       "--dry-run",   "--flip",
-                          "--colour"}));
+      joined(plan_alone, {"--comm",         "--record",     "--lr",           "--min-lr",    "--warmup",
+                          "--weight-decay", "--clip",       "--data",         "--tokenizer", "--data-cache",
+                          "--raw-tokens",   "--from",       "--steps",        "--seed",      "--val-fraction",
+                          "--checkpoint",   "--on-nan",     "--resume",       "--staleness", "--memory-limit",
+                          "--machine",      "--straggle",   "--plant-expert", "--trace",     "--timeline",
+                          "--report",       "--log",        "--sample",       "--dry-run",   "--flip",
+                          "--colour",       "--cuda-graphs"}));
 }
 
 TEST_F(IdleFlags, OfADryRun) {
