@@ -247,7 +247,7 @@ TEST(DeviceGraphs, TrainingHasTheBitsOfTrainingWithoutWhateverThePassesAre) {
     expect_bits_of_the_host(plan, 3);
   }
   plan = one_rank(odd_llama());
-  plan.model.window.size = 4;
+  plan.model.window = {.size = 4, .full_every = 2};  // a layer with, one without
   plan.mask = AttentionMask::document;
   plan.document_end = 5;
   expect_bits_of_the_host(plan, 4);
