@@ -467,7 +467,6 @@ TEST(MultiTokenPrediction, IsRefusedWhereItIsNotRun) {
     parts.emplace_back("num_mtp_layers");
     expect_refusal([&] { check_whole(plan); }, parts);
   };
-  refused([](Plan& p) { p.numerics = Numerics::invariant; }, {"--numerics", "ordinary"});
   refused(
       [](Plan& p) {
         p.mesh.set(Axis::pp, 2);

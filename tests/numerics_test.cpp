@@ -203,7 +203,7 @@ class InvariantNumerics : public testing::Test {
     std::string experts;
     TrainObserver observer;
     observer.on_step = [&](const StepRecord& step) {
-      loss = step.loss, norm = step.grad_norm;
+      loss = step.loss + step.mtp_loss, norm = step.grad_norm;
       experts.clear();
       for (const ExpertLoad& layer : step.experts)
         experts += fmt::format(" {:a} {} {}", layer.balance_loss, fmt::join(layer.tokens, " "),
@@ -523,6 +523,39 @@ TEST_F(InvariantNumerics, TunedModelsHaveTheSameBits) {  // long
   expect_same({"gpt2-tiny", "f32"}, everywhere, rows);
 }
 
+// The embedding and the output matrix are each used twice, and tied they are one.
+TEST_F(InvariantNumerics, PredictingOneMoreTokenHasTheSameBits) {  // long
+  const std::vector<MeshRow> rows{
+      {},
+      {.dp = 2, .pp = 2, .zero = 1, .micro_batch = 1},
+      {.cp = 2, .micro_batch = 2, .kind = ContextKind::allgather},
+      {.tp = 2, .sp = true, .micro_batch = 2, .recompute = "full"},
+      {.dp = 4, .zero = 1, .micro_batch = 1, .threads = 2},
+      {.pp = 2, .micro_batch = 1, .schedule = "zb-v"},
+      {.dp = 2, .ep = 2, .micro_batch = 2},
+      {.dp = 2, .pp = 2, .micro_batch = 1, .schedule = "dualpipe"},
+      {.tp = 2, .pp = 2, .sp = true, .micro_batch = 1, .schedule = "zb-h1"},
+      {.dp = 2, .tp = 2, .cp = 2, .sp = true, .micro_batch = 1, .kind = ContextKind::ring},
+      {.dp = 2, .pp = 2, .ep = 2, .micro_batch = 1, .schedule = "dualpipev"},
+      {.tp = 4, .micro_batch = 4, .recompute = "selective"}};
+  for (const auto& [column, tied] : {std::pair{Column{"deepseek-v3-tiny", "f32"}, false},
+                                     {Column{"deepseek-v3-tiny", "bf16"}, true},
+                                     {Column{"llama-tiny", "f32"}, true},
+                                     {Column{"llama-tiny", "bf16"}, false}}) {
+    std::set<std::string> found;
+    for (const MeshRow& row : rows) {
+      Plan plan = plan_of(row, column);
+      plan.model.num_mtp_layers = 1, plan.model.mtp_weight = 0.7;
+      plan.model.tied_embedding = tied;
+      plan.model.num_kv_heads = plan.model.num_heads;
+      if ((row.ep > 1 && plan.model.experts == Experts::none) || (!found.empty() && !is_taken(8))) continue;
+      found.insert(run(plan, row.threads, 2));
+      EXPECT_EQ(found.size(), 1u) << column.model << (tied ? " tied: " : ": ") << row.name() << "\n"
+                                  << fmt::format("{}", fmt::join(found, "\n"));
+    }
+  }
+}
+
 // A row's sum of squares is over the heads of all tp ranks.
 TEST_F(InvariantNumerics, NormsOfAllQueriesHaveTheSameBits) {  // long
   for (const char* precision : {"f32", "bf16"}) {
@@ -559,6 +592,15 @@ TEST(InvariantPrediction, IsThatOfEachRank) {  // long
     plan.model.tuning.lora = parse_lora("rank=4,alpha=8", "lora");
     expect_predicted(plan);
   }
+  for (const bool tied : {false, true})
+    for (const MeshRow& row : {MeshRow{.dp = 2, .cp = 2, .zero = 1, .micro_batch = 1},
+                               MeshRow{.dp = 2, .pp = 2, .micro_batch = 1, .schedule = "dualpipe"},
+                               MeshRow{.dp = 2, .tp = 2, .pp = 2, .sp = true, .micro_batch = 2}}) {
+      Plan plan = plan_of(row, {"deepseek-v3-tiny", "f64"});
+      plan.model.num_mtp_layers = 1;
+      plan.model.tied_embedding = tied;
+      expect_predicted(plan);
+    }
   const Column dropping{"mixtral-tiny", "f64", {.capacity = 0.8}};
   expect_predicted(plan_of({.cp = 2, .micro_batch = 2}, dropping));
   expect_predicted(plan_of({.dp = 2, .pp = 2, .ep = 2, .micro_batch = 1, .schedule = "dualpipe"}, dropping));

@@ -57,8 +57,8 @@ Tensor BlockRun::take_kept(int number) {
   return std::find(done_->begin(), done_->end(), number) != done_->end() ? std::exchange(slot, {}) : slot;
 }
 
-Tensor BlockRun::take_kept_input(const BlockOp& op) {
-  return bring(take_kept(op.inputs[0]), program_.value(op.inputs[0]).home, op.wants[0]);
+Tensor BlockRun::take_kept_input(const BlockOp& op, std::size_t input) {
+  return bring(take_kept(op.inputs[input]), program_.value(op.inputs[input]).home, op.wants[input]);
 }
 
 Tensor BlockRun::take_gradient(int number) {

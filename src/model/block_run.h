@@ -110,7 +110,7 @@ class BlockRun {
 
   // Backward: what was kept or made again; the op's own where no other backward pass reads it.
   Tensor take_kept(int number);
-  Tensor take_kept_input(const BlockOp& op);  // in the home that the op wants it in
+  Tensor take_kept_input(const BlockOp& op, std::size_t input = 0);  // in the home that the op wants it in
   // The gradient of a value, in the value's home; in the second where the reader left it.
   Tensor take_gradient(int number);
   Tensor take_gradient_as_left(int number) { return std::exchange(gradient(number).tensor, {}); }

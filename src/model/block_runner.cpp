@@ -7,10 +7,15 @@
 
 namespace echelon {
 
+static std::unique_ptr<BlockProgram> made(BlockProgram program, const Plan& plan) {
+  if (plan.numerics == Numerics::invariant) join_losses(program);
+  return std::make_unique<BlockProgram>(std::move(program));
+}
+
 BlockRunner::BlockRunner(BlockProgram program, const Rank& rank, const Plan& plan,
                          const ParameterStore& parameters, TensorParallel tensor_parallel,
                          const Faults& faults)
-    : program_(std::make_unique<BlockProgram>(std::move(program))),
+    : program_(made(std::move(program), plan)),
       passes_(block_passes(*program_, plan.recompute.of(rank.coordinate(Axis::pp)))),
       rank_(&rank),
       tensor_parallel_(tensor_parallel),

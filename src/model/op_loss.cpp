@@ -62,8 +62,18 @@ class LossOp final : public OpRunner {
   }
 
   void run_backward(BlockRun& run) const override {
-    run.add_gradient(in(),
-                     run.rounded(run.tensor_parallel().enter_backward(add_loss(run), run.rows()).get()));
+    if (op().joined) return;
+    std::vector<Term> terms;
+    for (std::size_t input = 0; input < op().inputs.size(); ++input) {
+      const bool next = op().next && input == 0;
+      terms.push_back({given(run, run.take_kept_input(op(), input), next), {}, next});
+    }
+    add_losses(run, terms);
+    for (std::size_t input = 0; input < terms.size(); ++input) {
+      const Tensor dx = part_ ? whole_rows_.sum_here(terms[input].dx) : std::move(terms[input].dx);
+      terms[input] = {};
+      run.add_gradient(in(input), run.rounded(run.tensor_parallel().enter_backward(dx, run.rows()).get()));
+    }
   }
 
  private:
@@ -73,8 +83,8 @@ class LossOp final : public OpRunner {
   struct Given {
     Tensor x, targets;
   };
-  Given given(const BlockRun& run, const Tensor& x) const {
-    const Given own{x, op().next ? run.microbatch().next_targets : run.microbatch().targets};
+  Given given(const BlockRun& run, const Tensor& x, bool next) const {
+    const Given own{x, next ? run.microbatch().next_targets : run.microbatch().targets};
     if (!part_) return own;
     const std::int64_t rows = x.rows() * run.rank().size(Axis::cp);
     return {whole_rows_.gather(own.x, rows, true), whole_rows_.gather(own.targets, rows, true)};
@@ -82,7 +92,7 @@ class LossOp final : public OpRunner {
 
   Tensor loss(const BlockRun& run, const Tensor& here) const {
     const Tensor loss_sum = logits_.make_loss(), unused = logits_.make_loss();
-    const auto [x, targets] = given(run, here);
+    const auto [x, targets] = given(run, here, false);
     const Tensor buffer = make_chunk(run.sums().runs().front());
     for (const Range& rows : run.sums().runs())
       each_chunk(rows, [&, &x = x, &targets = targets](Range chunk) {
@@ -94,12 +104,20 @@ class LossOp final : public OpRunner {
     return loss_sum;
   }
 
-  // Adds to the losses and to the table's gradient; returns the partial gradient (N, C) of the input.
-  Tensor add_loss(BlockRun& run) const {
+  // A loss whose gradients are taken: of the next tokens, or of those behind them, which is weighed.
+  struct Term {
+    Given given;
+    Tensor dx;  // (N, C): the partial gradient of the input
+    bool next = false;
+  };
+  // Adds to the losses and to the table's gradient, of a sequence those of one term behind those of another;
+  // makes the partial gradients of the inputs.
+  void add_losses(BlockRun& run, std::vector<Term>& terms) const {
     const Weight& table = logits().table();
-    const Given given = this->given(run, run.take_kept_input(op()));
-    const std::vector<std::int64_t> shape{given.x.rows(), given.x.cols()};
-    const Tensor dx = part_ ? run.statistic(shape) : run.partial_sum(shape);
+    for (Term& term : terms) {
+      const std::vector<std::int64_t> shape{term.given.x.rows(), term.given.x.cols()};
+      term.dx = part_ ? run.statistic(shape) : run.partial_sum(shape);
+    }
     const std::vector<Range> runs = run.sums().runs();
     const Tensor buffer = make_chunk(runs.front());
     // The gradient takes the logits' place where it is as wide as they.
@@ -107,7 +125,9 @@ class LossOp final : public OpRunner {
     const Tensor gradients =
         precision.statistics == precision.activations ? buffer : run.activation(buffer.shape());
     const auto take = [&](Range rows, std::span<const Tensor> of_table, bool onto) {
-      add_loss_of(run, rows, given, {buffer, gradients}, dx, of_table.empty() ? Tensor() : of_table[0], onto);
+      for (const Term& term : terms)
+        add_loss_of(run, rows, term, {buffer, gradients}, of_table.empty() ? Tensor() : of_table[0],
+                    onto || &term != &terms.front());
     };
     const Weight* const one[] = {&table};
     const bool trains = logits_.table().gradient.defined();
@@ -116,7 +136,6 @@ class LossOp final : public OpRunner {
       run.sums().add(one, take);
     else
       for (const Range& rows : runs) take(rows, {}, true);
-    return part_ ? whole_rows_.sum_here(dx) : dx;
   }
   bool has_part() const { return !part_ || mine_.size() > 0; }
 
@@ -124,18 +143,19 @@ class LossOp final : public OpRunner {
     Tensor logits, gradients;  // of a chunk
   };
   // Of these rows, which are all, or a sequence.
-  void add_loss_of(const BlockRun& run, Range rows, const Given& given, const Buffers& buffers,
-                   const Tensor& dx, const Tensor& d_table, bool onto) const {
+  void add_loss_of(const BlockRun& run, Range rows, const Term& term, const Buffers& buffers,
+                   const Tensor& d_table, bool onto) const {
     Kernels& kernels = run.kernels();
     const Weight& table = logits().table();
     const Tensor loss_sum = logits_.make_loss();
-    const double gradient_scale = logits_.scale() * op().scale * run.loss().gradient_scale;
+    const double weight = term.next || !op().next ? op().scale : 1,
+                 gradient_scale = logits_.scale() * weight * run.loss().gradient_scale;
     each_chunk(rows, [&](Range range) {
       const Tensor of_chunk = buffers.logits.row_range(0, range.size()),
                    d_logits = buffers.gradients.row_range(0, range.size()),
-                   x = given.x.row_range(range.begin, range.end),
-                   dx_here = dx.row_range(range.begin, range.end),
-                   targets = given.targets.flat_range(range.begin, range.end);
+                   x = term.given.x.row_range(range.begin, range.end),
+                   dx_here = term.dx.row_range(range.begin, range.end),
+                   targets = term.given.targets.flat_range(range.begin, range.end);
       if (has_part()) logits().multiply(x, of_chunk);
       const VocabularyLogits::Sums sums = add_losses(run, of_chunk, targets, loss_sum);
       if (!has_part()) return kernels.fill(dx_here, -0.0);
@@ -147,7 +167,7 @@ class LossOp final : public OpRunner {
     });
     if (!counts_losses_) return;
     const std::int64_t place = rows.begin == 0 ? 0 : rows.begin / rows.size();
-    const Tensor& sum = op().next ? run.loss().next_sum : run.loss().sum;
+    const Tensor& sum = term.next ? run.loss().next_sum : run.loss().sum;
     kernels.add_number(loss_sum, sum.flat_range(place, place + 1));
   }
 

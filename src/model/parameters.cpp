@@ -137,17 +137,25 @@ ParameterStore::ParameterStore(const Rank& rank, const Plan& plan, const Pipelin
   if (zero_ == 3) make_gather(plan.zero_prefetch);
   for (std::size_t i = 0; i < parameters_.size(); ++i) place(parameters_[i], i, faults);
   draw_initial_values(seed, first_values);
-  if (keeps_tied_gradient_apart(plan, pipeline, rank.coordinate(Axis::dp), rank.coordinate(Axis::pp)) &&
-      !find(shared_name_).spec.frozen) {
-    tied_gradient_ = Tensor(rank.arena(), MemoryCategory::gradients, rank.precision().gradients,
-                            find(shared_name_).gradient.shape());
-    if (zero_ >= 2) tied_gradient_.release_memory();
-    for (int i = 0; i < levels_waiting(); ++i) {
-      tied_waiting_.emplace_back(rank.arena(), MemoryCategory::gradients, rank.precision().gradients,
-                                 tied_gradient_.shape());
-      if (zero_ >= 2) tied_waiting_.back().release_memory();
-    }
-  }
+  if (find_here(shared_name_) == nullptr || find(shared_name_).spec.frozen) return;
+  const int pp_rank = rank.coordinate(Axis::pp);
+  if (keeps_tied_gradient_apart(plan, pipeline, rank.coordinate(Axis::dp), pp_rank))
+    tied_gradient_ = gradient_apart(tied_waiting_);
+  // Of a microbatch the output layer adds to a tied table at another time than the next tokens' embedding.
+  if (tree_ && plan.model.tied_embedding && plan.model.num_mtp_layers > 0 && pipeline.ends_on(pp_rank))
+    next_gradient_ = gradient_apart(next_waiting_);
+}
+
+Tensor ParameterStore::gradient_apart(std::vector<Tensor>& waiting) const {
+  const auto make = [&] {
+    Tensor tensor(rank_->arena(), MemoryCategory::gradients, rank_->precision().gradients,
+                  find(shared_name_).gradient.shape());
+    if (zero_ >= 2) tensor.release_memory();
+    return tensor;
+  };
+  Tensor gradient = make();
+  for (int i = 0; i < levels_waiting(); ++i) waiting.push_back(make());
+  return gradient;
 }
 
 void ParameterStore::make_units() {
@@ -368,7 +376,10 @@ Weight ParameterStore::output_weight() const {
 
 Weight ParameterStore::next_table() const {
   Weight table = weight(shared_name_);
-  if (tied_gradient_.defined()) table.gradient = tied_gradient_, table.waiting = tied_waiting_;
+  if (next_gradient_.defined())
+    table.gradient = next_gradient_, table.waiting = next_waiting_;
+  else if (tied_gradient_.defined())
+    table.gradient = tied_gradient_, table.waiting = tied_waiting_;
   return table;
 }
 
@@ -381,7 +392,8 @@ void ParameterStore::begin_gradients() const {
     return;
   }
   rank_->kernels().fill(gradients_, 0.0);
-  if (tied_gradient_.defined()) rank_->kernels().fill(tied_gradient_, 0.0);
+  for (const Tensor& apart : {tied_gradient_, next_gradient_})
+    if (apart.defined()) rank_->kernels().fill(apart, 0.0);
 }
 
 std::vector<Tensor> ParameterStore::keep_own_gradients() const {
@@ -437,6 +449,9 @@ void ParameterStore::end_gradients(int group) const {
 void ParameterStore::end_whole_gradients() const { end_unit(trained_units_ - 1); }
 
 void ParameterStore::add_tied_gradient() const {
+  if (next_gradient_.defined())
+    rank_->kernels().add(next_gradient_,
+                         tied_gradient_.defined() ? tied_gradient_ : find(shared_name_).gradient);
   if (!tied_gradient_.defined()) return;
   rank_->kernels().add(tied_gradient_, find(shared_name_).gradient);
   if (zero_ < 2) return;

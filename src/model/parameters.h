@@ -144,6 +144,9 @@ class ParameterStore {
   void end_whole_gradients() const;
   // The part of a tied table's gradient that is kept apart; undefined where there is none.
   const Tensor& tied_gradient() const { return tied_gradient_; }
+  // Of that part, or of the gradient on the other end of the pipeline, what looking next tokens up adds: kept
+  // apart under invariant numerics.
+  const Tensor& next_gradient() const { return next_gradient_; }
   const std::string& shared_name() const { return shared_name_; }
   const std::string& output_name() const { return output_name_; }
   int output_group() const { return find(output_name_).group; }
@@ -159,6 +162,8 @@ class ParameterStore {
   };
   void make_units();
   int levels_waiting(bool experts = false) const;
+  // As the shared table's, with what waits beside it.
+  Tensor gradient_apart(std::vector<Tensor>& waiting) const;
   Unit make_unit(const ShardUnit& cut, std::int64_t own_begin, bool frozen) const;
   void make_moments(const Plan& plan, std::int64_t own_size);
   void make_gather(int ahead);
@@ -181,7 +186,8 @@ class ParameterStore {
   std::unique_ptr<OffloadedMoments> offloaded_;        // behind the moments, where they are offloaded
   mutable std::vector<std::shared_ptr<DeviceEvent>> reads_;
   Tensor tied_gradient_;                               // defined where it is kept apart: of shared_name_
-  std::vector<Tensor> tied_waiting_;
+  Tensor next_gradient_;                               // see next_gradient()
+  std::vector<Tensor> tied_waiting_, next_waiting_;
   std::unique_ptr<SequenceTree> tree_;  // under invariant numerics
   std::vector<Tensor> waiting_;         // whole and flat, as gradients_
   std::string output_name_;

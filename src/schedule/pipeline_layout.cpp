@@ -423,8 +423,11 @@ bool keeps_tied_gradient_apart(const Plan& plan, const PipelineLayout& pipeline,
 }
 
 bool PipelineLayout::ties_on(int pp_rank) const {
-  const std::vector<int>& held = stages_of(pp_rank);
-  return shares_table_ && held.front() == 0 && held.back() + 1 == static_cast<int>(slices_.size());
+  return shares_table_ && stages_of(pp_rank).front() == 0 && ends_on(pp_rank);
+}
+
+bool PipelineLayout::ends_on(int pp_rank) const {
+  return stages_of(pp_rank).back() + 1 == static_cast<int>(slices_.size());
 }
 
 }  // namespace echelon

@@ -60,6 +60,8 @@ class PipelineLayout {
   }
   // Whether embedding and tied output layer are on one rank, so that their gradients meet there.
   bool ties_on(int pp_rank) const;
+  // Whether the last stage is.
+  bool ends_on(int pp_rank) const;
   // The first of a stage's layer groups among those of a pipeline rank that holds it.
   int first_group(int pp_rank, int stage) const;
   // The layer group that has the output layer's matrix, on a rank that holds it.

@@ -89,6 +89,19 @@ BlockProgram final_norm_program(const ModelSpec& model) {
   return program;
 }
 
+void join_losses(BlockProgram& program) {
+  for (BlockOp& next : program.ops) {
+    if (next.kind != OpKind::loss || !next.next) continue;
+    BlockOp& first = program.ops[static_cast<std::size_t>(program.producer(program.output))];
+    check(first.kind == OpKind::loss && !first.next, "a head's output is the loss of the next tokens");
+    next.inputs.push_back(first.inputs.front());
+    next.wants.push_back(first.wants.front());
+    next.backward_reads.push_back(first.inputs.front());
+    first.backward_reads.clear();
+    first.joined = true;
+  }
+}
+
 int BlockBuilder::value(std::string name, Home home, std::int64_t width, Again again) {
   program_.values.push_back({std::move(name), home, width, again});
   return static_cast<int>(program_.values.size()) - 1;

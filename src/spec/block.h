@@ -88,6 +88,7 @@ struct BlockOp {
   Activation activation = Activation::gelu;
   double scale = 1;   // of a row of the embedding, of what a sum adds up to, of a loss
   bool next = false;  // of a row's next token: the embedding is its, and the loss that of the one behind it
+  bool joined = false;    // of a loss: its backward pass is in that of the next token's (join_losses)
   bool centered = false;  // of a norm: by the mean too
   bool windowed = false;  // of attention: the model's window is this layer's
   std::vector<std::int64_t>
@@ -129,5 +130,9 @@ BlockProgram layer_program(const ModelSpec& model, std::int64_t layer);
 BlockProgram head_program(const ModelSpec& model);
 // The head without its output layer, where the pipeline's ranks have that together.
 BlockProgram final_norm_program(const ModelSpec& model);
+
+// Where a head predicts one more token the backward pass of that loss becomes that of both: it reads what the
+// first one does behind its own input. Of a microbatch the output matrix then has its gradients at once.
+void join_losses(BlockProgram& program);
 
 }  // namespace echelon

@@ -256,10 +256,6 @@ Verdict of_prediction(const Plan& plan) {
   if (plan.cuts_vocabulary())
     return refused("vocabulary-parallel", {{"vocabulary-parallel", "off"}, {"pp", "1"}},
                    "{} predicts one more token (num_mtp_layers), behind a whole output layer", m.name);
-  if (plan.numerics == Numerics::invariant)
-    return refused("numerics", {{"numerics", "ordinary"}},
-                   "{} predicts one more token (num_mtp_layers), whose losses are not summed by sequences",
-                   m.name);
   if (plan.balancing.scope == BalanceScope::batch && plan.balancing.has_counts())
     return refused(
         "balance-scope", {{"balance-scope", "sequence"}, {"balance-scope", "microbatch"}},

@@ -89,7 +89,8 @@ void GradientCompletion::sum_ties_first() {
     group.all_reduce(part).wait();
     if (group.rank() > 0) rank_.kernels().fill(part, 0.0);
   };
-  if (parameters_.tied_gradient().defined()) sum(parameters_.tied_gradient());
+  for (const Tensor& apart : {parameters_.tied_gradient(), parameters_.next_gradient()})
+    if (apart.defined()) sum(apart);
   for (const ParamSpec& spec : parameters_.model()) {
     const Parameter* p = parameters_.find_here(spec.name);
     if (p == nullptr || p->spec.frozen) continue;
@@ -112,8 +113,9 @@ void GradientCompletion::add_pipeline_copies(bool apart) {
       tree->add_copy(rank_.kernels(), p->gradient, p->waiting, add);
     else
       add(p->gradient);
-    if (apart && parameters_.tied_gradient().defined() && spec.name == parameters_.output_name())
-      add_theirs(parameters_.tied_gradient(), other);
+    if (!apart || spec.name != parameters_.shared_name()) continue;
+    for (const Tensor& part : {parameters_.tied_gradient(), parameters_.next_gradient()})
+      if (part.defined()) add_theirs(part, other);
   }
 }
 

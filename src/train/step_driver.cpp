@@ -20,8 +20,8 @@ StepDriver::StepDriver(TrainingParts& parts)
                        {each ? dp_samples(parts_.plan, parts_.rank.coordinate(Axis::dp)).size() : 1});
     copy_from_host(std::vector<double>(static_cast<std::size_t>(loss_sum_.numel())), loss_sum_);
     if (parts_.plan.model.num_mtp_layers > 0) {
-      next_loss_sum_ = Tensor(parts_.rank.arena(), MemoryCategory::other, DType::f64, {1});
-      copy_from_host(std::vector<double>(1), next_loss_sum_);
+      next_loss_sum_ = Tensor(parts_.rank.arena(), MemoryCategory::other, DType::f64, loss_sum_.shape());
+      copy_from_host(std::vector<double>(static_cast<std::size_t>(next_loss_sum_.numel())), next_loss_sum_);
     }
   }
   // Counted from the schedule: a rank runs all microbatches of its stages, or one direction of DualPipe.
@@ -133,7 +133,10 @@ Loss StepDriver::loss(int index) {
     return {of.gradient_scale[place], loss_sum_, next_loss_sum_};
   const std::int64_t first =
       microbatch.first_sample - dp_samples(parts_.plan, parts_.rank.coordinate(Axis::dp)).begin;
-  return {of.gradient_scale[place], loss_sum_.flat_range(first, first + microbatch.sequences.batch)};
+  const auto here = [&](const Tensor& sum) {
+    return sum.defined() ? sum.flat_range(first, first + microbatch.sequences.batch) : sum;
+  };
+  return {of.gradient_scale[place], here(loss_sum_), here(next_loss_sum_)};
 }
 
 void StepDriver::release(int index) {
