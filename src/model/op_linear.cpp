@@ -16,6 +16,7 @@
 #include "spec/sum_blocks.h"
 #include "tensor/expert_products.h"
 #include "tensor/layer_products.h"
+#include "tensor/sum_by_blocks.h"
 
 namespace echelon {
 namespace {
@@ -38,7 +39,7 @@ class LinearOp : public OpRunner {
     const auto blocks_of = [&](const std::vector<ParamSpec>& list) {
       return in_blocks_ ? sum_blocks(list, s.tensor_parallel.size(), s.tensor_parallel.index()) : SumBlocks();
     };
-    if (weights_.size() == 1) blocks_ = blocks_of(op.weights);
+    blocks_ = blocks_of(op.weights);
     for (const Adapter& adapter : op.adapters)
       adapters_.push_back({s.stacked({adapter.a}),
                            s.stacked({adapter.b}),
@@ -100,14 +101,42 @@ class LinearOp : public OpRunner {
     const std::vector<std::int64_t> shape{dy.rows(), weights_.front().value.dim(in_out_ ? 0 : 1)};
     const Tensor dx = by_columns_ ? run.partial_sum(shape) : run.activation(shape);
     bool further = false;
-    each_run(weights_, in_out_, dy, [&](const Weight& w, const Tensor& part) {
-      multiply(run.kernels(),
-               {part, Transpose::no, w.value, in_out_ ? Transpose::yes : Transpose::no, dx,
-                std::exchange(further, true), by_columns_ ? blocks_ : SumBlocks()},
-               formats_.of_input(), epilogue);
-    });
+    if (weights_.size() > 1 && by_columns_ && in_blocks_)
+      add_gradients_of_blocks(run, dy, dx);
+    else
+      each_run(weights_, in_out_, dy, [&](const Weight& w, const Tensor& part) {
+        multiply(run.kernels(),
+                 {part, Transpose::no, w.value, in_out_ ? Transpose::yes : Transpose::no, dx,
+                  std::exchange(further, true), by_columns_ ? blocks_ : SumBlocks()},
+                 formats_.of_input(), epilogue);
+      });
     if (!adds_behind_sum()) add_adapted_gradient(run, d_adapted, dx);
     return dx;
+  }
+  // The same of parameters that are one matrix but not all trained: a block is made of those of each, which
+  // lie apart, one after another.
+  void add_gradients_of_blocks(BlockRun& run, const Tensor& dy, const Tensor& dx) const {
+    const auto room = [&] { return run.statistic(dx.shape()); };
+    const Tensor sum = dx.dtype() == run.rank().precision().statistics ? dx : room();
+    sum_by_blocks(run.kernels(), std::ssize(blocks_), sum, room, [&](std::int64_t b, const Tensor& to) {
+      bool further = false;
+      for (const Range& columns : blocks_[static_cast<std::size_t>(b)]) {
+        std::int64_t begin = 0;  // of a run's columns
+        for (const Weight& w : weights_) {
+          const std::int64_t end = begin + width(w, in_out_);
+          if (columns.begin >= begin && columns.end <= end) {
+            const Range of_run{columns.begin - begin, columns.end - begin};
+            multiply(run.kernels(),
+                     {columns_of(dy, columns), Transpose::no,
+                      in_out_ ? columns_of(w.value, of_run) : w.value.row_range(of_run.begin, of_run.end),
+                      in_out_ ? Transpose::yes : Transpose::no, to, std::exchange(further, true)},
+                     formats_.of_input());
+          }
+          begin = end;
+        }
+      }
+    });
+    if (dx.dtype() != sum.dtype()) run.kernels().copy(sum, dx);
   }
   // Whether what goes through adapters is added to the gradient of the input when that is whole.
   bool adds_behind_sum() const { return in_blocks_ && by_columns_ && !adapters_.empty(); }

@@ -372,15 +372,6 @@ std::vector<Remedy> cuts_at_nodes(const Plan& plan, const std::string& field, st
   return remedies;
 }
 
-// Whether some of the parameters that are used as one matrix are frozen and others are not.
-bool splits_products(const ModelSpec& m) {
-  for (std::int64_t layer = 0; layer < m.num_layers && !m.tuning.freeze.empty(); ++layer)
-    for (const BlockOp& op : layer_program(m, layer).ops)
-      for (const ParamSpec& spec : op.weights)
-        if (op.kind == OpKind::linear && spec.frozen != op.weights.front().frozen) return true;
-  return false;
-}
-
 // The most tp ranks that have whole blocks of every sum over a dimension that is cut.
 int most_ranks_with_blocks(const ModelSpec& m) {
   int most = num_sum_blocks({output_matrix(m)});
@@ -411,10 +402,6 @@ Verdict of_invariant_tensor_parallel(const Plan& plan) {
     for (const Remedy& other : {Remedy{"tp", "1"}, Remedy{"numerics", "ordinary"}}) remedies.push_back(other);
     return refused(field, std::move(remedies), "{}", why);
   };
-  if (splits_products(m))
-    return problem("tp", {},
-                   "with --numerics invariant models with parts of a product's parameters frozen are not cut "
-                   "over tp ranks");
   const int most = most_ranks_with_blocks(m);
   if (most % tp == 0) return {};
   std::vector<Remedy> legal;
