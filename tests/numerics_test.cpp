@@ -132,12 +132,14 @@ struct MeshRow {
   ContextKind kind = ContextKind::ulysses;
   ContextBalance balance = ContextBalance::zigzag;
   int ulysses = 1;  // of a hybrid
+  bool vocabulary = false;
 
   std::string name() const {
     return fmt::format(
-        "dp {} cp {} {} of {} {} tp {} sp {} pp {} ep {} zero {} hsdp {} micro {} {} recompute {} threads {}",
+        "dp {} cp {} {} of {} {} tp {} sp {} pp {} ep {} zero {} hsdp {} micro {} {}{} recompute {} threads "
+        "{}",
         dp, cp, name_of(kind), ulysses, name_of(balance), tp, sp, pp, ep, zero, hsdp, micro_batch, schedule,
-        recompute, threads);
+        vocabulary ? " with vocabulary passes" : "", recompute, threads);
   }
 };
 
@@ -177,6 +179,7 @@ Plan plan_of(const MeshRow& m, const Column& column) {
   plan.zero = m.zero;
   plan.hsdp = m.hsdp;
   plan.schedule = m.schedule;
+  plan.vocabulary_parallel = m.vocabulary;
   plan.recompute = parse_pipeline_recompute(m.recompute, "--recompute");
   return plan;
 }
@@ -523,10 +526,40 @@ TEST_F(InvariantNumerics, TunedModelsHaveTheSameBits) {  // long
   expect_same({"gpt2-tiny", "f32"}, everywhere, rows);
 }
 
-  frozen.freeze = {"*k_proj*", "*gate_proj*"};  // parts of what is one product
-  for (const char* precision : {"f32", "bf16"})
-    expect_same({"llama-tiny", precision}, frozen,
-                {{}, {.tp = 2}, {.dp = 2, .tp = 2, .sp = true, .zero = 3, .micro_batch = 1}, cut});
+// The softmax of a row is made on all ranks of the pipeline.
+TEST_F(InvariantNumerics, VocabularyOverThePipelineHasTheSameBits) {  // long
+  const std::vector<MeshRow> rows{
+      {},
+      {.pp = 2, .micro_batch = 1, .vocabulary = true},
+      {.tp = 2, .pp = 2, .sp = true, .micro_batch = 2, .schedule = "zb-h1", .vocabulary = true},
+      {.pp = 4, .micro_batch = 2, .schedule = "gpipe", .threads = 2, .vocabulary = true},
+      {.cp = 2, .micro_batch = 2, .kind = ContextKind::allgather},
+      {.dp = 2, .pp = 2, .zero = 3, .micro_batch = 2, .schedule = "zb-v", .vocabulary = true},
+      {.dp = 2, .tp = 2, .pp = 4, .zero = 2, .micro_batch = 2, .vocabulary = true},
+      {.dp = 2, .pp = 2, .ep = 2, .micro_batch = 1, .recompute = "full", .vocabulary = true},
+      {.tp = 2, .cp = 2, .sp = true, .micro_batch = 1, .kind = ContextKind::ring},
+      {.dp = 4, .pp = 2, .zero = 1, .micro_batch = 1, .schedule = "v-half", .vocabulary = true},
+      {.tp = 4, .pp = 2, .micro_batch = 1, .schedule = "zb-auto", .vocabulary = true},
+      {.tp = 4, .micro_batch = 2}};
+  for (const auto& [model, precision] : {std::pair{"llama-tiny", "f32"},
+                                         {"llama-tiny", "bf16"},
+                                         {"mixtral-tiny", "f32"},
+                                         {"deepseek-v3-tiny", "bf16"}}) {
+    std::set<std::string> found;
+    for (const MeshRow& row : rows) {
+      Plan plan = plan_of(row, {model, precision});
+      plan.model.num_layers = 4;
+      plan.model.num_kv_heads = plan.model.num_heads;
+      plan.model.window = {};
+      if (row.ep > 1 && plan.model.experts == Experts::none) continue;
+      if (!found.empty() && !is_taken(8)) continue;
+      found.insert(run(plan, row.threads, 2));
+      EXPECT_EQ(found.size(), 1u) << model << " " << precision << ": " << row.name() << "\n"
+                                  << fmt::format("{}", fmt::join(found, "\n"));
+    }
+  }
+}
+
 // The embedding and the output matrix are each used twice, and tied they are one.
 TEST_F(InvariantNumerics, PredictingOneMoreTokenHasTheSameBits) {  // long
   const std::vector<MeshRow> rows{
@@ -613,6 +646,10 @@ TEST(InvariantPrediction, IsThatOfEachRank) {  // long
 // A checkpoint has no mesh: a training that goes on with another one ends with the same weights.
 TEST_F(InvariantNumerics, AnotherMeshGoesOnWithTheSameBits) {  // long
   const auto request = [](const MeshRow& row) {
+  for (const MeshRow& row :
+       {MeshRow{.dp = 2, .pp = 2, .micro_batch = 2, .schedule = "zb-h1", .vocabulary = true},
+        MeshRow{.tp = 2, .pp = 2, .sp = true, .micro_batch = 2, .vocabulary = true}})
+    expect_predicted(plan_of(row, {"llama-tiny", "f64"}));
     TrainRequest r;
     r.plan = plan_of(row, {"llama-tiny", "f32"});
     r.optimizer.total_steps = r.fingerprint_every = 12;
@@ -684,11 +721,16 @@ TEST_F(InvariantNumerics, WhatShowsTheMeshIsRefused) {
                     p.model = load_model("llama-tiny");
                   }),
                   {"--cp-ulysses 4", "a key/value head is on one rank, and there are 2", "legal: 1, 2"});
-  expect_contains(refusal([](Plan& p) {
-                    p.mesh.set(Axis::cp, 2), p.context_kind = ContextKind::allgather;
-                    p.context_balance = ContextBalance::none, p.mask = AttentionMask::document;
-                  }),
-                  {"--seq-len 32", "legal: 256", "128 tokens"});
+  const auto vocabulary = [&](int pp, int cp, int vocab) {
+    return refusal([&](Plan& p) {
+      p.model = load_model("llama-tiny");
+      p.model.num_layers = 8, p.model.vocab = vocab;
+      p.mesh.set(Axis::pp, pp), p.mesh.set(Axis::cp, cp);
+      p.micro_batch = 1, p.vocabulary_parallel = true;
+    });
+  };
+  expect_contains(vocabulary(2, 2, 257), {"--vocabulary-parallel on", "--cp cuts them", "legal: off"});
+  expect_contains(vocabulary(8, 1, 260), {"--pp 8", "a softmax over 260 is made in 4 blocks", "legal: 2, 4"});
   expect_contains(refusal([](Plan& p) { p.mesh.set(Axis::cp, 4), p.model = load_model("llama-tiny"); }),
                   {"--cp 4", "legal: ", "2, 1"});
   expect_contains(refusal([](Plan& p) { p.mesh.set(Axis::tp, 4), p.model = load_model("llama-tiny"); }),

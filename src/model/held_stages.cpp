@@ -69,7 +69,10 @@ Tensor HeldStages::pass(const Microbatch& microbatch, std::int64_t position, con
   if (vocabulary_part_) {
     const auto used = parameters_->use(parameters_->output_group());
     if (!has_last_stage()) x = make_boundary(microbatch.rows());
-    x = microbatch.targets.defined() ? vocabulary_part_->loss(x, microbatch.targets, last_rank())
+    const std::vector<Range> runs = SequenceSums(parameters_->sequence_tree(), rank_->kernels(), 0,
+                                                 microbatch.sequences.batch, microbatch.rows())
+                                        .runs();
+    x = microbatch.targets.defined() ? vocabulary_part_->loss(x, microbatch.targets, last_rank(), runs)
                                      : vocabulary_part_->logits(x, last_rank());
     if (!has_last_stage()) x = {};
   }

@@ -6,9 +6,11 @@
 #include <vector>
 
 #include "model/op.h"
+#include "parallel/softmax_blocks.h"
 #include "parallel/vocabulary_logits.h"
 #include "parallel/whole_rows.h"
 #include "spec/sum_blocks.h"
+#include "tensor/sum_by_blocks.h"
 
 namespace echelon {
 namespace {
@@ -40,8 +42,21 @@ class LossOp final : public OpRunner {
                     : sum_blocks({op.weights.front()}, s.tensor_parallel.size(), s.tensor_parallel.index())),
         whole_rows_(s.rank, s.plan) {
     Communicator& cp = s.rank.along(Axis::cp);
-    if (s.plan.numerics == Numerics::ordinary || cp.size() == 1) return;
+    const bool in_blocks = is_softmax_in_blocks(s.plan);
+    const auto share_out = [&](Range blocks) {
+      if (!in_blocks) return;
+      const std::int64_t before = s.tensor_parallel.index() * std::ssize(logits_.blocks());
+      softmax_.emplace(s.rank, op.weights.front(), logits().table().value,
+                       Range{before + blocks.begin, before + blocks.end});
+    };
+    if (s.plan.numerics == Numerics::ordinary) return;
+    if (cp.size() == 1) {
+      share_out({0, std::ssize(logits_.blocks())});
+      return;
+    }
     counts_losses_ = cp.rank() == 0;
+    for (int r = 0; r < cp.size(); ++r)
+      blocks_of_.push_back(vocabulary_part(logits_.blocks(), cp.size(), r).blocks.size());
     const auto [blocks, rows] = vocabulary_part(logits_.blocks(), cp.size(), cp.rank());
     mine_ = rows;
     SumBlocks own;
@@ -51,6 +66,7 @@ class LossOp final : public OpRunner {
     }
     part_.emplace(s.rank, s.plan.model, op.weights.front(), part_of(logits_.table(), 0, rows),
                   logits_.first_id() + rows.begin, std::move(own), &cp);
+    share_out(blocks);
   }
 
  protected:
@@ -98,8 +114,12 @@ class LossOp final : public OpRunner {
       each_chunk(rows, [&, &x = x, &targets = targets](Range chunk) {
         const Tensor of_chunk = buffer.row_range(0, chunk.size());
         if (of_chunk.cols() > 0) logits().multiply(x.row_range(chunk.begin, chunk.end), of_chunk);
-        add_losses(run, of_chunk, targets.flat_range(chunk.begin, chunk.end),
-                   counts_losses_ ? loss_sum : unused);
+        const Tensor of_targets = targets.flat_range(chunk.begin, chunk.end),
+                     sum = counts_losses_ ? loss_sum : unused;
+        if (softmax_)
+          add_losses(run, merged(run, of_chunk, of_targets), of_targets, sum);
+        else
+          add_losses(run, of_chunk, of_targets, sum);
       });
     return loss_sum;
   }
@@ -157,11 +177,24 @@ class LossOp final : public OpRunner {
                    dx_here = term.dx.row_range(range.begin, range.end),
                    targets = term.given.targets.flat_range(range.begin, range.end);
       if (has_part()) logits().multiply(x, of_chunk);
-      const VocabularyLogits::Sums sums = add_losses(run, of_chunk, targets, loss_sum);
-      if (!has_part()) return kernels.fill(dx_here, -0.0);
-      kernels.cross_entropy_backward(of_chunk, sums.sum, targets, logits().first_id(), gradient_scale,
-                                     d_logits, {logits_.cap(), sums.max});
-      kernels.matmul(d_logits, Transpose::no, table.value, Transpose::no, dx_here, false, logits().blocks());
+      if (softmax_) {
+        const SoftmaxBlocks::Whole whole = merged(run, of_chunk, targets);
+        add_losses(run, whole, targets, loss_sum);
+        if (!has_part()) return kernels.fill(dx_here, -0.0);
+        const std::int64_t first = softmax_->here().begin, end = softmax_->here().end;
+        const Tensor scales = whole.scales.flat_range(first * range.size(), end * range.size());
+        if (d_logits.dtype() != of_chunk.dtype()) kernels.copy(of_chunk, d_logits);
+        add_terms(run, d_logits.dtype() == of_chunk.dtype() ? of_chunk : d_logits, scales, targets,
+                  gradient_scale, dx_here);
+        softmax_->make_gradients(of_chunk, scales, targets, gradient_scale, d_logits);
+      } else {
+        const VocabularyLogits::Sums sums = add_losses(run, of_chunk, targets, loss_sum);
+        if (!has_part()) return kernels.fill(dx_here, -0.0);
+        kernels.cross_entropy_backward(of_chunk, sums.sum, targets, logits().first_id(), gradient_scale,
+                                       d_logits, {logits_.cap(), sums.max});
+        kernels.matmul(d_logits, Transpose::no, table.value, Transpose::no, dx_here, false,
+                       logits().blocks());
+      }
       if (d_table.defined())
         kernels.matmul(d_logits, Transpose::yes, x, Transpose::no, d_table, onto || range.begin > rows.begin);
     });
@@ -169,6 +202,42 @@ class LossOp final : public OpRunner {
     const std::int64_t place = rows.begin == 0 ? 0 : rows.begin / rows.size();
     const Tensor& sum = term.next ? run.loss().next_sum : run.loss().sum;
     kernels.add_number(loss_sum, sum.flat_range(place, place + 1));
+  }
+
+  // Of a softmax in blocks, which leaves the exponentials in place of the logits: what all ranks' blocks
+  // tell.
+  SoftmaxBlocks::Whole merged(const BlockRun& run, const Tensor& of_chunk, const Tensor& targets) const {
+    const std::int64_t each = 3 * targets.numel();
+    Tensor numbers = softmax_->add_up(of_chunk, targets);
+    const auto gather = [&](Axis axis, std::vector<std::int64_t> counts) {
+      Communicator& group = run.rank().along(axis);
+      if (group.size() == 1) return;
+      for (std::int64_t& count : counts) count *= each;
+      const Tensor all = run.statistic({std::accumulate(counts.begin(), counts.end(), std::int64_t{0})});
+      group.all_gather(numbers, all, counts).wait();
+      numbers = all;
+    };
+    gather(Axis::cp, blocks_of_);
+    gather(Axis::tp,
+           std::vector(static_cast<std::size_t>(run.rank().size(Axis::tp)), std::ssize(logits_.blocks())));
+    return softmax_->merge(numbers, targets);
+  }
+  static void add_losses(const BlockRun& run, const SoftmaxBlocks::Whole& whole, const Tensor& targets,
+                         const Tensor& loss_sum) {
+    run.kernels().add_losses(whole.sum, whole.target, targets, loss_sum);
+  }
+  // The gradient of the input, of the blocks here, from exponentials as products take them.
+  void add_terms(const BlockRun& run, const Tensor& rounded, const Tensor& scales, const Tensor& targets,
+                 double factor, const Tensor& dx) const {
+    const std::int64_t rows = targets.numel();
+    const auto room = [&] { return run.statistic(dx.shape()); };
+    const Tensor product = room(), sum = dx.dtype() == product.dtype() && dx.contiguous() ? dx : room();
+    sum_by_blocks(run.kernels(), softmax_->count(), sum, room, [&](std::int64_t b, const Tensor& to) {
+      softmax_->multiply(b, rounded, product);
+      softmax_->make_term(product, scales.flat_range(b * rows, (b + 1) * rows),
+                          softmax_->target_rows(b, targets), targets, factor, to);
+    });
+    if (!sum.begins_with(dx)) run.kernels().copy(sum, dx);
   }
 
   Tensor make_chunk(Range rows) const { return logits().make_chunk(rows.size()); }
@@ -190,6 +259,8 @@ class LossOp final : public OpRunner {
   VocabularyLogits logits_;               // of all that a tp rank has
   std::optional<VocabularyLogits> part_;  // of what is this rank's of that
   Range mine_;                            // rows of the table
+  std::optional<SoftmaxBlocks> softmax_;  // of what is this rank's, where the softmax is in blocks
+  std::vector<std::int64_t> blocks_of_;   // of a tp rank, on each cp rank
   WholeRows whole_rows_;
   bool counts_losses_ = true;
 };

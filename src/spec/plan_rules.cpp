@@ -427,6 +427,24 @@ Verdict of_whole_sequences(const Plan& plan) {
   for (const Remedy& other : {Remedy{"cp-kind", "ulysses"}, Remedy{"numerics", "ordinary"}})
     remedies.push_back(other);
   return refused(
+// With a part of the output layer on each pipeline rank, and of that on each tp rank.
+Verdict of_invariant_vocabulary_parallel(const Plan& plan) {
+  const Remedy off{"vocabulary-parallel", "off"}, ordinary{"numerics", "ordinary"};
+  if (plan.mesh.size(Axis::cp) > 1)
+    return refused("vocabulary-parallel", {off, {"cp", "1"}, ordinary},
+                   "with --numerics invariant a part of the output layer has whole sequences, and --cp cuts "
+                   "them");
+  const int blocks = num_sum_blocks({output_matrix(plan.model)}), tp = plan.mesh.size(Axis::tp);
+  if (blocks % (plan.mesh.pp() * tp) == 0) return {};
+  std::vector<Remedy> remedies;
+  for (int pp = 2; pp * tp <= blocks; pp *= 2) remedies.push_back(remedy("pp", pp));
+  for (const Remedy& other : {off, ordinary}) remedies.push_back(other);
+  return refused("pp", std::move(remedies),
+                 "with --numerics invariant a softmax over {} is made in {}, of which each of --pp x --tp {} "
+                 "ranks has whole ones",
+                 plan.model.vocab, counted(blocks, "block"), plan.mesh.pp() * tp);
+}
+
       "seq-len", std::move(remedies),
       "with --numerics invariant, and documents or a window, runs of {} tokens lie on one rank, and "
       "there are {}",
@@ -492,8 +510,7 @@ Verdict of_numerics(const Plan& plan) {
   if (plan.mesh.size(Axis::cp) > 1)
     if (Verdict verdict = of_invariant_context_parallel(plan)) return verdict;
   if (plan.cuts_vocabulary())
-    return problem("vocabulary-parallel", {{"vocabulary-parallel", "off"}},
-                   "with --numerics invariant a softmax's sums are on one rank");
+    if (Verdict verdict = of_invariant_vocabulary_parallel(plan)) return verdict;
   if (plan.compression.kind != CompressionKind::none)
     return problem("compress", {{"compress", "none"}},
                    "with --numerics invariant gradients travel as they are");

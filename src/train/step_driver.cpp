@@ -205,6 +205,11 @@ Tensor StepDriver::make_room(ValueKind kind, int index) {
   }
 }
 
+SequenceSums StepDriver::sums(int index) {
+  const Microbatch& of = microbatch(index);
+  return {parts_.parameters.sequence_tree(), parts_.rank.kernels(), of.index, of.sequences.batch, of.rows()};
+}
+
 VocabularyParallel::Part StepDriver::head_part(const Instruction& i, Tensor hidden) {
   expect_next();
   const auto used = parts_.parameters.use(parts_.parameters.output_group());
@@ -217,7 +222,7 @@ void StepDriver::head_part_weight(const Instruction& i, Tensor scale) {
   parts_.parameters.need_output_gradient();
   const auto saved = head_saved_.extract(i.microbatch);
   parts_.stages.vocabulary_part()->backward_weight(saved.mapped(), scale, microbatch(i.microbatch).targets,
-                                                   loss(i.microbatch).gradient_scale);
+                                                   loss(i.microbatch).gradient_scale, sums(i.microbatch));
   counted(head_passes_)(parts_.parameters.output_group());
   release(i.microbatch);
 }
@@ -225,7 +230,8 @@ void StepDriver::head_part_weight(const Instruction& i, Tensor scale) {
 VocabularyParallel::Whole StepDriver::merge_head(int index,
                                                  const std::vector<VocabularyParallel::Part>& parts) {
   const Loss of = loss(index);
-  return parts_.stages.vocabulary_part()->merge(parts, microbatch(index).targets, of.gradient_scale, of.sum);
+  return parts_.stages.vocabulary_part()->merge(parts, microbatch(index).targets, of.gradient_scale, of.sum,
+                                                sums(index).runs());
 }
 
 Stage::GroupDone StepDriver::counted(int expected) {

@@ -81,6 +81,7 @@ class StepDriver : public PipelineStages {
   Batch& batch(int step);
   const Microbatch& microbatch(int index);
   Loss loss(int index);
+  SequenceSums sums(int index);  // of a microbatch
   Stage::GroupDone counted(int expected);
   void pass_by_graph(const Instruction& i);
   void release(int microbatch);
