@@ -411,22 +411,22 @@ Verdict of_invariant_tensor_parallel(const Plan& plan) {
       fmt::format("with --numerics invariant sums over what is cut are taken in {}", counted(most, "block")));
 }
 
-// Where a query does not see all keys before it, kernels begin with the first key that one of a run of 128
-// neighbours sees, so runs must not be cut.
-Verdict of_whole_sequences(const Plan& plan) {
-  constexpr std::int64_t together = 128;
-  const bool sees_all = plan.mask == AttentionMask::causal && plan.model.window.size == 0;
-  if (plan.context_balance == ContextBalance::stripe && !sees_all)
-    return refused("cp-balance", {{"cp-balance", "zigzag"}, {"cp-balance", "none"}, {"numerics", "ordinary"}},
-                   "with --numerics invariant, and documents or a window, a rank's tokens are neighbours");
-  const std::int64_t run = ContextLayout(plan).runs(0).front().size;
-  if (sees_all || run % together == 0) return {};
-  const std::int64_t runs = plan.seq_len / run, unit = together * runs, below = plan.seq_len / unit * unit;
-  std::vector<Remedy> remedies{remedy("seq-len", below), remedy("seq-len", below + unit)};
-  if (below == 0) remedies.erase(remedies.begin());
-  for (const Remedy& other : {Remedy{"cp-kind", "ulysses"}, Remedy{"numerics", "ordinary"}})
-    remedies.push_back(other);
-  return refused(
+// With several cp ranks.
+Verdict of_invariant_context_parallel(const Plan& plan) {
+  const ModelSpec& m = plan.model;
+  const auto problem = [](const std::string& field, std::vector<Remedy> remedies, const std::string& why) {
+    for (const Remedy& other : {Remedy{"cp", "1"}, Remedy{"numerics", "ordinary"}}) remedies.push_back(other);
+    return refused(field, std::move(remedies), "{}", why);
+  };
+  const int ulysses = ulysses_size(plan);
+  const std::int64_t kv_heads = std::max<std::int64_t>(1, m.num_kv_heads / plan.mesh.size(Axis::tp));
+  if (kv_heads % ulysses == 0) return {};
+  const std::string field = plan.context_kind == ContextKind::hybrid ? "cp-ulysses" : "cp";
+  return problem(
+      field, {remedy(field, kv_heads, divisors), {"cp-kind", "ring"}, {"cp-kind", "allgather"}},
+      fmt::format("with --numerics invariant a key/value head is on one rank, and there are {}", kv_heads));
+}
+
 // With a part of the output layer on each pipeline rank, and of that on each tp rank.
 Verdict of_invariant_vocabulary_parallel(const Plan& plan) {
   const Remedy off{"vocabulary-parallel", "off"}, ordinary{"numerics", "ordinary"};
@@ -443,30 +443,6 @@ Verdict of_invariant_vocabulary_parallel(const Plan& plan) {
                  "with --numerics invariant a softmax over {} is made in {}, of which each of --pp x --tp {} "
                  "ranks has whole ones",
                  plan.model.vocab, counted(blocks, "block"), plan.mesh.pp() * tp);
-}
-
-      "seq-len", std::move(remedies),
-      "with --numerics invariant, and documents or a window, runs of {} tokens lie on one rank, and "
-      "there are {}",
-      together, run);
-}
-
-// With several cp ranks.
-Verdict of_invariant_context_parallel(const Plan& plan) {
-  const ModelSpec& m = plan.model;
-  const auto problem = [](const std::string& field, std::vector<Remedy> remedies, const std::string& why) {
-    for (const Remedy& other : {Remedy{"cp", "1"}, Remedy{"numerics", "ordinary"}}) remedies.push_back(other);
-    return refused(field, std::move(remedies), "{}", why);
-  };
-  const int ulysses = ulysses_size(plan);
-  if (plan.mesh.size(Axis::cp) > ulysses)
-    if (Verdict verdict = of_whole_sequences(plan)) return verdict;
-  const std::int64_t kv_heads = std::max<std::int64_t>(1, m.num_kv_heads / plan.mesh.size(Axis::tp));
-  if (kv_heads % ulysses == 0) return {};
-  const std::string field = plan.context_kind == ContextKind::hybrid ? "cp-ulysses" : "cp";
-  return problem(
-      field, {remedy(field, kv_heads, divisors), {"cp-kind", "ring"}, {"cp-kind", "allgather"}},
-      fmt::format("with --numerics invariant a key/value head is on one rank, and there are {}", kv_heads));
 }
 
 // Whether an expert group has whole cp groups, where it has several ranks, and these, and of such groups

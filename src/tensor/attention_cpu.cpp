@@ -20,6 +20,7 @@ namespace {
 // two tiles of scores stay in a 1 MiB L2 cache, and a diagonal tile wastes at most query_block^2 / 2 scores.
 constexpr std::int64_t query_block = 128;
 constexpr std::int64_t key_block = 512;
+constexpr std::int64_t placed_keys = 128;  // of a tile whose place is among all keys
 constexpr std::int64_t tile = query_block * key_block;
 // Room for what is summed in f32 before it is rounded to bf16: output rows of a block of queries, or
 // gradients of a block of keys and of its values.
@@ -105,6 +106,8 @@ class Mask {
   std::int64_t first_key(std::int64_t begin, std::int64_t end) const {
     return first_ == nullptr ? 0 : *std::min_element(first_ + begin, first_ + end);
   }
+
+  bool begins_late() const { return first_ != nullptr; }
 
   // For query t, the scores of keys [first, first + cols): calls pass(begin, visible, n) for the rest of the
   // row from `begin` on, a vector's boundary. What lies ahead of the first visible key is zero in `made`,
@@ -213,12 +216,16 @@ bool forward_block(const AttentionShape& s, const Mask& mask, Head<const T> q, H
   const Head<float> sums = sums_of(out.from(begin), depth, work.sums);
   if (s.accumulate) load_sums(out.from(begin), sums, rows, depth);
   // Documents begin anywhere, their tiles at few places: each form of a product in bf16 is a program of its
-  // own.
-  constexpr std::int64_t step = std::is_same_v<T, bf16> ? 64 : 1;
+  // own. Under invariant numerics all tiles have their places among the keys, and one that a query does not
+  // see changes nothing of its sums: which other queries a block has does not show.
+  const bool has_places = work.products.numerics == Numerics::invariant && mask.begins_late();
+  const std::int64_t at_once = has_places ? placed_keys : key_block, step = has_places ? placed_keys
+                                                                            : std::is_same_v<T, bf16> ? 64
+                                                                                                      : 1;
   const std::int64_t first_key = mask.first_key(begin, end) / step * step, last_key = mask.end_key(end - 1);
   bool ok = true, has_out = s.accumulate;
-  for (std::int64_t first = first_key; first < last_key; first += key_block) {
-    const std::int64_t cols = std::min(key_block, last_key - first);
+  for (std::int64_t first = first_key; first < last_key; first += at_once) {
+    const std::int64_t cols = std::min(at_once, last_key - first);
     ok &= scores(q.from(begin), k.from(first), rows, cols, depth, static_cast<float>(s.scale), work.scores,
                  work.products);
     if (s.cap > 0)
