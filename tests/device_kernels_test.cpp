@@ -686,6 +686,15 @@ class DeviceAttention : public DeviceKernels {
     expect_close(dq, 4 * length, "attention_backward's dq");
     expect_close(dk, 4 * (queries * one.heads + one.head_dim), "attention_backward's dk");
     expect_close(dv, 4 * (queries * one.heads + one.head_dim), "attention_backward's dv");
+    run([&](Kernels& on, auto of) {  // of queries, and of keys and values, alone
+      if (!firsts.empty()) shape.first_keys = of(first);
+      const Tensor none;
+      on.attention_backward(of(q), of(k), of(v), of(dout), of(lse), of(delta), shape, of(dq), none, none);
+      on.attention_backward(of(q), of(k), of(v), of(dout), of(lse), of(delta), shape, none, of(dk), of(dv));
+    });
+    expect_close(dq, 8 * length, "attention_backward's dq alone");
+    expect_close(dk, 8 * (queries * one.heads + one.head_dim), "attention_backward's dk alone");
+    expect_close(dv, 8 * (queries * one.heads + one.head_dim), "attention_backward's dv alone");
     const Operand sinks = vector(t, one.heads), dsinks = vector(wide(t), one.heads);
     run([&](Kernels& on, auto of) { on.attention_sink(of(sinks), shape, of(out), of(lse)); });
     expect_close(out, 1, "attention_sink");

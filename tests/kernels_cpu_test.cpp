@@ -579,6 +579,7 @@ TEST_F(KernelsCpu, Attention) {
     const Operand k = columns(keys_values, 0, kv), v = columns(keys_values, kv, 2 * kv);
     const Operand lse = vector(s.batch * s.num_heads * s.q_len), dout = random(n, c), dq = random(n, c, true);
     const Operand dkv = random(rows, 2 * kv), dk = columns(dkv, 0, kv), dv = columns(dkv, kv, 2 * kv);
+    const Operand dq_alone = random(n, c, true), dkv_alone = random(rows, 2 * kv);
     const Operand delta = vector(s.batch * s.num_heads * s.q_len), sinks = vector(s.num_heads),
                   d_sinks = vector(s.num_heads);
     run([&](Kernels& kernels, auto of) {
@@ -589,6 +590,10 @@ TEST_F(KernelsCpu, Attention) {
         kernels.attention_delta(of(out), of(dout), s, of(delta));
         kernels.attention_backward(of(q), of(k), of(v), of(dout), of(lse), of(delta), s, of(dq), of(dk),
                                    of(dv));
+        kernels.attention_backward(of(q), of(k), of(v), of(dout), of(lse), of(delta), s, of(dq_alone),
+                                   Tensor(), Tensor());
+        kernels.attention_backward(of(q), of(k), of(v), of(dout), of(lse), of(delta), s, Tensor(),
+                                   of(columns(dkv_alone, 0, kv)), of(columns(dkv_alone, kv, 2 * kv)));
       }
       kernels.attention_sink(of(sinks), s, of(out), of(lse));
       kernels.attention_sink_backward(of(sinks), of(lse), of(delta), s, of(d_sinks));
@@ -597,6 +602,8 @@ TEST_F(KernelsCpu, Attention) {
     expect_close(delta, s.head_dim, 4, "attention delta");
     expect_close(out, s.kv_len, 4, "attention"), expect_close(lse, s.kv_len, 4, "attention lse");
     expect_close(dq, s.kv_len, 8, "attention dq"), expect_close(dkv, s.q_len, 8, "attention dk, dv");
+    expect_close(dq_alone, s.kv_len, 8, "attention dq alone");
+    expect_close(dkv_alone, s.q_len, 8, "attention dk, dv alone");
   }
 }
 

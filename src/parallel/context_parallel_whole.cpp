@@ -163,25 +163,22 @@ void WholeAttention::backward(const Tensor& qkv, const Tensor& dout, const Tenso
   const std::int64_t heads = heads_.num_heads(), width = heads_.kv_width();
   const auto columns = [](const Tensor& x, Range range) { return x.column_range(range.begin, range.end); };
   const Range k{0, width}, v{width, 2 * width};
-  {
-    const Tensor unused = rank_.activation({seq_len(), 2 * width});
-    with_keys(qkv, [&](const Tensor& kv, Range steps) {
-      const Doing doing = rank_.doing(Activity::attention_backward);
-      each_run_of(steps, [&](std::int64_t b, const PositionRun& run, Range rows) {
-        const auto numbers = [&](const Tensor& x) {
-          return x.flat_range(rows.begin * heads, rows.end * heads);
-        };
-        const Tensor seen = of_sequence(kv, b).row_range(0, run.end()),
-                     nowhere = unused.row_range(0, run.end());
-        kernels.attention_backward(
-            heads_.q(qkv).row_range(rows.begin, rows.end), columns(seen, k), columns(seen, v),
-            dout.row_range(rows.begin, rows.end), numbers(lse), numbers(delta), shape_of(run, rows),
-            heads_.q(dqkv).row_range(rows.begin, rows.end), columns(nowhere, k), columns(nowhere, v));
-      });
+  const Tensor not_wanted;
+  with_keys(qkv, [&](const Tensor& kv, Range steps) {
+    const Doing doing = rank_.doing(Activity::attention_backward);
+    each_run_of(steps, [&](std::int64_t b, const PositionRun& run, Range rows) {
+      const auto numbers = [&](const Tensor& x) {
+        return x.flat_range(rows.begin * heads, rows.end * heads);
+      };
+      const Tensor seen = of_sequence(kv, b).row_range(0, run.end());
+      kernels.attention_backward(heads_.q(qkv).row_range(rows.begin, rows.end), columns(seen, k),
+                                 columns(seen, v), dout.row_range(rows.begin, rows.end), numbers(lse),
+                                 numbers(delta), shape_of(run, rows),
+                                 heads_.q(dqkv).row_range(rows.begin, rows.end), not_wanted, not_wanted);
     });
-  }
+  });
   const Tensor all_q = whole_rows(heads_.q(qkv)), all_dout = whole_rows(dout), all_lse = whole_numbers(lse),
-               all_delta = whole_numbers(delta), unused = rank_.activation({seq_len(), heads_.width()});
+               all_delta = whole_numbers(delta);
   Tensor starts;
   if (sequences_.first_positions.defined()) starts = whole_positions(sequences_.first_positions);
   const Doing doing = rank_.doing(Activity::attention_backward);
@@ -198,8 +195,8 @@ void WholeAttention::backward(const Tensor& qkv, const Tensor& dout, const Tenso
     const Tensor own = heads_.kv(qkv).row_range(rows.begin, rows.end),
                  gradient = heads_.kv(dqkv).row_range(rows.begin, rows.end);
     kernels.attention_backward(of_sequence(all_q, b), columns(own, k), columns(own, v),
-                               of_sequence(all_dout, b), numbers(all_lse), numbers(all_delta), shape, unused,
-                               columns(gradient, k), columns(gradient, v));
+                               of_sequence(all_dout, b), numbers(all_lse), numbers(all_delta), shape,
+                               not_wanted, columns(gradient, k), columns(gradient, v));
   });
 }
 

@@ -265,12 +265,16 @@ struct QueryHead {
   const float *lse, *delta;
 };
 
+struct WantedGradients {
+  bool queries, keys;
+};
+
 // One tile of the backward pass: queries [begin, end) against keys [first, first + cols). Adds to the
-// gradients; dk and dv are those of these keys.
+// gradients that are wanted; dk and dv are those of these keys.
 template <class T>
 bool backward_tile(const AttentionShape& s, const Mask& mask, const QueryHead<T>& h, Head<const T> k,
                    Head<const T> v, Head<float> dk, Head<float> dv, std::int64_t begin, std::int64_t end,
-                   std::int64_t first, std::int64_t cols, const Workspace<T>& work) {
+                   std::int64_t first, std::int64_t cols, WantedGradients wanted, const Workspace<T>& work) {
   const Simd<T>& pass = simd<T>();
   const std::int64_t rows = end - begin, depth = s.head_dim;
   const float factor = static_cast<float>(s.scale);
@@ -291,8 +295,11 @@ bool backward_tile(const AttentionShape& s, const Mask& mask, const QueryHead<T>
             pass.softmax_gradient_row(score + at, gradient + at, visible, n, lse, delta, p + at, ds + at);
         });
   }
-  ok &= weigh(work.p, Transpose::yes, dout, cols, depth, rows, 1.0f, 1.0f, panel(dv), work.products);
-  ok &= weigh(work.ds, Transpose::yes, q, cols, depth, rows, factor, 1.0f, panel(dk), work.products);
+  if (wanted.keys) {
+    ok &= weigh(work.p, Transpose::yes, dout, cols, depth, rows, 1.0f, 1.0f, panel(dv), work.products);
+    ok &= weigh(work.ds, Transpose::yes, q, cols, depth, rows, factor, 1.0f, panel(dk), work.products);
+  }
+  if (!wanted.queries) return ok;
   const Panel dq{static_cast<std::byte*>(h.dq.data) + begin * h.dq.stride * element_bytes(h.dq.type),
                  h.dq.stride, h.dq.type};
   ok &= weigh(work.ds, Transpose::no, keys, rows, depth, cols, factor, 1.0f, dq, work.products);
@@ -337,7 +344,9 @@ bool backward(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& d
               const Tensor& dv, const Tensor& scratch, const ThreadTeam& team, Numerics numerics) {
   const std::int64_t group = s.num_heads / s.num_kv_heads, depth = s.head_dim;
   const std::int64_t keys = keys_at_once<T>(depth);
+  const WantedGradients wanted{dq.defined(), dk.defined()};
   const auto dq_head = [&](std::int64_t sequence, std::int64_t head) -> Panel {
+    if (!wanted.queries) return {};
     return dq.dtype() == DType::f32 ? panel(query_head<float>(dq, s, sequence, head))
                                     : panel(query_head<bf16>(dq, s, sequence, head));
   };
@@ -345,24 +354,27 @@ bool backward(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& d
   return each_task<
       T>(s.batch * s.num_kv_heads, scratch, team, numerics, [&](std::int64_t i, const Workspace<T>& work) {
     const std::int64_t sequence = i / s.num_kv_heads, kv_head = i % s.num_kv_heads;
-    const Head<T> dk_head = key_head<T>(dk, s, sequence, kv_head),
-                  dv_head = key_head<T>(dv, s, sequence, kv_head);
+    const Head<T> dk_head = wanted.keys ? key_head<T>(dk, s, sequence, kv_head) : Head<T>{},
+                  dv_head = wanted.keys ? key_head<T>(dv, s, sequence, kv_head) : Head<T>{};
     const Head<const T> k_head = key_head<const T>(k, s, sequence, kv_head),
                         v_head = key_head<const T>(v, s, sequence, kv_head);
     const Mask mask(s, sequence);
-    if (!s.accumulate)
+    if (!s.accumulate && wanted.queries)
       for (std::int64_t head = kv_head * group; head < (kv_head + 1) * group; ++head)
         clear(dq_head(sequence, head), s.q_len, depth);
     bool ok = true;
     for (std::int64_t first = 0; first < s.kv_len; first += keys) {
       const std::int64_t here = std::min(keys, s.kv_len - first);
-      const Head<float> dk_sums = sums_of(dk_head.from(first), depth, work.sums),
-                        dv_sums = sums_of(dv_head.from(first), depth, work.sums + sum_floats / 2);
-      if (s.accumulate) {
-        load_sums(dk_head.from(first), dk_sums, here, depth),
-            load_sums(dv_head.from(first), dv_sums, here, depth);
-      } else {
-        clear(panel(dk_sums), here, depth), clear(panel(dv_sums), here, depth);
+      Head<float> dk_sums{}, dv_sums{};
+      if (wanted.keys) {
+        dk_sums = sums_of(dk_head.from(first), depth, work.sums);
+        dv_sums = sums_of(dv_head.from(first), depth, work.sums + sum_floats / 2);
+        if (s.accumulate) {
+          load_sums(dk_head.from(first), dk_sums, here, depth);
+          load_sums(dv_head.from(first), dv_sums, here, depth);
+        } else {
+          clear(panel(dk_sums), here, depth), clear(panel(dv_sums), here, depth);
+        }
       }
       for (std::int64_t head = kv_head * group; head < (kv_head + 1) * group; ++head) {
         const std::int64_t of_head = (sequence * s.num_heads + head) * s.q_len;
@@ -373,9 +385,10 @@ bool backward(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& d
           const std::int64_t end = std::min(begin + query_block, s.q_len), last = mask.end_key(end - 1);
           if (last > first && mask.first_key(begin, end) < first + keys)
             ok &= backward_tile(s, mask, h, k_head, v_head, dk_sums, dv_sums, begin, end, first,
-                                std::min(keys, last - first), work);
+                                std::min(keys, last - first), wanted, work);
         }
       }
+      if (!wanted.keys) continue;
       store_sums(dk_sums, dk_head.from(first), here, depth);
       store_sums(dv_sums, dv_head.from(first), here, depth);
     }

@@ -140,7 +140,9 @@ void reference_attention_backward(const Tensor& tq, const Tensor& tk, const Tens
                                   const Tensor& tlse, const Tensor& tdelta, const AttentionShape& shape,
                                   const Tensor& tdq, const Tensor& tdk, const Tensor& tdv) {
   using F = Wide<T>;
-  const Matrix<T> q(tq), k(tk), v(tv), dout(tdout), dq(tdq), dk(tdk), dv(tdv);
+  const bool of_queries = tdq.defined(), of_keys = tdk.defined();
+  const Matrix<T> q(tq), k(tk), v(tv), dout(tdout), dq(of_queries ? tdq : tq), dk(of_keys ? tdk : tk),
+      dv(of_keys ? tdv : tv);
   const F *lse = tlse.host<F>(), *delta = tdelta.host<F>();
   const std::int64_t head_dim = shape.head_dim;
   Sums<T> dq_sums(dq, 1, head_dim), dk_sums(dk, shape.kv_len, head_dim), dv_sums(dv, shape.kv_len, head_dim);
@@ -165,8 +167,9 @@ void reference_attention_backward(const Tensor& tq, const Tensor& tk, const Tens
           add_scaled(ds, key, dq_sums[0], head_dim);
           add_scaled(ds, query, dk_sums[j], head_dim);
         }
-        dq_sums.store();
+        if (of_queries) dq_sums.store();
       });
+      if (!of_keys) continue;
       dk_sums.store();
       dv_sums.store();
     }

@@ -120,7 +120,9 @@ class DeviceKernels : public RowKernels<Launch, TokenKernels<Launch>> {
   void attention_backward(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& dout,
                           const Tensor& lse, const Tensor& delta, const AttentionShape& shape, Out dq, Out dk,
                           Out dv) override {
-    if (numerics_ == Numerics::ordinary && by_warps(shape).backward(q, k, v, dout, lse, delta, dq, dk, dv))
+    const bool all = dq->defined() && dk->defined();
+    if (all && numerics_ == Numerics::ordinary &&
+        by_warps(shape).backward(q, k, v, dout, lse, delta, dq, dk, dv))
       return;
     with_stored_type(dout, [&, this]<class T>(T) {
       using F = Wide<T>;
@@ -129,10 +131,12 @@ class DeviceKernels : public RowKernels<Launch, TokenKernels<Launch>> {
       const auto slopes = [&](const rows::AttentionSizes& sizes) {
         return rows::AttentionSlopes<T>{sizes, data<F>(lse), data<F>(delta)};
       };
-      run_tiles<Queries>("attention_backward, queries", shape, [&](const rows::AttentionSizes& sizes) {
-        return Queries{slopes(sizes), matrix<T>(q),    matrix<T>(k),
-                       matrix<T>(v),  matrix<T>(dout), matrix<T>(dq)};
-      });
+      if (dq->defined())
+        run_tiles<Queries>("attention_backward, queries", shape, [&](const rows::AttentionSizes& sizes) {
+          return Queries{slopes(sizes), matrix<T>(q),    matrix<T>(k),
+                         matrix<T>(v),  matrix<T>(dout), matrix<T>(dq)};
+        });
+      if (!dk->defined()) return;
       run_tiles<Keys>("attention_backward, keys", shape, [&](const rows::AttentionSizes& sizes) {
         return Keys{slopes(sizes),   matrix<T>(q),  matrix<T>(k), matrix<T>(v),
                     matrix<T>(dout), matrix<T>(dk), matrix<T>(dv)};

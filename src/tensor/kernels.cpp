@@ -437,10 +437,12 @@ void Kernels::attention_backward(const Tensor& q, const Tensor& k, const Tensor&
                                  const Tensor& lse, const Tensor& delta, const AttentionShape& shape, Out dq,
                                  Out dk, Out dv) {
   require(is_attention(shape), attention_sizes, q, k, shape.first_keys);
-  require(is_queries(shape, q) && same(q, dout) && same(q, dq),
+  check(dk->defined() == dv->defined() && (dq->defined() || dk->defined()),
+        "attention_backward: it takes gradients of queries, or of keys and values, or all");
+  require(is_queries(shape, q) && same(q, dout) && (!dq->defined() || same(q, dq)),
           "attention_backward: q, dout and dq are not of batch, q_len and heads", q, dout, dq);
   for (const Tensor* x : {&k, &v, dk.operator->(), dv.operator->()})
-    require(like(q, *x) && is_keys(shape, *x),
+    require((!x->defined() && x != &k && x != &v) || (like(q, *x) && is_keys(shape, *x)),
             "attention_backward: k, v, dk or dv is not of batch, kv_len and heads", q, *x);
   for (const Tensor* x : {&lse, &delta})
     require(wide_vector(q, *x, num_softmaxes(shape)),

@@ -259,7 +259,8 @@ class Kernels {
   // for every block of keys (FlashAttention, Dao 2022, appendix B).
   void attention_delta(const Tensor& out, const Tensor& dout, const AttentionShape& shape, Out delta);
   // lse and delta are those of all keys, of which these may be some. dq, dk, dv are overwritten, or added to
-  // with `accumulate`. dout may have no aliasing with them.
+  // with `accumulate`. dout may have no aliasing with them. dq, or dk and dv, may be undefined: of the five
+  // products those are made that the others need.
   void attention_backward(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& dout,
                           const Tensor& lse, const Tensor& delta, const AttentionShape& shape, Out dq, Out dk,
                           Out dv);

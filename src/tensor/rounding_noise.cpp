@@ -227,9 +227,8 @@ class NoisyKernels final : public RoundingNoise {
     const std::int64_t terms = std::max(shape.head_dim, std::max(shape.kv_len, shape.q_len));
     exact_.attention_backward(moved(q, terms), moved(k, terms), moved(v, terms), moved(dout, terms),
                               moved_logarithms(lse), moved(delta), shape, dq, dk, dv);
-    move(dq, terms);
-    move(dk, terms);
-    move(dv, terms);
+    for (const Tensor* x : {dq.operator->(), dk.operator->(), dv.operator->()})
+      if (x->defined()) move(*x, terms);
   }
 
   void embedding_backward(const Tensor& ids, const Tensor& dy, std::int64_t first_id, InOut dtable) override {
