@@ -14,6 +14,7 @@
 #include "base/open_file.h"
 #include "base/real.h"
 #include "plan/launch.h"
+#include "plan/packed_attention.h"
 
 namespace echelon {
 void PlanSearchFlags::add_to(CLI::App& app) {
@@ -53,6 +54,13 @@ void PlanSearchFlags::add_to(CLI::App& app) {
              "Load of the busiest rank of experts over the mean (1), of routers that do not balance");
   text("--expert-load", expert_load_, "Or a file with the load of each expert, of which that follows",
        "FILE");
+  text(
+      "--document-lengths", document_lengths_,
+      "A file with the lengths of documents (and how many have each) that are packed into sequences, under a "
+      "document mask",
+      "FILE");
+  app.add_flag("--dynamic-cp", dynamic_context_,
+               "Each of these documents is on as many ranks as its length needs (docs/planning.md)");
   add_number(app, "--memory-margin", margin_, "Fraction of the memory to leave free");
   app.add_option("--objective", objective_, "What to minimise; gpus: the fewest that reach --target-time")
       ->type_name("time|memory|gpus")
@@ -178,6 +186,11 @@ SearchRequest PlanSearchFlags::request() const {
     for (const char* flag : {"--restart-time", "--save-time", "--write-time", "--spares"})
       needs.push_back({flag, mtbf_hours_.has_value(), "without --mtbf-hours", {advice("--mtbf-hours", "X")}});
     needs.push_back({"--repair-hours", spares_.has_value(), "without --spares", {advice("--spares", "N")}});
+    needs.push_back({"--dynamic-cp",
+                     !document_lengths_.empty(),
+                     "without --document-lengths",
+                     {advice("--document-lengths", "FILE")}});
+    needs.push_back({"--launch-for", document_lengths_.empty(), "with --document-lengths", {}});
     needs.push_back({"--expert-imbalance", expert_load_.empty(), "with --expert-load", {}});
     for (const char* flag : {"--expert-imbalance", "--expert-load"})
       needs.push_back({flag,
@@ -194,6 +207,13 @@ SearchRequest PlanSearchFlags::request() const {
                                  launched_programs().end())
     refuse("--launch-for {}: no such program; legal: {}", launch_for, fmt::join(launched_programs(), ", "));
   read_expert_load(r.work);
+  if (!document_lengths_.empty()) {
+    r.work.documents = read_document_lengths(read_text(document_lengths_, "--document-lengths"),
+                                             "--document-lengths " + document_lengths_);
+    r.work.dynamic_context = dynamic_context_;
+    plan.mask = AttentionMask::document;
+    if (const std::string why = no_documents(r.work); !why.empty()) refuse("--document-lengths: {}", why);
+  }
   r.top = top_;
   r.memory_margin = margin_;
   if (objective_ != "gpus") r.objective = parse_objective(objective_, "--objective");

@@ -39,7 +39,8 @@ struct PlanSearchFlags {
 
   std::optional<int> gpus_, nodes_of_;
   std::optional<double> imbalance_;
-  std::string expert_load_;
+  std::string expert_load_, document_lengths_;
+  bool dynamic_context_ = false;
   int top_ = 10;
   double margin_ = 0;
   std::optional<double> tokens_, price_, mtbf_hours_, restart_, save_, write_, repair_hours_;

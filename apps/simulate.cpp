@@ -14,6 +14,7 @@
 #include "apps/simulate_drawing.h"
 #include "apps/simulate_experts.h"
 #include "apps/simulate_flags.h"
+#include "apps/simulate_packing.h"
 #include "apps/simulate_report.h"
 #include "apps/terminal.h"
 #include "apps/verbs.h"
@@ -245,17 +246,22 @@ void add_simulate(CLI::App& program, int& status) {
   CLI::App& app = *program.add_subcommand(
       "simulate",
       "Simulate a pipeline schedule: makespan, bubble, memory, messages, and its drawing; or the routing "
-      "of a mixture of experts (--moe); or the blocks of a model, drawn (--block)");
+      "of a mixture of experts (--moe); or the blocks of a model, drawn (--block); or how evenly packed "
+      "documents are shared out (--document-lengths)");
   flags->add_to(app);
   auto experts = std::make_shared<ExpertsFlags>();
   experts->add_to(app);
   auto block = std::make_shared<BlockFlags>();
   block->add_to(app);
-  app.callback([flags, experts, block, &app, &status] {
+  auto packing = std::make_shared<PackingFlags>();
+  packing->add_to(app);
+  app.callback([flags, experts, block, packing, &app, &status] {
     flags->is_format_given = app.get_option("--format")->count() > 0;
     flags->is_steps_given = app.get_option("--steps")->count() > 0;
     block->refuse_strangers();
     if (block->is_asked()) return block->draw();
+    packing->refuse_strangers();
+    if (packing->is_asked()) return packing->print(flags->json);
     experts->refuse_strangers(app);
     if (experts->moe) {
       status = simulate_experts(*flags, *experts);

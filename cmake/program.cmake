@@ -15,6 +15,7 @@ set(planner_requests
   plan_sweep
   simulate
   simulate_block
+  simulate_packing
   simulate_drawing
   simulate_experts
   simulate_experts_flags

@@ -2,7 +2,10 @@
 #include <set>
 
 #include "context_runs.h"
+#include "overlap_runs.h"
 #include "plan/memory.h"
+#include "rank_runs.h"
+#include "spec/packed_documents.h"
 #include "train/dry_run.h"
 
 namespace echelon::context_test {
@@ -66,6 +69,57 @@ TEST(ContextLayout, ZigzagAndStripeBalanceACausalMask) {
     EXPECT_LE(imbalance(ContextBalance::stripe, cp), 1.05);
     EXPECT_NEAR(imbalance(ContextBalance::none, cp), 2 - 1.0 / cp, 0.01);
   }
+}
+
+// What the planner weighs ranks by is what their kernels are called for: pairs of a query and a key that it
+// sees, of one head.
+TEST(ContextParallel, KernelsSeeThePairsThatAreCountedOfPackedDocuments) {
+  const DocumentLengths lengths = read_document_lengths("3 5\n7 4\n20 3\n130 1\n", "lengths");
+  constexpr std::int64_t length = 192, batch = 3;
+  const std::vector<DocumentStarts> packed = pack_documents(lengths, length, batch);
+  double uneven = 1;
+  for (int cp : {2, 3, 4})
+    for (const ContextCase& c : context_cases(cp))
+      for (std::int64_t window : {0, 12}) {
+        Plan plan = context_plan(Family::llama, c);
+        plan.seq_len = plan.model.max_seq = length;
+        plan.model.window.size = window;
+        plan.mask = AttentionMask::document;
+        SCOPED_TRACE(fmt::format("{} window {}", describe_context(plan), window));
+        const ContextLayout layout(plan);
+        const SampleSource source = [&](std::int64_t, std::int64_t sample, std::int32_t* tokens,
+                                        std::int32_t* targets) {
+          std::fill_n(tokens, length, 0);
+          std::fill_n(targets, length, 0);
+          for (std::int64_t start : packed[static_cast<std::size_t>(sample)])
+            if (start > 0) tokens[start - 1] = plan.document_end;
+        };
+        std::vector<std::int64_t> seen(static_cast<std::size_t>(cp)), counted(seen.size());
+        ThreadWorld world(cp, patience);
+        run_ranks(world, [&](int index) {
+          Arena arena;
+          const auto counting = std::make_shared<SleepingKernels>(1, milliseconds(0), Time());
+          Kernels kernels(counting);
+          const Rank rank(world, plan.mesh, index, DType::f32, arena, kernels);
+          const Heads heads(24, 4, 2);
+          const ContextParallel context(rank, plan, heads);
+          const Microbatch microbatch = load_microbatch(rank, plan, 0, {0, batch}, source);
+          const Sequences sequences =
+              window > 0 ? Sequences{batch, microbatch.window_starts} : microbatch.sequences;
+          const std::int64_t rows = batch * plan.tokens_here();
+          const Tensor qkv = rank.activation({rows, heads.qkv_width()}),
+                       out = rank.activation({rows, heads.width()}), lse = rank.activation({rows * 24});
+          context.forward(sequences, context.enter(sequences, qkv), {}, out, lse);
+          const auto r = static_cast<std::size_t>(index);
+          seen[r] = counting->forward_pairs();
+          for (const DocumentStarts& starts : packed)
+            counted[r] += layout.document_pairs(layout.ring_index(index), starts, window);
+        });
+        EXPECT_EQ(seen, counted);
+        const auto [least, most] = std::minmax_element(seen.begin(), seen.end());
+        uneven = std::max(uneven, static_cast<double>(*most) / static_cast<double>(*least));
+      }
+  EXPECT_GT(uneven, 1.3);  // or there would be nothing to price
 }
 
 TEST(ContextParallel, EqualsOneRankInEveryKind) {

@@ -8,6 +8,7 @@
 #include "base/clock.h"
 #include "base/error.h"
 #include "tensor/kernel_backend.h"
+#include "tensor/rows/vocabulary.h"
 
 namespace echelon::checks {
 
@@ -19,8 +20,11 @@ class SleepingKernels final : public KernelBackend {
       : pairs_(pairs_of_block), block_(block), time_(time) {}
   // So far: a sleep may be longer than was asked for.
   double slept_seconds() const { return slept_seconds_; }
+  // Pairs of forward passes so far, of one head.
+  std::int64_t forward_pairs() const { return forward_pairs_; }
   void attention(const Tensor&, const Tensor&, const Tensor&, const AttentionShape& s, Out, Out) override {
     rest(s, 1);
+    forward_pairs_ += pairs_of(s);
   }
   void attention_backward(const Tensor&, const Tensor&, const Tensor&, const Tensor&, const Tensor&,
                           const Tensor&, const AttentionShape& s, Out, Out, Out) override {
@@ -108,14 +112,24 @@ class SleepingKernels final : public KernelBackend {
   void take_largest(InOut, std::int64_t, Out, Out) override { never(); }
   void add_at(const Tensor&, const Tensor&, InOut) override { never(); }
   void orthonormalize_rows(InOut, const Philox&) override { never(); }
-  void first_keys(const Tensor&, std::int64_t, std::int64_t, std::int64_t, Out) override { never(); }
+  void first_keys(const Tensor& starts, std::int64_t first_position, std::int64_t stride, std::int64_t count,
+                  Out first) override {
+    const rows::FirstKey key{starts.host<std::int32_t>(), first_position, stride, count,
+                             first->host<std::int32_t>()};
+    for (std::int64_t j = 0; j < starts.numel(); ++j) key(0, j);
+  }
 
  private:
   static void never() { throw InvariantError("attention alone is run"); }
-  void rest(const AttentionShape& s, double times) {
+  static std::int64_t pairs_of(const AttentionShape& s) {
+    const std::int32_t* const first = s.first_keys.defined() ? s.first_keys.host<std::int32_t>() : nullptr;
     std::int64_t pairs = 0;
-    for (std::int64_t t = 0; t < s.q_len; ++t) pairs += s.end_key(t);
-    const double share = times * static_cast<double>(pairs) / static_cast<double>(pairs_);
+    for (std::int64_t row = 0; row < s.batch * s.q_len; ++row)
+      pairs += std::max<std::int64_t>(0, s.end_key(row % s.q_len) - (first == nullptr ? 0 : first[row]));
+    return pairs;
+  }
+  void rest(const AttentionShape& s, double times) {
+    const double share = times * static_cast<double>(pairs_of(s)) / static_cast<double>(pairs_);
     const auto begin = time_.now();
     time_.sleep(std::chrono::duration_cast<Clock::duration>(block_ * share));
     slept_seconds_ += seconds_between(begin, time_.now());
@@ -124,6 +138,7 @@ class SleepingKernels final : public KernelBackend {
   std::chrono::duration<double> block_;
   const Time time_;
   double slept_seconds_ = 0;
+  std::int64_t forward_pairs_ = 0;
 };
 
 }  // namespace echelon::checks

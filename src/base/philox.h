@@ -17,7 +17,8 @@ enum class Stream : std::uint32_t {
   rounding = 5,
   low_rank = 6,
   routing = 7,
-  weight_rounding = 8
+  weight_rounding = 8,
+  document_lengths = 9
 };
 
 // What decides the words of a generator: a plain value, which a device can be given.

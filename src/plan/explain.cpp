@@ -72,6 +72,19 @@ ordered_json plan_json(const Estimate& e, const Workload& work) {
   if (e.plan.offload != Offload::none)
     object["host"] = {
         {"bytes", e.host_bytes}, {"traffic_bytes", e.host_traffic}, {"seconds", e.host_seconds}};
+  if (const auto& a = e.documents) {
+    ordered_json degrees = ordered_json::array();
+    for (const PackedAttention::Degree& degree : a->degrees)
+      degrees.push_back({{"ranks", degree.ranks}, {"share_of_tokens", degree.share}, {"keys", degree.keys}});
+    object["documents"] = {{"mean_tokens", work.documents.mean()},
+                           {"per_sequence", a->documents},
+                           {"keys", a->keys},
+                           {"busiest_over_mean", a->busiest},
+                           {"busiest_in_cp_over_mean", a->in_group},
+                           {"largest_microbatch_over_mean", a->largest},
+                           {"dynamic_cp", work.dynamic_context},
+                           {"degrees", degrees}};
+  }
   object["rank_memory_bytes"] = ranks;
   object["traffic_bytes_per_gpu"] = {{"dp", e.traffic.dp},
                                      {"tp", e.traffic.tp},
@@ -145,6 +158,35 @@ std::string memory_count(const Estimate& e) {
                         size_text(term.bytes),
                         term.ranks > 1 ? fmt::format(" / {:.4g} ranks", term.ranks) : "");
   return text;
+}
+
+// Who waits for whom, in words of where documents are.
+std::string packed_text(const Estimate& e, const Workload& work) {
+  const PackedAttention& a = *e.documents;
+  std::string text;
+  const auto out = std::back_inserter(text);
+  fmt::format_to(
+      out,
+      "documents: {:.1f} in a sequence, {:.0f} tokens on average; a token sees {:.0f} keys, of {:.0f} "
+      "without the mask\n",
+      a.documents, work.documents.mean(), a.keys, e.plan.model.mean_keys(e.plan.seq_len));
+  fmt::format_to(out, "  all wait for a rank with {:.2f} of the mean attention", a.busiest);
+  if (work.dynamic_context) {
+    text += "; of the tokens";
+    for (const PackedAttention::Degree& degree : a.degrees)
+      fmt::format_to(out, "{} {:.1f}% are on {}", &degree == a.degrees.data() ? "" : ",", 100 * degree.share,
+                     counted(degree.ranks, "rank"));
+  } else if (e.plan.mesh.cp() > 1) {
+    fmt::format_to(out, ", {:.2f} of it among the ranks of cp ({})", a.in_group,
+                   e.plan.context_kind == ContextKind::ulysses ? "which cut heads"
+                   : work.software.context_cuts_documents      ? "which cut each document"
+                                                               : name_of(e.plan.context_balance));
+  }
+  if (e.plan.mesh.pp() > 1)
+    fmt::format_to(out,
+                   "; the largest microbatch has {:.2f} of its rank's mean, which the pipeline waits for",
+                   a.largest);
+  return text + "\n";
 }
 
 std::string seconds(double value) {
@@ -270,6 +312,7 @@ std::string explain_winner(const SearchResult& result, const Workload& work) {
                      e.plan.mesh.ep, busiest_rank_placed(work.expert_load.shares, e.plan.mesh.ep));
     text += "\n";
   }
+  if (e.documents) text += packed_text(e, work);
   fmt::format_to(out, "layers of each stage: {}\n", fmt::join(e.layers, " "));
   fmt::format_to(out, "memory of each pipeline rank, of {}:\n",
                  format_device_memory(work.machine.memory_bytes - work.machine.reserved_bytes));
@@ -360,10 +403,7 @@ std::string explain_programs(const std::vector<OtherProgram>& others, const Esti
   if (others.empty()) return text + "  no preset is predicted to take 1% less\n";
   for (const OtherProgram& other : others) {
     fmt::format_to(out, "  {}{}: {}, {:.1f}% less: {}",
-                   !other.name.empty() ? other.name
-                   : other.plan.plan.offload == best.plan.offload
-                       ? "itself without its limits"
-                       : fmt::format("itself with --offload {}", name_of(other.plan.plan.offload)),
+                   other.name.empty() ? "itself " + other.how : other.name,
                    other.name.empty() ? "" : dated(other.as_of), seconds(other.plan.seconds),
                    100 * (1 - other.plan.seconds / best.seconds), summary(other.plan.plan));
     if (!other.beyond.empty())

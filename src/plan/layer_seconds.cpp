@@ -14,8 +14,9 @@ namespace {
 class Pricer {
  public:
   Pricer(const Workload& work, const Plan& c, const Recompute& recompute, const OpSeconds& ops,
-         const ModelPrograms& programs)
+         const ModelPrograms& programs, const PackedAttention* packed)
       : programs_(programs),
+        packed_(packed),
         w_(work),
         c_(c),
         mesh_(c.mesh),
@@ -319,18 +320,33 @@ class Pricer {
     const double per_rank = batch * heads * length * length / mesh_.cp();
     double forward = 0, backward = 0;
     if (w_.software.fused_attention) {
-      // Two products, of the keys that are seen: half of them, or fewer in a window.
-      const double flops =
-          2 * batch * heads * length * m_.mean_keys(c_.seq_len) / mesh_.cp() * (real(m_.head_dim) + values);
-      // Around a ring keys come in blocks, whose results are weighted and added up.
-      const double block =
-          mesh_.cp() > 1 && c_.context_kind == ContextKind::ring ? length / mesh_.cp() : length;
-      forward = ops_.attention_forward(flops, block);
-      backward = ops_.attention_backward(2.5 * flops, block);
-      if (block < length) {
-        const double merged = (mesh_.cp() - 1) * 3 * 4 * tokens_ * heads * values;
-        forward += ops_.elementwise(merged);
-        backward += ops_.elementwise(merged);
+      const std::vector<PackedAttention::Degree> one{{mesh_.cp(), 1, m_.mean_keys(c_.seq_len)}};
+      for (const PackedAttention::Degree& degree : packed_ != nullptr ? packed_->degrees : one) {
+        // Two products, of the keys that are seen: half of them, or fewer in a window.
+        const double flops = 2 * batch * heads * length * degree.share * degree.keys / mesh_.cp() *
+                             (real(m_.head_dim) + values);
+        // Around a ring keys come in blocks, whose results are weighted and added up.
+        const bool in_blocks = degree.ranks > 1 && c_.context_kind == ContextKind::ring;
+        double block = in_blocks ? length / degree.ranks : length;
+        if (packed_ != nullptr) {
+          const double document = std::min(length, 2 * degree.keys);
+          block = in_blocks && cuts_documents() ? document / degree.ranks : std::min(block, document);
+        }
+        double there = ops_.attention_forward(flops, block),
+               back = ops_.attention_backward(2.5 * flops, block);
+        if (in_blocks) {
+          const double merged = (degree.ranks - 1) * 3 * 4 * tokens_ * degree.share * heads * values;
+          there += ops_.elementwise(merged);
+          back += ops_.elementwise(merged);
+        }
+        forward += there;
+        backward += back;
+        context(degree, there, back, values);
+      }
+      if (packed_ != nullptr) {
+        // All wait for the rank with most.
+        forward *= packed_->busiest;
+        backward *= packed_->busiest;
       }
     } else {
       const double rows = length / mesh_.cp(), d = real(m_.head_dim), count = batch * heads;
@@ -344,31 +360,33 @@ class Pricer {
     kernels_ += 1;
     t_.forward.compute += forward;
     t_.backward_input.compute += backward;
-    context(forward, backward, values);
+    t_.attention += forward + backward;
+    if (!w_.software.fused_attention) context({mesh_.cp(), 1, 0}, forward, backward, values);
   }
+  bool cuts_documents() const { return w_.software.context_cuts_documents || w_.dynamic_context; }
 
   // Ring: key and value blocks travel beside the attention of the block before, cp - 1 times; their gradients
   // come back the same way. Ulysses: heads for tokens and back, four all_to_alls. All-gather: before it.
-  void context(double forward, double backward, double values) {
-    if (mesh_.cp() == 1) return;
-    const double cp = mesh_.cp();
+  void context(const PackedAttention::Degree& degree, double forward, double backward, double values) {
+    if (degree.ranks == 1) return;
+    const double cp = degree.ranks, tokens = tokens_ * degree.share;
     const double kv_heads = std::max(1.0, real(m_.num_kv_heads) / tp_);
-    const double kv = tokens_ * kv_heads * (real(m_.head_dim) + values) * width_;
-    const double queries = tokens_ * real(m_.num_heads) / tp_ * real(m_.head_dim) * width_;
+    const double kv = tokens * kv_heads * (real(m_.head_dim) + values) * width_;
+    const double queries = tokens * real(m_.num_heads) / tp_ * real(m_.head_dim) * width_;
     t_.context_bytes +=
         c_.context_kind == ContextKind::ulysses ? 4 * (cp - 1) / cp * (queries + kv / 2) : 3 * (cp - 1) * kv;
     switch (c_.context_kind) {
       case ContextKind::ring: {
         const double hop =
-            ops_.message(kv, std::int64_t{mesh_.cp()} * mesh_.tp()) + w_.machine.launch_seconds * 4;
+            ops_.message(kv, std::int64_t{degree.ranks} * mesh_.tp()) + w_.machine.launch_seconds * 4;
         const double backward_hop = 2 * hop;
         t_.forward.context += (cp - 1) * std::max(0.0, hop - forward / cp);
         t_.backward_input.context += (cp - 1) * std::max(0.0, backward_hop - backward / cp);
         break;
       }
       case ContextKind::ulysses: {
-        const double there = ops_.collective(Verb::all_to_all, queries + kv, mesh_.cp(), mesh_.tp());
-        const double back = ops_.collective(Verb::all_to_all, queries, mesh_.cp(), mesh_.tp());
+        const double there = ops_.collective(Verb::all_to_all, queries + kv, degree.ranks, mesh_.tp());
+        const double back = ops_.collective(Verb::all_to_all, queries, degree.ranks, mesh_.tp());
         t_.forward.context += there + back;
         t_.backward_input.context += there + back;
         break;
@@ -376,8 +394,8 @@ class Pricer {
       case ContextKind::hybrid:
         fail("a ring of groups that exchange heads is not priced");
       case ContextKind::allgather:
-        t_.forward.context += ops_.collective(Verb::all_gather, kv * cp, mesh_.cp(), mesh_.tp());
-        t_.backward_input.context += 2 * ops_.collective(Verb::all_gather, kv * cp, mesh_.cp(), mesh_.tp());
+        t_.forward.context += ops_.collective(Verb::all_gather, kv * cp, degree.ranks, mesh_.tp());
+        t_.backward_input.context += 2 * ops_.collective(Verb::all_gather, kv * cp, degree.ranks, mesh_.tp());
         break;
     }
   }
@@ -470,6 +488,7 @@ class Pricer {
   }
 
   const ModelPrograms& programs_;
+  const PackedAttention* packed_;
   const Workload& w_;
   const Plan& c_;
   const Mesh& mesh_;
@@ -511,12 +530,13 @@ LayerSeconds& LayerSeconds::operator+=(const LayerSeconds& more) {
   tensor_bytes += more.tensor_bytes;
   context_bytes += more.context_bytes;
   expert_bytes += more.expert_bytes;
+  attention += more.attention;
   return *this;
 }
 
 LayerSeconds LayerSeconds::operator*(double factor) const {
-  return {forward * factor,      backward_input * factor, backward_weight * factor,
-          tensor_bytes * factor, context_bytes * factor,  expert_bytes * factor};
+  return {forward * factor,       backward_input * factor, backward_weight * factor, tensor_bytes * factor,
+          context_bytes * factor, expert_bytes * factor,   attention * factor};
 }
 
 ModelPrograms::ModelPrograms(const ModelSpec& m)
@@ -536,12 +556,13 @@ const std::vector<int>& ModelPrograms::again(const BlockProgram& program, const 
 }
 
 ModelSeconds model_seconds(const Workload& work, const Plan& c, const Recompute& recompute,
-                           const OpSeconds& ops, const ModelPrograms& programs) {
-  Pricer pricer(work, c, recompute, ops, programs);
+                           const OpSeconds& ops, const ModelPrograms& programs,
+                           const PackedAttention* packed) {
+  Pricer pricer(work, c, recompute, ops, programs, packed);
   // Embedding and output matrix stay in 16 bits.
   const bool narrow = work.precision == Precision::fp8 || work.precision == Precision::fp4;
   const OpSeconds wide_ops(work.machine, work.software, narrow ? Precision::bf16 : work.precision);
-  Pricer wide(work, c, recompute, wide_ops, programs);
+  Pricer wide(work, c, recompute, wide_ops, programs, packed);
   ModelSeconds seconds;
   const ModelSpec& m = c.model;
   if (m.num_expert_layers() < m.num_layers) seconds.dense = pricer.layer(programs.first);

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "plan/op_seconds.h"
+#include "plan/packed_attention.h"
 #include "plan/workload.h"
 #include "spec/block.h"
 
@@ -24,6 +25,7 @@ struct PassSeconds {
 struct LayerSeconds {
   PassSeconds forward, backward_input, backward_weight;
   double tensor_bytes = 0, context_bytes = 0, expert_bytes = 0;  // that a rank sends, there and back
+  double attention = 0;  // of the compute of all passes, without what is made again
   double backward() const { return backward_input.total() + backward_weight.total(); }
   LayerSeconds& operator+=(const LayerSeconds& more);
   LayerSeconds operator*(double factor) const;
@@ -58,7 +60,9 @@ class ModelPrograms {
 
 // Recomputation counts as part of backward_input. Under sequence parallelism the backward pass gathers a
 // column-parallel product's input again where the software keeps it cut (Korthikanti et al. 2022).
+// `packed`: where sequences are packed of documents; null: each is one.
 ModelSeconds model_seconds(const Workload& work, const Plan& c, const Recompute& recompute,
-                           const OpSeconds& ops, const ModelPrograms& programs);
+                           const OpSeconds& ops, const ModelPrograms& programs,
+                           const PackedAttention* packed = nullptr);
 
 }  // namespace echelon

@@ -1,9 +1,11 @@
 #include "plan/other_programs.h"
 
+#include <fmt/format.h>
 #include <algorithm>
 #include <optional>
 
 #include "base/error.h"
+#include "plan/packed_attention.h"
 
 namespace echelon {
 namespace {
@@ -21,14 +23,15 @@ std::optional<Estimate> best_within(SearchRequest request, double most_seconds) 
 std::vector<OtherProgram> other_programs(const SearchRequest& request, const Estimate& best) {
   std::vector<OtherProgram> found;
   const Software& own = request.work.software;
-  const auto look = [&](const std::string& name, const Software& software) {
+  const auto look = [&](const std::string& name, const std::string& how, const Software& software) {
     SearchRequest other = request;
     other.work.software = software;
     // One that has not what was asked for, as state on the host, is no answer.
     if (unpriced(other.work.plan, other.work)) return;
+    if (!request.work.documents.empty() && !no_documents(other.work).empty()) return;
     auto plan = best_within(other, best.seconds / (1 + tie));
     if (!plan || !not_run(other.work, plan->plan).empty()) return;
-    found.push_back({name, software.as_of, not_run(request.work, plan->plan), std::move(*plan)});
+    found.push_back({name, how, software.as_of, not_run(request.work, plan->plan), std::move(*plan)});
   };
   Software free = own;
   free.schedules.reset(), free.zero_stages.reset(), free.pipeline_zero_stages.reset();
@@ -36,14 +39,26 @@ std::vector<OtherProgram> other_programs(const SearchRequest& request, const Est
   free.replicated_shards = free.context_beside_pipelines = free.tensor_parallel = true;
   free.interleaves_whole_groups = false;
   free.activation_offload_pipelines = true, free.activation_offload_recompute.reset();
-  look("", free);
+  look("", "without its limits", free);
   if (best.plan.offload == Offload::none)
     for (const SearchRequest& with : offloading(request))
       if (auto plan = best_within(with, best.seconds / (1 + tie)))
-        found.push_back({"", own.as_of, {}, std::move(*plan)});
+        found.push_back({"",
+                         fmt::format("with --offload {}", name_of(plan->plan.offload)),
+                         own.as_of,
+                         {},
+                         std::move(*plan)});
+  if (!request.work.documents.empty() && !request.work.dynamic_context && own.dynamic_context_zero_stages &&
+      !request.has("micro-batch")) {
+    SearchRequest dynamic = request;
+    dynamic.work.dynamic_context = true;
+    if (auto plan = best_within(dynamic, best.seconds / (1 + tie)))
+      if (not_run(dynamic.work, plan->plan).empty())
+        found.push_back({"", "with --dynamic-cp", own.as_of, {}, std::move(*plan)});
+  }
   for (const std::string& name : software_preset_names()) {
     const Software software = load_software(name);
-    if (name != own.name && !software.is_this_trainer) look(name, software);
+    if (name != own.name && !software.is_this_trainer) look(name, "", software);
   }
   std::sort(found.begin(), found.end(),
             [](const auto& a, const auto& b) { return a.plan.seconds < b.plan.seconds; });

@@ -9,7 +9,8 @@
 namespace echelon {
 
 struct OtherProgram {
-  std::string name;                 // of a preset; empty: the program itself, were it without its limits
+  std::string name;  // of a preset; empty: the program itself, as `how` says
+  std::string how;
   std::string as_of;                // its version
   std::vector<std::string> beyond;  // what the program that was asked for does not run of it
   Estimate plan;

@@ -16,6 +16,7 @@
 #include "base/edits.h"
 #include "base/error.h"
 #include "base/units.h"
+#include "plan/packed_attention.h"
 #include "schedule/pipeline_layout.h"
 #include "schedule/schedules.h"
 #include "spec/plan_fields.h"
@@ -74,6 +75,8 @@ std::vector<Recompute> kinds_in(const std::vector<std::string>& names, const Mod
 // Bounds are sums in another order than what they bound.
 constexpr double below_rounding = 1 - 1e-9;
 
+bool is_power_of_two(int n) { return (n & (n - 1)) == 0; }
+
 // Every mesh that has the devices, its expert groups and its kind of context parallelism.
 template <class Visit>
 void each_shape(const SearchRequest& r, const Visit& visit) {
@@ -92,6 +95,7 @@ void each_shape(const SearchRequest& r, const Visit& visit) {
   const std::vector<int> tps = software.tensor_parallel ? axis : std::vector{1};
   const bool any_pp = software.activation_offload_pipelines || !given.offloads_activations() || r.has("pp");
   const bool any_cp = software.context_beside_pipelines || (r.has("pp") && r.has("cp"));
+  const bool dynamic = r.work.dynamic_context;
   for (int pp : pinned_or(r, "pp", pinned.pp(), axis))
     for (int tp : pinned_or(r, "tp", pinned.tp(), tps))
       for (int cp : pinned_or(r, "cp", pinned.cp(), axis)) {
@@ -99,14 +103,19 @@ void each_shape(const SearchRequest& r, const Visit& visit) {
         if (inner > r.gpus || r.gpus % inner != 0) continue;
         if (pp > 1 && cp > 1 && !any_cp) continue;
         if (pp > 1 && !any_pp) continue;
+        if (dynamic && ((pp > 1 && !r.has("pp")) || (!is_power_of_two(cp) && !r.has("cp")))) continue;
         mesh.set(Axis::pp, pp);
         mesh.set(Axis::tp, tp);
         mesh.set(Axis::cp, cp);
         mesh.set(Axis::dp, static_cast<int>(r.gpus / inner));
         if (r.has("dp") && pinned.dp() != mesh.dp()) continue;
-        // Both are balanced parts; zigzag's are two of half the size.
-        plan.context_balance =
-            cp > 1 && plan.seq_len % (2 * cp) != 0 ? ContextBalance::stripe : ContextBalance::zigzag;
+        // Both are balanced parts; zigzag's are two of half the size. Of packed documents stripes are more
+        // even, where these are not cut by themselves.
+        std::vector<ContextBalance> balances{cp > 1 && plan.seq_len % (2 * cp) != 0 ? ContextBalance::stripe
+                                                                                    : ContextBalance::zigzag};
+        if (cp > 1 && !r.work.documents.empty() && software.is_this_trainer)
+          balances = {ContextBalance::stripe, ContextBalance::zigzag};
+        balances = pinned_or(r, "cp-balance", given.context_balance, std::move(balances));
         const std::vector<int> etps =
             has_experts && tp > 1 ? std::vector{1, 0} : std::vector{has_experts ? 0 : 1};
         for (int ep : pinned_or(r, "ep", pinned.ep, eps))
@@ -119,7 +128,11 @@ void each_shape(const SearchRequest& r, const Visit& visit) {
             for (ContextKind kind : cp == 1 ? std::vector{ContextKind::ring}
                                             : pinned_or(r, "cp-kind", given.context_kind, kinds)) {
               plan.context_kind = kind;
-              visit(plan);
+              for (ContextBalance balance : balances) {
+                plan.context_balance = balance;
+                visit(plan);
+                if (kind == ContextKind::ulysses) break;  // which needs no balance
+              }
             }
           }
       }
@@ -139,6 +152,7 @@ std::vector<ShardingChoice> shardings_of(const SearchRequest& r, const Mesh& mes
     stages = run_by<int>(software.offload_zero_stages, std::move(stages));
     if (!software.is_this_trainer) std::erase(stages, 0);  // shards lie on the host
   }
+  if (r.work.dynamic_context) stages = run_by<int>(software.dynamic_context_zero_stages, std::move(stages));
   for (int zero : pinned_or(r, "zero", given.zero, std::move(stages))) {
     std::set<int> replicas{1};
     // A group of shards inside a node.
@@ -235,6 +249,8 @@ class Search {
 
   std::vector<std::int64_t> micro_batches(const Plan& plan) const {
     if (r_.has("micro-batch")) return {r_.work.plan.micro_batch};
+    // A schedule of documents has no sequences of which several could go together.
+    if (r_.work.dynamic_context) return {1};
     const std::int64_t of_rank = plan.global_batch / plan.mesh.dp();
     std::vector<std::int64_t> list;
     for (std::int64_t n = 1; n <= of_rank && n <= 64; n *= 2)
@@ -809,6 +825,11 @@ std::optional<Refusal> unpriced(const Plan& plan, const Workload& work) {
   if (plan.offload != Offload::none)
     if (const std::string why = no_host(work, plan); !why.empty())
       return refused("offload", {{"offload", "none"}}, "{}", why);
+  if (plan.mask == AttentionMask::document && work.documents.empty())
+    return refused("mask", {{"mask", "causal"}},
+                   "is priced with --document-lengths, which says what is packed");
+  if (work.dynamic_context && !is_power_of_two(plan.mesh.cp()))
+    return refused("cp", {}, "--dynamic-cp has groups of 1, 2, 4, 8 and so on");
   if (!plan.schedule_text.empty())
     return refused("schedule", {}, "a schedule of one's own is not priced; legal: a name");
   for (const PlanField& field : plan_fields()) {

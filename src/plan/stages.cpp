@@ -96,7 +96,23 @@ Stages::Stages(const Workload& work)
     : work_(work),
       ops_(work.machine, work.software, work.precision),
       state_(work, ops_),
-      programs_(work.plan.model) {}
+      programs_(work.plan.model) {
+  if (!work.documents.empty()) documents_.emplace(work);
+}
+
+const PackedAttention* Stages::packed(const Plan& c) { return documents_ ? &documents_->of(c) : nullptr; }
+
+// While the largest microbatch is in another stage than a rank's own the rank has nothing to do that takes as
+// long: it waits for what that one has more than the others, once for each of the others' stages, of which
+// chunks let it do others' work beside.
+double Stages::uneven_microbatches(const Plan& c, const StageShape& s) {
+  const PackedAttention* const documents = packed(c);
+  if (documents == nullptr || c.mesh.pp() == 1) return 0;
+  double attention = 0;
+  for (const LayerSeconds& stage : s.stages) attention += stage.attention;
+  const double others = (c.mesh.pp() - 1.0) / c.mesh.pp();
+  return (documents->largest - 1) * attention * others / std::max(1, c.chunks);
+}
 
 const ScheduleFacts& Stages::facts(const Plan& c) {
   return shelf_.facts(c.mesh.pp() == 1 ? "1f1b" : c.schedule, c.mesh.pp(),
@@ -163,14 +179,15 @@ const LayerPrices& Stages::prices(const Plan& c, const Recompute& recompute) {
                      c.cuts_vocabulary() ? c.mesh.pp() : 1,
                      c.shards_sequence(),
                      recompute_name(recompute),
-                     c.micro_batch};
+                     c.micro_batch,
+                     documents_ ? documents_->key(c) : PackedDocuments::Key{}};
   const auto found = prices_.find(key);
   if (found != prices_.end()) return found->second;
   LayerPrices p;
   if (!counts_.contains(c.mesh.tp())) counts_[c.mesh.tp()] = parameter_counts(c.model, c.mesh.tp());
   p.counts = counts_.at(c.mesh.tp());
   p.saved = saved_bytes(work_, c, recompute);
-  p.seconds = model_seconds(work_, c, recompute, ops_, programs_);
+  p.seconds = model_seconds(work_, c, recompute, ops_, programs_, packed(c));
   return prices_.emplace(key, std::move(p)).first->second;
 }
 
@@ -250,7 +267,8 @@ bool Stages::same_passes(const Plan& a, const Plan& b) const {
          a.chunks == b.chunks && a.vocabulary_parallel == b.vocabulary_parallel &&
          a.balance_layers == b.balance_layers && a.layers_per_stage == b.layers_per_stage &&
          a.offloads_activations() == b.offloads_activations() && a.recompute == b.recompute &&
-         a.context_kind == b.context_kind && a.sequence_parallel == b.sequence_parallel &&
+         a.context_kind == b.context_kind && a.context_balance == b.context_balance &&
+         a.sequence_parallel == b.sequence_parallel &&
          sharing(a) == sharing(b);
 }
 

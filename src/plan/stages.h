@@ -10,6 +10,7 @@
 
 #include "plan/footprint.h"
 #include "plan/layer_seconds.h"
+#include "plan/packed_attention.h"
 #include "plan/schedule_shelf.h"
 #include "plan/state_seconds.h"
 #include "plan/workload.h"
@@ -63,9 +64,14 @@ class Stages {
   double message_bytes(const Plan& c);
   // Seconds of data-parallel traffic of a pipeline rank that nothing hides.
   double exposed(const Plan& c, const StageShape& shape, std::size_t rank) const;
+  // What packed documents make of its attention; null where there are none.
+  const PackedAttention* packed(const Plan& c);
+  // Seconds that a pipeline waits because its microbatches are not as much attention.
+  double uneven_microbatches(const Plan& c, const StageShape& shape);
 
  private:
-  using PriceKey = std::tuple<int, int, int, int, int, int, bool, std::string, std::int64_t>;
+  using PriceKey =
+      std::tuple<int, int, int, int, int, int, bool, std::string, std::int64_t, PackedDocuments::Key>;
 
   const ScheduleFacts& facts(const Plan& c);
   StageShape make_shape(const Plan& c);
@@ -83,6 +89,7 @@ class Stages {
   OpSeconds ops_;
   StateSeconds state_;
   ModelPrograms programs_;
+  std::optional<PackedDocuments> documents_;
   ScheduleShelf shelf_;
   std::map<PriceKey, LayerPrices> prices_;
   std::map<int, ParameterCounts> counts_;

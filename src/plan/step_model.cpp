@@ -323,12 +323,14 @@ Estimate StepModel::estimate_seconds(const Plan& c) {
   e.costs = *s.costs;
   const Ends& ends = simulated(c, e.costs);
   e.bubble_fraction = ends.bubble_fraction;
+  if (const PackedAttention* packed = stages_.packed(c)) e.documents = *packed;
+  const double uneven = stages_.uneven_microbatches(c, s);
 
   std::size_t last = 0;
   double latest = -1;
   for (std::size_t r = 0; r < s.ranks.size(); ++r) {
     const double done =
-        ends.of_rank[r] + stages_.exposed(c, s, r) + stages_.state().optimizer(c, s.counts[r]);
+        ends.of_rank[r] + uneven + stages_.exposed(c, s, r) + stages_.state().optimizer(c, s.counts[r]);
     if (done > latest) latest = done, last = r;
   }
   StepParts& parts = e.parts;
@@ -371,7 +373,8 @@ Estimate StepModel::estimate_seconds(const Plan& c) {
   e.high = e.seconds * interval.high;
   const double gpus = c.mesh.num_ranks();
   e.tokens_per_second_per_gpu = real(c.seq_len * c.global_batch) / (e.seconds * gpus);
-  const double flops = model_flops_per_token(c.model, c.seq_len) * real(c.seq_len * c.global_batch);
+  const double keys = e.documents ? e.documents->keys : c.model.mean_keys(c.seq_len);
+  const double flops = flops_per_token_seeing(c.model, keys) * real(c.seq_len * c.global_batch);
   e.model_tflops_per_gpu = flops / (e.seconds * gpus) / 1e12;
   e.mfu = e.model_tflops_per_gpu * 1e12 / work_.machine.peak(work_.precision);
   return e;

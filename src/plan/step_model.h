@@ -45,6 +45,7 @@ struct Estimate {
   // the rank with most; and the seconds of the step that host and link take.
   double host_bytes = 0, host_traffic = 0, host_seconds = 0;
   SimulationCosts costs;  // of its schedule
+  std::optional<PackedAttention> documents{};  // where sequences are packed of them
 };
 
 // What the pruning path finds out about a plan.

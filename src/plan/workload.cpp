@@ -93,6 +93,15 @@ std::vector<std::string> not_run(const Workload& work, const Plan& plan) {
     missing.push_back(fmt::format("context parallelism ({})", name_of(plan.context_kind)));
   if (plan.mesh.cp() > 1 && plan.mesh.pp() > 1 && !software.context_beside_pipelines)
     missing.push_back("context parallelism beside a pipeline");
+  if (work.dynamic_context) {
+    const auto& stages = software.dynamic_context_zero_stages;
+    if (!stages)
+      missing.push_back("dynamic context parallelism");
+    else if (plan.mesh.pp() > 1)
+      missing.push_back("dynamic context parallelism beside a pipeline");
+    else if (lacks(stages, plan.zero))
+      missing.push_back(fmt::format("dynamic context parallelism beside ZeRO {}", plan.zero));
+  }
   if (lacks(software.precisions, std::string(precision_name(work.precision))))
     missing.push_back(precision_name(work.precision));
   if (!is_among(software.recompute, plan.recompute))
@@ -119,7 +128,13 @@ std::string no_host(const Workload& work, const Plan& plan) {
 std::string summary(const Plan& plan) {
   const Mesh& mesh = plan.mesh;
   std::string text = fmt::format("dp {} tp {} pp {}", mesh.dp(), mesh.tp(), mesh.pp());
-  if (mesh.cp() > 1) text += fmt::format(" cp {} ({})", mesh.cp(), name_of(plan.context_kind));
+  if (mesh.cp() > 1)
+    text +=
+        fmt::format(" cp {} ({}{})", mesh.cp(), name_of(plan.context_kind),
+                    plan.mask == AttentionMask::document && plan.context_balance != ContextBalance::zigzag &&
+                            plan.context_kind != ContextKind::ulysses
+                        ? fmt::format(", {}", name_of(plan.context_balance))
+                        : "");
   if (mesh.ep > 1) text += fmt::format(" ep {}", mesh.ep);
   if (mesh.ep > 1 && mesh.expert_cut() > 1) text += fmt::format(" etp {}", mesh.expert_cut());
   if (mesh.pp() > 1) text += ", " + plan.schedule + (plan.chunks > 1 ? fmt::format(" x{}", plan.chunks) : "");

@@ -8,6 +8,7 @@
 #include "plan/expert_skew.h"
 #include "plan/memory.h"
 #include "spec/machine.h"
+#include "spec/packed_documents.h"
 #include "spec/plan.h"
 #include "spec/plan_rules.h"
 #include "spec/software.h"
@@ -21,6 +22,8 @@ struct Workload {
   Software software;
   ExactMemory exact_memory = {};  // where the software is this repository's trainer
   ExpertSkew expert_load = {};
+  DocumentLengths documents = {};  // that sequences are packed of, under a document mask
+  bool dynamic_context = false;    // each document is on as many ranks as its length needs
 };
 
 Runner runner_of(const Workload& work);

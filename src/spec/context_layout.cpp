@@ -63,6 +63,31 @@ std::int64_t ContextLayout::causal_pairs(int ring_index) const {
   return pairs;
 }
 
+// Sum of min(first + i stride, most) for i < count; most 0: no bound.
+static std::int64_t rising_sum(std::int64_t first, std::int64_t stride, std::int64_t count,
+                               std::int64_t most) {
+  std::int64_t rising = count;
+  if (most > 0) rising = first >= most ? 0 : std::min(count, (most - first + stride - 1) / stride);
+  return rising * first + stride * (rising * (rising - 1) / 2) + (count - rising) * most;
+}
+
+std::int64_t ContextLayout::document_pairs(int ring_index, const std::vector<std::int64_t>& starts,
+                                           std::int64_t window) const {
+  std::int64_t pairs = 0;
+  for (const PositionRun& run : runs(ring_index)) {
+    // The document that the run begins in.
+    auto start = std::upper_bound(starts.begin(), starts.end(), run.begin) - 1;
+    for (std::int64_t i = 0; i < run.size; ++start) {
+      const std::int64_t end = start + 1 == starts.end() ? seq_len_ : start[1];
+      const std::int64_t next =
+          std::min(run.size, std::max(i, (end - run.begin + run.stride - 1) / run.stride));
+      pairs += rising_sum(run.at(i) - *start + 1, run.stride, next - i, window);
+      i = next;
+    }
+  }
+  return pairs;
+}
+
 double ContextLayout::imbalance() const {
   std::int64_t most = 0, sum = 0;
   for (int r = 0; r < ring_; ++r) {

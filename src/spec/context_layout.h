@@ -75,6 +75,10 @@ class ContextLayout {
 
   // Key/query pairs of a causal sequence and one head that a ring index computes.
   std::int64_t causal_pairs(int ring_index) const;
+  // The same where documents begin at `starts`, in rising order and the first at 0, and a query sees its own
+  // alone; with a window the last `window` keys of it. 0: no window.
+  std::int64_t document_pairs(int ring_index, const std::vector<std::int64_t>& starts,
+                              std::int64_t window = 0) const;
   // Load / average of the rank with most of them.
   double imbalance() const;
 

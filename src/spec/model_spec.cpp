@@ -399,17 +399,25 @@ std::int64_t num_active_parameters(const ModelSpec& m) { return count_all(m, Cou
 double ModelSpec::mean_keys(std::int64_t seq_len) const {
   const double length = static_cast<double>(seq_len), all = length / 2;
   if (window.size == 0 || window.size >= seq_len) return all;
-  std::int64_t windowed = 0;
-  for (std::int64_t layer = 0; layer < num_layers; ++layer) windowed += window.in(layer);
   const double size = static_cast<double>(window.size), seen = size - size * size / (2 * length);
-  const double part = static_cast<double>(windowed) / static_cast<double>(num_layers);
+  const double part = windowed_part();
   return part * seen + (1 - part) * all;
 }
 
+double ModelSpec::windowed_part() const {
+  if (window.size == 0) return 0;
+  std::int64_t windowed = 0;
+  for (std::int64_t layer = 0; layer < num_layers; ++layer) windowed += window.in(layer);
+  return static_cast<double>(windowed) / static_cast<double>(num_layers);
+}
+
 double model_flops_per_token(const ModelSpec& m, std::int64_t seq_len) {
+  return flops_per_token_seeing(m, m.mean_keys(seq_len));
+}
+
+double flops_per_token_seeing(const ModelSpec& m, double mean_keys) {
   const double widths = static_cast<double>(m.attention_width() + m.attended_width());
-  const double attention =
-      6.0 * static_cast<double>(m.num_layers + m.num_mtp_layers) * widths * m.mean_keys(seq_len);
+  const double attention = 6.0 * static_cast<double>(m.num_layers + m.num_mtp_layers) * widths * mean_keys;
   double left_out = 0;
   if (!(m.tuning == FineTuning{})) {
     const std::int64_t idle = idle_blocks(m) - 1;  // layers

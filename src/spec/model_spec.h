@@ -164,6 +164,8 @@ struct ModelSpec {
   // Keys that a query of a sequence sees in the mean over positions and layers; half the sequence where no
   // layer has a window.
   double mean_keys(std::int64_t seq_len) const;
+  // The layers that have a window, over all.
+  double windowed_part() const;
 
   std::int64_t attention_width() const { return num_heads * head_dim; }
   std::int64_t kv_width() const { return num_kv_heads * head_dim; }
@@ -206,5 +208,7 @@ std::int64_t num_trained_parameters(const ModelSpec& model);
 // / 2, N those of num_active_parameters(), 4 for each that is frozen, 2 below what is trained. Where values
 // are narrower than keys (latent attention) the mean of both stands for D.
 double model_flops_per_token(const ModelSpec& model, std::int64_t seq_len);
+// The same where a token sees so many keys on average.
+double flops_per_token_seeing(const ModelSpec& model, double mean_keys);
 
 }  // namespace echelon

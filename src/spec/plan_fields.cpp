@@ -136,14 +136,15 @@ std::vector<PlanField> all_fields() {
        {"cp-kind", choice<&Plan::context_kind>(),
         "How attention reaches the keys of the other parts (docs/context.md)", pinned, 0, 0,
         "ring|ulysses|allgather"},
-       {"cp-balance", choice<&Plan::context_balance>(), "Which positions a rank of the ring holds", both, 0,
+       {"cp-balance", choice<&Plan::context_balance>(), "Which positions a rank of the ring holds", pinned, 0,
         0, "zigzag|stripe"},
        {"cp-ulysses", at<&Plan::ulysses>, "Ranks in a group that exchanges heads, with --cp-kind hybrid",
         train, 1, most_ranks},
        {"mask", choice<&Plan::mask>(), "What a token attends to: all before it, or those of its own document",
-        train, 0, 0, "causal"},
+        train},
        {"document-end", at<&Plan::document_end>,
-        "Token that ends a document (default: the tokenizer's end of text; of token files the last of the bytes' "
+        "Token that ends a document (default: the tokenizer's end of text; of token files the last of the "
+        "bytes' "
         "and GPT-2's vocabularies)",
         train, -1, 0x1p31 - 1}});
   add("Mixture of experts",

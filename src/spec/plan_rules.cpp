@@ -36,8 +36,13 @@ Verdict of_lengths(const Plan& plan, Runner runner) {
 
 Verdict of_document_end(const Plan& plan) {
   const ModelSpec& m = plan.model;
-  if (plan.document_end < -1 || plan.document_end >= m.vocab)
-    return refused("document-end", {}, "{} has tokens 0 to {}", m.name, m.vocab - 1);
+  if (plan.document_end >= -1 && plan.document_end < m.vocab) return {};
+  return refused("document-end", {}, "{} has tokens 0 to {}", m.name, m.vocab - 1);
+}
+
+// What lengths documents have says nothing of the token that ends them: who trains must know it.
+Verdict of_unknown_end(const Plan& plan) {
+  const ModelSpec& m = plan.model;
   constexpr std::int64_t bytes = 257, gpt2 = 50257;
   if (plan.mask == AttentionMask::causal || plan.document_end >= 0 || m.vocab == bytes || m.vocab == gpt2)
     return {};
@@ -569,6 +574,7 @@ std::optional<Refusal> shape_refusal(const Plan& plan, Runner runner) {
 
 void judge(const Plan& plan) {
   validate(plan.model);
+  if (const Verdict verdict = of_unknown_end(plan)) throw PlanRefusal(plan, *verdict);
   for (const auto& rules : {value_refusal, shape_refusal})
     if (const Verdict verdict = rules(plan, Runner::this_trainer)) throw PlanRefusal(plan, *verdict);
 }

@@ -22,6 +22,7 @@ const std::vector<Field<Software>>& software_fields() {
       {"is_this_trainer", &Software::is_this_trainer},
       {"replicated_shards", &Software::replicated_shards},
       {"context_beside_pipelines", &Software::context_beside_pipelines},
+      {"context_cuts_documents", &Software::context_cuts_documents},
       {"tensor_parallel", &Software::tensor_parallel},
       {"reduces_each_microbatch", &Software::reduces_each_microbatch},
       {"pipelines_reduce_once", &Software::pipelines_reduce_once},
@@ -133,6 +134,7 @@ void validate(const Software& s) {
   check_stages("pipeline_zero_stages", s.pipeline_zero_stages);
   check_stages("tensor_zero_stages", s.tensor_zero_stages);
   check_stages("offload_zero_stages", s.offload_zero_stages);
+  check_stages("dynamic_context_zero_stages", s.dynamic_context_zero_stages);
   for (const std::string& kind : s.context_kinds.value_or(std::vector<std::string>{}))
     (void)parse_choice<ContextKind>(kind, "software: context_kinds =");
   for (const std::string& precision : s.precisions.value_or(std::vector<std::string>{}))
@@ -183,6 +185,7 @@ Software software_from_toml(const std::string& text, const std::string& where) {
   read_list<std::int64_t>(table, "pipeline_zero_stages", where, s.pipeline_zero_stages, seen);
   read_list<std::int64_t>(table, "tensor_zero_stages", where, s.tensor_zero_stages, seen);
   read_list<std::string>(table, "context_kinds", where, s.context_kinds, seen);
+  read_list<std::int64_t>(table, "dynamic_context_zero_stages", where, s.dynamic_context_zero_stages, seen);
   read_list<std::string>(table, "precisions", where, s.precisions, seen);
   read_list<std::string>(table, "recompute", where, s.recompute, seen);
   read_list<std::string>(table, "offloads", where, s.offloads, seen);
@@ -205,9 +208,10 @@ std::string to_toml(const Software& s) {
   text += list_text("schedules", s.schedules) + list_text("zero_stages", s.zero_stages) +
           list_text("pipeline_zero_stages", s.pipeline_zero_stages) +
           list_text("tensor_zero_stages", s.tensor_zero_stages) +
-          list_text("context_kinds", s.context_kinds) + list_text("precisions", s.precisions) +
-          list_text("recompute", s.recompute) + list_text("offloads", s.offloads) +
-          list_text("offload_zero_stages", s.offload_zero_stages) +
+          list_text("context_kinds", s.context_kinds) +
+          list_text("dynamic_context_zero_stages", s.dynamic_context_zero_stages) +
+          list_text("precisions", s.precisions) + list_text("recompute", s.recompute) +
+          list_text("offloads", s.offloads) + list_text("offload_zero_stages", s.offload_zero_stages) +
           list_text("activation_offload_recompute", s.activation_offload_recompute) +
           list_text("measured_on", s.measured_on) + list_text("measured_gpus", s.measured_gpus) +
           list_text("measured_parameters", s.measured_parameters) +

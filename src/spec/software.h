@@ -26,6 +26,11 @@ struct Software {
   bool replicated_shards = true;                          // several groups of shards, the same in each (HSDP)
   std::optional<std::vector<std::string>> context_kinds;  // of context parallelism
   bool context_beside_pipelines = true;                   // these and a pipeline together
+  // Of packed documents each is cut over cp by itself; else the sequence that they are packed into.
+  bool context_cuts_documents = false;
+  // Stages of ZeRO beside which, without a pipeline, each document is on as many ranks of dp and cp as its
+  // length needs (Megatron-Core's hybrid context parallelism). Not given: it has none.
+  std::optional<std::vector<int>> dynamic_context_zero_stages;
   bool tensor_parallel = true;
   std::optional<std::vector<std::string>> precisions;     // of products
   // What it makes again, the same on all pipeline ranks (names of --recompute); not given: any op, and on

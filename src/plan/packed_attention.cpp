@@ -1,0 +1,204 @@
+#include "plan/packed_attention.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+#include <functional>
+#include <queue>
+
+#include "base/error.h"
+#include "base/philox.h"
+#include "base/real.h"
+
+namespace echelon {
+namespace {
+
+// Of which plans are priced; of a larger batch they are drawn again.
+std::int64_t sampled_sequences(const Workload& work) {
+  constexpr double most_documents = 300'000;
+  constexpr std::int64_t least = 64, most = 4096;
+  const double each = 1 + real(work.plan.seq_len) / work.documents.mean();
+  const auto few = static_cast<std::int64_t>(most_documents / each);
+  return std::min(work.plan.global_batch, std::clamp(few, least, most));
+}
+
+// A document as the sequence that it is packed into leaves it.
+struct DocumentPart {
+  double tokens, pairs;
+};
+
+double pairs_of(std::int64_t tokens, std::int64_t window) {
+  const double all = real(tokens), seen = real(window);
+  if (window == 0 || window >= tokens) return all * (all + 1) / 2;
+  return seen * (seen + 1) / 2 + (all - seen) * seen;
+}
+
+}  // namespace
+
+int dynamic_degree(std::int64_t length, double most_tokens) {
+  int ranks = 1;
+  while (ranks * most_tokens < real(length)) ranks *= 2;
+  return ranks;
+}
+
+std::string no_documents(const Workload& work) {
+  if (!work.software.fused_attention)
+    return fmt::format(
+        "{} computes all scores of a sequence, whatever lies in it (fused_attention, in its file)",
+        work.software.name);
+  return {};
+}
+
+PackedDocuments::PackedDocuments(const Workload& work)
+    : work_(work),
+      sequences_(pack_documents(work.documents, work.plan.seq_len, sampled_sequences(work))),
+      windowed_(work.plan.model.windowed_part()) {
+  double squares = 0;
+  const std::int64_t length = work.plan.seq_len;
+  for (const DocumentStarts& starts : sequences_) {
+    mean_documents_ += real(std::ssize(starts)) / real(std::ssize(sequences_));
+    for (std::size_t i = 0; i < starts.size(); ++i) {
+      const double tokens = real((i + 1 < starts.size() ? starts[i + 1] : length) - starts[i]);
+      squares += tokens * tokens;
+    }
+  }
+  mean_length_ = squares / (real(length) * real(std::ssize(sequences_)));
+  Plan whole = work.plan;
+  whole.mesh.set(Axis::cp, 1);
+  const ContextLayout layout(whole);
+  for (const DocumentStarts& starts : sequences_) all_pairs_ += pairs(layout, 0, starts);
+}
+
+PackedDocuments::Key PackedDocuments::key(const Plan& c) const {
+  return {c.mesh.dp(),  c.mesh.pp(), c.mesh.cp(), ulysses_size(c), static_cast<int>(c.context_balance),
+          c.micro_batch};
+}
+
+// The mean over layers with and without a window.
+double PackedDocuments::pairs(const ContextLayout& layout, int ring_index,
+                              const DocumentStarts& starts) const {
+  const double all = windowed_ < 1 ? (1 - windowed_) * real(layout.document_pairs(ring_index, starts)) : 0;
+  if (windowed_ == 0) return all;
+  return all + windowed_ * real(layout.document_pairs(ring_index, starts, work_.plan.model.window.size));
+}
+
+// Where the program cuts each document by itself all ranks have the same, and one number stands for them.
+const std::vector<double>& PackedDocuments::rank_pairs(const Plan& c) {
+  Plan plan = c;
+  if (work_.software.context_cuts_documents) plan.mesh.set(Axis::cp, 1);
+  const ContextLayout layout(plan);
+  const auto [found, is_new] =
+      rank_pairs_.try_emplace({layout.ring(), static_cast<int>(plan.context_balance)});
+  if (is_new)
+    for (const DocumentStarts& starts : sequences_)
+      for (int r = 0; r < layout.ring(); ++r) found->second.push_back(pairs(layout, r, starts));
+  return found->second;
+}
+
+std::size_t PackedDocuments::sequence(std::int64_t sample) const {
+  const auto n = static_cast<std::uint64_t>(sequences_.size()), k = static_cast<std::uint64_t>(sample);
+  return static_cast<std::size_t>(k < n ? k : Philox(0, Stream::document_lengths, 1).below(k, n));
+}
+
+const PackedAttention& PackedDocuments::of(const Plan& c) {
+  const auto [found, is_new] = known_.try_emplace(key(c));
+  if (is_new) {
+    PackedAttention& a = found->second;
+    a = work_.dynamic_context ? dynamic(c) : fixed(c);
+    a.keys = all_pairs_ / (real(work_.plan.seq_len) * real(std::ssize(sequences_))) - 0.5;
+    a.length = mean_length_;
+    a.documents = mean_documents_;
+    if (!work_.dynamic_context) a.degrees = {{c.mesh.cp(), 1, a.keys}};
+  }
+  return found->second;
+}
+
+PackedAttention PackedDocuments::fixed(const Plan& c) {
+  const std::vector<double>& of_ranks = rank_pairs(c);
+  const std::size_t ring = of_ranks.size() / sequences_.size();
+  const std::int64_t each = (c.global_batch + c.mesh.dp() - 1) / c.mesh.dp();
+  const double pipeline = c.mesh.pp() - 1;
+  PackedAttention a;
+  double longest = -1, total = 0, mean = 0;  // mean: of all ranks
+  std::vector<double> held(ring);
+  for (int d = 0; d < c.mesh.dp(); ++d) {
+    const std::int64_t begin = d * each, end = std::min(c.global_batch, begin + each);
+    double busy = 0, most = 0, microbatches = 0;
+    for (std::int64_t first = begin; first < end; first += c.micro_batch) {
+      std::fill(held.begin(), held.end(), 0);
+      for (std::int64_t k = first; k < std::min(end, first + c.micro_batch); ++k)
+        for (std::size_t r = 0; r < ring; ++r) held[r] += of_ranks[sequence(k) * ring + r];
+      double waited = 0;
+      for (double one : held)
+        waited = std::max(waited, one * real(static_cast<std::int64_t>(ring))), mean += one;
+      busy += waited;
+      most = std::max(most, waited);
+      microbatches += 1;
+    }
+    total += busy;
+    // The largest microbatch goes through all stages one after another.
+    if (busy + pipeline * most <= longest || microbatches == 0) continue;
+    longest = busy + pipeline * most;
+    a.busiest = busy;
+    a.largest = most * microbatches / busy;
+  }
+  a.in_group = total / mean;
+  a.busiest *= c.mesh.dp() / mean;
+  return a;
+}
+
+// As Megatron-Core's hybrid context parallelism: no rank takes more tokens of a document than a microbatch
+// has on a rank, so a document of l tokens is on the next power of two of l over that. All ranks of dp and cp
+// are given documents by their work, the largest first, each where least waits.
+PackedAttention PackedDocuments::dynamic(const Plan& c) const {
+  const ModelSpec& m = c.model;
+  const double with = flops_per_token_seeing(m, 1), of_token = flops_per_token_seeing(m, 0),
+               of_pair = with - of_token;
+  const double most_tokens = real(c.micro_batch * c.seq_len) / c.mesh.cp();
+  // Where not all sequences of a step were drawn: as many ranks fewer.
+  const double drawn = real(std::ssize(sequences_)) / real(c.global_batch);
+  const int cp = c.mesh.cp(), dp = std::max(1, static_cast<int>(std::lround(c.mesh.dp() * drawn)));
+  std::map<int, std::vector<DocumentPart>, std::greater<>> by_degree;
+  for (const DocumentStarts& starts : sequences_)
+    for (std::size_t i = 0; i < starts.size(); ++i) {
+      const std::int64_t tokens = (i + 1 < starts.size() ? starts[i + 1] : c.seq_len) - starts[i];
+      double pairs = (1 - windowed_) * pairs_of(tokens, 0);
+      if (windowed_ > 0) pairs += windowed_ * pairs_of(tokens, m.window.size);
+      by_degree[std::min(cp, dynamic_degree(tokens, most_tokens))].push_back({real(tokens), pairs});
+    }
+  PackedAttention a;
+  std::vector<double> load(static_cast<std::size_t>(dp * cp));
+  double all = 0, attention = 0, tokens = 0;
+  for (auto& [ranks, pieces] : by_degree) {
+    const auto work = [&](const DocumentPart& p) { return of_token * p.tokens + of_pair * p.pairs; };
+    std::sort(pieces.begin(), pieces.end(),
+              [&](const DocumentPart& x, const DocumentPart& y) { return work(x) > work(y); });
+    using Waiting = std::pair<double, std::size_t>;
+    std::priority_queue<Waiting, std::vector<Waiting>, std::greater<>> groups;
+    const auto size = static_cast<std::size_t>(ranks);
+    for (std::size_t g = 0; g * size < load.size(); ++g)
+      groups.emplace(*std::max_element(load.begin() + static_cast<std::ptrdiff_t>(g * size),
+                                       load.begin() + static_cast<std::ptrdiff_t>((g + 1) * size)),
+                     g);
+    double here = 0, seen = 0;
+    for (const DocumentPart& p : pieces) {
+      auto [busy, g] = groups.top();
+      groups.pop();
+      groups.emplace(busy + work(p) / ranks, g);
+      here += p.tokens, seen += p.pairs;
+      all += work(p), attention += of_pair * p.pairs;
+    }
+    for (; !groups.empty(); groups.pop())
+      std::fill_n(load.begin() + static_cast<std::ptrdiff_t>(groups.top().second * size), size,
+                  groups.top().first);
+    tokens += here;
+    a.degrees.push_back({ranks, here, seen / here - 0.5});
+  }
+  for (PackedAttention::Degree& degree : a.degrees) degree.share /= tokens;
+  const double count = real(std::ssize(load)), busiest = *std::max_element(load.begin(), load.end());
+  a.busiest = 1 + (busiest - all / count) / (attention / count);
+  return a;
+}
+
+}  // namespace echelon

@@ -1,0 +1,65 @@
+// What packed documents make of attention: how many keys a token sees, and how much more than the mean the
+// ranks compute that all others wait for.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <string>
+#include <tuple>
+#include <vector>
+
+#include "plan/workload.h"
+#include "spec/context_layout.h"
+
+namespace echelon {
+
+struct PackedAttention {
+  double keys = 0;       // that a token sees, on average
+  double length = 0;     // of the document that a token is in, on average
+  double documents = 0;  // in a sequence
+  // Attention of the ranks that all wait for, over the mean: the data-parallel rank with most, and of each of
+  // its microbatches the cp rank with most. With dynamic context parallelism the busiest of all ranks.
+  double busiest = 1;
+  double in_group = 1;  // the part of it that lies in the cp groups
+  double largest = 1;   // attention of the largest of that rank's microbatches, over their mean
+  // How many ranks compute documents together. Without dynamic context parallelism one entry, of all cp
+  // ranks.
+  struct Degree {
+    int ranks = 1;
+    double share = 1;  // of all tokens
+    double keys = 0;   // that one of these tokens sees
+  };
+  std::vector<Degree> degrees;
+};
+
+class PackedDocuments {
+ public:
+  // The workload outlives this, and has documents.
+  explicit PackedDocuments(const Workload& work);
+
+  const PackedAttention& of(const Plan& c);
+  // What of a plan it depends on.
+  using Key = std::tuple<int, int, int, int, int, std::int64_t>;
+  Key key(const Plan& c) const;
+
+ private:
+  double pairs(const ContextLayout& layout, int ring_index, const DocumentStarts& starts) const;
+  const std::vector<double>& rank_pairs(const Plan& c);
+  std::size_t sequence(std::int64_t sample) const;
+  PackedAttention fixed(const Plan& c);
+  PackedAttention dynamic(const Plan& c) const;
+
+  const Workload& work_;
+  std::vector<DocumentStarts> sequences_;
+  double windowed_, all_pairs_ = 0, mean_length_ = 0, mean_documents_ = 0;
+  std::map<std::pair<int, int>, std::vector<double>> rank_pairs_;  // of each sequence, of each ring index
+  std::map<Key, PackedAttention> known_;
+};
+
+// Ranks that a document of `length` tokens needs where each takes at most `most_tokens`: a power of two.
+int dynamic_degree(std::int64_t length, double most_tokens);
+
+// Why documents of these lengths are not priced for this program; empty where they are.
+std::string no_documents(const Workload& work);
+
+}  // namespace echelon

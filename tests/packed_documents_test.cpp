@@ -1,0 +1,319 @@
+// Documents packed into sequences: what attention is left, who waits for whom, and what it gains to give each
+// document as many ranks as it needs.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <map>
+#include <nlohmann/json.hpp>
+#include <numeric>
+#include <set>
+
+#include "plan/explain.h"
+#include "plan/search.h"
+#include "refusals.h"
+#include "train/dry_run.h"
+#include "verb_test.h"
+#include "workloads.h"
+
+namespace echelon::packed_documents_test {
+namespace {
+
+using checks::expect_refusal;
+
+DocumentLengths lengths_of(const std::string& text) { return read_document_lengths(text, "lengths"); }
+
+constexpr std::int64_t length = 8192;
+Workload packed(const std::string& lengths, const std::string& software = "current",
+                const std::string& model = "llama-3-8b") {
+  Workload work = checks::workload_of(load_model(model), length, 64, Precision::bf16, load_machine("h100"),
+                                      load_software(software), exact_memory());
+  if (lengths.empty()) return work;
+  work.documents = lengths_of(lengths);
+  work.plan.mask = AttentionMask::document;
+  return work;
+}
+
+// 32 ranks.
+Plan on(const Workload& work, int cp, int pp = 1) {
+  Plan plan = work.plan;
+  plan.mesh.set(Axis::cp, cp);
+  plan.mesh.set(Axis::pp, pp);
+  plan.mesh.set(Axis::dp, 32 / cp / pp);
+  plan.zero = 1;
+  plan.micro_batch = 1;
+  plan.schedule = "1f1b";
+  return plan;
+}
+
+constexpr const char* mixed = "100 400\n700 100\n3000 20\n8000 3\n";
+
+TEST(PackedDocuments, LengthsAreReadAndRefusedByLine) {
+  const DocumentLengths lengths = lengths_of("# tokens, documents\n30, 2\n\n10\n30 1 # again\n");
+  ASSERT_EQ(lengths.entries.size(), 2u);
+  EXPECT_EQ(lengths.entries[0].length, 10);
+  EXPECT_EQ(lengths.entries[1].count, 3);
+  EXPECT_DOUBLE_EQ(lengths.mean(), 25);
+  expect_refusal([] { lengths_of("10\n0 3\n"); }, {"lengths, line 2", "length 0", "from 1"});
+  expect_refusal([] { lengths_of("10 -1\n"); }, {"line 1", "count -1"});
+  expect_refusal([] { lengths_of("10 1 1\n"); }, {"line 1", "a length and a count"});
+  expect_refusal([] { lengths_of("ten\n"); }, {"line 1", "ten"});
+  expect_refusal([] { lengths_of("# nothing\n10 0\n"); }, {"has no documents"});
+}
+
+TEST(PackedDocuments, FollowOneAnotherAndAreCutWhereSequencesEnd) {
+  const DocumentLengths lengths = lengths_of("3 3\n5 1\n20 1\n");
+  const std::vector<DocumentStarts> sequences = pack_documents(lengths, 16, 4000);
+  EXPECT_EQ(sequences, pack_documents(lengths, 16, 4000));
+  std::map<std::int64_t, int> whole;
+  for (const DocumentStarts& starts : sequences) {
+    ASSERT_EQ(starts.front(), 0);
+    for (std::size_t i = 0; i < starts.size(); ++i) {
+      const std::int64_t end = i + 1 < starts.size() ? starts[i + 1] : 16, here = end - starts[i];
+      ASSERT_GT(here, 0);
+      // The first may have begun, and the last may end, in another sequence.
+      if (i > 0 && i + 1 < starts.size()) ++whole[here];
+    }
+  }
+  EXPECT_NEAR(whole[3], 3 * whole[5], 0.2 * whole[3]);
+  EXPECT_EQ(whole.size(), 2u);  // no document of 20 tokens fits
+}
+
+// A sequence that is one document costs what a sequence costs without a mask.
+TEST(PackedDocuments, OneDocumentIsOneSequence) {
+  for (const char* software : {"current", "torchtitan", "echelon"})
+    for (int cp : {1, 4}) {
+      const Workload plain = packed("", software), one = packed("8192\n", software);
+      const Estimate a = StepModel(plain).estimate_seconds(on(plain, cp)),
+                     b = StepModel(one).estimate_seconds(on(one, cp));
+      EXPECT_DOUBLE_EQ(a.seconds, b.seconds) << software << " cp " << cp;
+      EXPECT_EQ(a.traffic.cp, b.traffic.cp);
+      EXPECT_DOUBLE_EQ(a.mfu, b.mfu);
+    }
+}
+
+// By another way: positions, one by one.
+TEST(PackedDocuments, AllWaitForTheRankWithMost) {
+  Workload work = packed(mixed, "echelon");
+  const std::vector<DocumentStarts> sequences = pack_documents(work.documents, length, 64);
+  for (ContextBalance balance : {ContextBalance::zigzag, ContextBalance::stripe, ContextBalance::none})
+    for (int cp : {1, 4})
+      for (std::int64_t micro_batch : {1, 2}) {
+        Plan plan = on(work, cp);
+        plan.context_balance = balance;
+        plan.micro_batch = micro_batch;
+        const ContextLayout layout(plan);
+        const int dp = 32 / cp;
+        double all = 0, longest = 0, waited = 0;
+        for (int d = 0; d < dp; ++d) {
+          double rank = 0;
+          for (std::int64_t first = d * 64 / dp; first < (d + 1) * 64 / dp; first += micro_batch) {
+            std::vector<double> held(static_cast<std::size_t>(cp));
+            for (int r = 0; r < cp; ++r)
+              for (std::int64_t k = first; k < first + micro_batch; ++k) {
+                const DocumentStarts& starts = sequences[static_cast<std::size_t>(k)];
+                for (std::int64_t p : layout.positions(r))
+                  held[static_cast<std::size_t>(r)] +=
+                      static_cast<double>(p - *(std::upper_bound(starts.begin(), starts.end(), p) - 1) + 1);
+              }
+            rank += *std::max_element(held.begin(), held.end());
+            all += std::accumulate(held.begin(), held.end(), 0.0);
+          }
+          waited += rank * cp;
+          longest = std::max(longest, rank);
+        }
+        const PackedAttention a = PackedDocuments(work).of(plan);
+        EXPECT_NEAR(a.busiest, longest * 32 / all, 1e-9);
+        EXPECT_NEAR(a.in_group, waited / all, 1e-9);
+        EXPECT_NEAR(a.keys, all / (64 * 8192.0) - 0.5, 1e-9);
+        if (cp == 1) continue;
+        if (balance == ContextBalance::stripe)
+          EXPECT_LT(a.in_group, 1.02);
+        else
+          EXPECT_GT(a.in_group, 1.1);
+      }
+}
+
+TEST(PackedDocuments, AttentionTakesAsMuchLongerAsTheBusiestHas) {
+  const Workload plain = packed(""), work = packed(mixed);
+  StepModel model(work);
+  const Estimate whole = StepModel(plain).estimate_seconds(on(plain, 4)),
+                 e = model.estimate_seconds(on(work, 4));
+  EXPECT_LT(e.seconds, whole.seconds);
+  EXPECT_LT(e.documents->keys, 2000);
+  EXPECT_EQ(e.documents->in_group, 1);  // Transformer Engine cuts each document
+  EXPECT_GT(e.documents->busiest, 1.05);
+  // A program that cuts sequences waits for its cp ranks as well.
+  Workload cuts = work;
+  cuts.software.context_cuts_documents = false;
+  EXPECT_GT(StepModel(cuts).estimate_seconds(on(work, 4)).seconds, e.seconds);
+  // In a pipeline the largest microbatch holds the others up.
+  const Estimate pipeline = model.estimate_seconds(on(work, 1, 8));
+  Workload even = packed("512\n");
+  const Estimate same = StepModel(even).estimate_seconds(on(even, 1, 8));
+  EXPECT_GT(pipeline.documents->largest, 1.3);
+  EXPECT_NEAR(same.documents->largest, 1, 1e-9);
+  double total = 0;
+  for (double part : {pipeline.parts.compute, pipeline.parts.tp_exposed, pipeline.parts.pp_bubble,
+                      pipeline.parts.dp_exposed, pipeline.parts.cp_exposed, pipeline.parts.ep_exposed,
+                      pipeline.parts.optimizer, pipeline.parts.other})
+    total += part;
+  EXPECT_NEAR(total, pipeline.seconds, 1e-9 * total);
+}
+
+// The wait of a pipeline, against passes one after another: of microbatches of different length, in stages
+// that are alike, forward passes end at their sum and once more the longest for each other stage.
+TEST(PackedDocuments, APipelineWaitsForItsLargestMicrobatch) {
+  const std::vector<double> seconds{3, 1, 4, 1, 5, 2};
+  constexpr int stages = 4;
+  std::vector<double> ends(stages, 0);
+  for (double one : seconds) {
+    double ready = 0;
+    for (double& end : ends) ready = end = std::max(end, ready) + one;
+  }
+  const double sum = std::accumulate(seconds.begin(), seconds.end(), 0.0), mean = sum / 6;
+  EXPECT_DOUBLE_EQ(ends.back(), sum + (stages - 1) * mean + (stages - 1) * (5 / mean - 1) * mean);
+}
+
+TEST(PackedDocuments, EachGetsAsManyRanksAsItNeeds) {
+  EXPECT_EQ(dynamic_degree(1, 1024), 1);
+  EXPECT_EQ(dynamic_degree(1024, 1024), 1);
+  EXPECT_EQ(dynamic_degree(1025, 1024), 2);
+  EXPECT_EQ(dynamic_degree(5000, 1024), 8);
+
+  Workload fixed = packed(mixed), dynamic = fixed;
+  dynamic.dynamic_context = true;
+  const Estimate a = StepModel(fixed).estimate(on(fixed, 8)), b = StepModel(dynamic).estimate(on(dynamic, 8));
+  EXPECT_LT(b.seconds, a.seconds);
+  EXPECT_LT(b.traffic.cp, 0.7 * a.traffic.cp);
+  EXPECT_LT(b.documents->busiest, a.documents->busiest);
+  EXPECT_EQ(a.memory, b.memory);  // no rank holds more tokens
+  EXPECT_EQ(a.documents->keys, b.documents->keys);
+  // The shares of tokens, counted again.
+  std::map<int, double> share;
+  for (const DocumentStarts& starts : pack_documents(fixed.documents, length, 64))
+    for (std::size_t i = 0; i < starts.size(); ++i) {
+      const std::int64_t tokens = (i + 1 < starts.size() ? starts[i + 1] : length) - starts[i];
+      int ranks = 1;
+      while (ranks * 1024 < tokens) ranks *= 2;
+      share[ranks] += static_cast<double>(tokens) / (64 * length);
+    }
+  ASSERT_EQ(b.documents->degrees.size(), share.size());
+  double keys = 0;
+  for (const PackedAttention::Degree& degree : b.documents->degrees) {
+    EXPECT_NEAR(degree.share, share[degree.ranks], 1e-9);
+    keys += degree.share * degree.keys;
+  }
+  EXPECT_NEAR(keys, b.documents->keys, 1e-6);
+
+  // Short documents stay on their ranks; those as long as a sequence are on all of them.
+  dynamic.documents = lengths_of("1024\n");
+  EXPECT_EQ(StepModel(dynamic).estimate_seconds(on(dynamic, 8)).traffic.cp, 0);
+  fixed.documents = dynamic.documents = lengths_of("8192\n");
+  EXPECT_DOUBLE_EQ(StepModel(dynamic).estimate_seconds(on(dynamic, 8)).seconds,
+                   StepModel(fixed).estimate_seconds(on(fixed, 8)).seconds);
+}
+
+TEST(PackedDocuments, TheSearchKeepsToWhatTheProgramRuns) {
+  SearchRequest r;
+  r.work = packed(mixed);
+  r.work.dynamic_context = true;
+  r.gpus = 32;
+  r.top = 5;
+  const SearchResult found = search(r);
+  ASSERT_FALSE(found.plans.empty());
+  for (const Estimate& e : found.plans) {
+    EXPECT_EQ(e.plan.mesh.pp(), 1);
+    EXPECT_LE(e.plan.zero, 1);
+    EXPECT_EQ(e.plan.micro_batch, 1);
+    EXPECT_TRUE(not_run(r.work, e.plan).empty());
+  }
+  EXPECT_NE(explain_winner(found, r.work).find("of the mean attention; of the tokens"), std::string::npos);
+  EXPECT_EQ(not_run(r.work, on(r.work, 4, 2)),
+            std::vector<std::string>{"dynamic context parallelism beside a pipeline"});
+  r.work.software = load_software("nemo-2024");
+  EXPECT_EQ(not_run(r.work, on(r.work, 4)), std::vector<std::string>{"dynamic context parallelism"});
+}
+
+// This trainer cuts sequences, whatever lies in them: stripes are even then, zigzag is not.
+TEST(PackedDocuments, TheSearchPicksTheBalanceOfThisTrainer) {
+  SearchRequest r;
+  r.work = packed(mixed, "echelon", "llama-tiny");
+  r.work.precision = Precision::f32;
+  r.work.plan.model.max_seq = length;
+  r.work.plan.global_batch = 8;
+  r.gpus = 8;
+  r.top = 2;
+  for (const auto& [axis, size] : {std::pair{"cp", 4}, {"dp", 2}, {"tp", 1}, {"pp", 1}}) r.pin(axis, size);
+  r.pin("cp-kind", "ring");
+  r.pin("zero", 1);
+  const SearchResult free = search(r);
+  ASSERT_EQ(free.plans.size(), 2u);
+  EXPECT_EQ(free.plans[0].plan.context_balance, ContextBalance::stripe);
+  EXPECT_NE(summary(free.plans[0].plan).find("cp 4 (ring, stripe)"), std::string::npos);
+  r.pin("cp-balance", "zigzag");
+  const SearchResult pinned = search(r);
+  ASSERT_FALSE(pinned.plans.empty());
+  EXPECT_EQ(pinned.plans[0].plan.context_balance, ContextBalance::zigzag);
+  EXPECT_GT(pinned.plans[0].seconds, free.plans[0].seconds);
+  EXPECT_NE(plan_file(free.plans[0], r.work).find("mask = 'document'"), std::string::npos);
+}
+
+class PackedCommand : public checks::VerbTest {
+ protected:
+  PackedCommand() : VerbTest("plan") { write("lengths.txt", mixed); }
+};
+
+TEST_F(PackedCommand, SaysWhatDocumentsAreAndWhatWouldGain) {
+  const std::string request =
+      "--model llama-3-8b --machine h100 --gpus 32 --global-batch 64 --seq-len 8192 --top 1 ";
+  const std::string asked = request + "--document-lengths lengths.txt --cp 8 --cp-kind ring --tp 1 --pp 1 ";
+  const checks::CommandResult fixed = run(asked + "--explain"), dynamic = run(asked + "--dynamic-cp --json");
+  EXPECT_EQ(fixed.status, 0) << fixed.output;
+  for (const char* words : {"documents: ", "keys, of 4096 without the mask", "(which cut each document)",
+                            "itself with --dynamic-cp: ", "none was measured of packed documents"})
+    EXPECT_NE(fixed.output.find(words), std::string::npos) << words << " in: " << fixed.output;
+  EXPECT_EQ(dynamic.status, 0);
+  for (const char* words : {"\"dynamic_cp\":true", "\"busiest_over_mean\":", "\"share_of_tokens\":"})
+    EXPECT_NE(dynamic.output.find(words), std::string::npos) << words << " in: " << dynamic.output;
+  refused(request + "--dynamic-cp", {"--dynamic-cp", "without --document-lengths"});
+  refused(request + "--document-lengths none.txt", {"--document-lengths", "none.txt"});
+  refused(request + "--document-lengths lengths.txt --software megatron-2021",
+          {"--document-lengths", "megatron-2021 computes all scores"});
+  refused("--gpus 24 --seq-len 8190 --document-lengths lengths.txt --dynamic-cp --cp 3",
+          {"--cp 3", "groups of 1, 2, 4, 8"});
+  refused(request + "--document-lengths lengths.txt --launch-for torchtitan --launch-out d",
+          {"--launch-for", "with --document-lengths"});
+  EXPECT_EQ(run(asked + "--out plan.toml").status, 0);
+  refused("--plan plan.toml", {"--mask document", "--document-lengths"});
+  EXPECT_EQ(run("--plan plan.toml --document-lengths lengths.txt").status, 0);
+}
+
+class PackingSimulated : public checks::VerbTest {
+ protected:
+  PackingSimulated() : VerbTest("simulate") { write("lengths.txt", mixed); }
+};
+
+TEST_F(PackingSimulated, SaysHowEvenlyEachBalanceSharesOut) {
+  const checks::CommandResult text = run("--document-lengths lengths.txt --seq-len 8192 --cp 4"),
+                              object = run("--document-lengths lengths.txt --seq-len 8192 --cp 4 --json");
+  EXPECT_EQ(text.status, 0) << text.output;
+  const auto found = nlohmann::json::parse(object.output);
+  const auto mean = [&](const char* balance) {
+    return found["busiest_over_mean"][balance]["mean"].get<double>();
+  };
+  EXPECT_LT(mean("stripe"), 1.02);
+  EXPECT_GT(mean("zigzag"), 1.1);
+  EXPECT_GT(mean("none"), mean("zigzag"));
+  double share = 0;
+  for (const auto& one : found["share_of_tokens"]) share += one["share"].get<double>();
+  EXPECT_NEAR(share, 1, 1e-12);
+  EXPECT_NE(text.output.find(fmt::format("zigzag     {:>6.2f}", mean("zigzag"))), std::string::npos)
+      << text.output;
+  refused("--cp 4", {"--cp", "add --document-lengths"});
+  refused("--document-lengths lengths.txt --pp 4", {"--pp", "another simulation"});
+  refused("--document-lengths lengths.txt --seq-len 100 --cp 4",
+          {"--seq-len 100", "a multiple of 2 --cp = 8"});
+}
+
+}  // namespace
+}  // namespace echelon::packed_documents_test
