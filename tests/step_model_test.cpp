@@ -262,6 +262,29 @@ TEST(StepModel, IntervalsAreWiderFarFromWhatWasMeasured) {
   expect(other, 8, 1 / unknown_high, unknown_high, "no run of it was measured");
 }
 
+// Of twice the experts on twice the ranks each rank has as many to compute: the router alone has more, in the
+// same time whatever experts multiply in. So has the gate of a shared expert.
+TEST(StepModel, RoutersAndGatesMultiplyIn16Bits) {
+  const auto compute = [](Precision precision, int spread, bool gate) {
+    Workload work = checks::workload_of(load_model("qwen1.5-moe-a2.7b"), 4096, 256, precision,
+                                        load_machine("h100"), load_software("current"));
+    Plan c = work.plan;
+    c.model.num_experts = 60 * spread;
+    c.model.shared_gate = gate;
+    c.mesh.set(Axis::dp, 120);
+    c.mesh.ep = 4 * spread;
+    c.micro_batch = 1;
+    const OpSeconds ops(work.machine, work.software, precision);
+    return model_seconds(work, c, Recompute::none, ops, ModelPrograms(c.model)).experts.forward.compute;
+  };
+  const auto router = [&](Precision p) { return compute(p, 8, true) - compute(p, 1, true); };
+  const auto gate = [&](Precision p) { return compute(p, 1, true) - compute(p, 1, false); };
+  EXPECT_GT(router(Precision::bf16), 0);
+  EXPECT_NEAR(router(Precision::fp8), router(Precision::bf16), 1e-12);
+  EXPECT_GT(gate(Precision::bf16), 0);
+  EXPECT_NEAR(gate(Precision::fp8), gate(Precision::bf16), 1e-12);
+}
+
 // For this repository's trainer a plan says what the trainer's own prediction says, to the byte, for every
 // pipeline rank; that this is what a run holds, tests/prediction_test.cpp shows.
 TEST(StepModel, MemoryOfThisTrainerIsItsOwnAccount) {  // long
@@ -469,8 +492,8 @@ TEST(StepModel, LlamaCountedByHand) {
     EXPECT_NEAR(bytes(MemoryCategory::optimizer), 12 * parameters / shards, close);
     // Two inputs of norms and two outputs; queries, keys, values; attention's output, and the log of its sums
     // in 4 bytes; of the MLP gate, up and their product.
-    const double kept = (4 * 2 * k.h + 2 * (k.h + 2 * kv) + 2 * k.h + 4 * k.a +
-                         (k.mlp_again ? 0 : 3 * 2 * k.f)) / k.tp;
+    const double kept =
+        (4 * 2 * k.h + 2 * (k.h + 2 * kv) + 2 * k.h + 4 * k.a + (k.mlp_again ? 0 : 3 * 2 * k.f)) / k.tp;
     // Narayanan et al. 2021: 2(p - r - 1) + (v - 1) p + 1 chunks.
     const double chunks = k.pp == 1 ? 1 : 2 * (k.pp - rank - 1) + (k.chunks - 1) * k.pp + 1;
     const double held = chunks * here / k.chunks * kept * static_cast<double>(k.seq_len);

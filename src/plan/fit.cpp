@@ -254,6 +254,8 @@ std::vector<Knob> usual_numbers(const std::vector<std::string>& without) {
   std::vector<Software> programs;
   for (const std::string& name : software_preset_names()) {
     Software s = load_software(name);
+    // A version has its program's numbers.
+    if (!s.version_of.empty()) continue;
     if (s.is_this_trainer || std::find(without.begin(), without.end(), name) != without.end()) continue;
     programs.push_back(std::move(s));
   }

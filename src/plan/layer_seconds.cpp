@@ -13,8 +13,9 @@ namespace {
 // Prices a block op by op. Each adds its forward pass and both halves of its backward pass.
 class Pricer {
  public:
+  // `wide`: of products that are in 16 bits at least, whatever those of layers are in.
   Pricer(const Workload& work, const Plan& c, const Recompute& recompute, const OpSeconds& ops,
-         const ModelPrograms& programs, const PackedAttention* packed)
+         const OpSeconds& wide, const ModelPrograms& programs, const PackedAttention* packed)
       : programs_(programs),
         packed_(packed),
         w_(work),
@@ -22,6 +23,7 @@ class Pricer {
         mesh_(c.mesh),
         recompute_(recompute),
         ops_(ops),
+        wide_(wide),
         m_(c.model),
         tp_(c.mesh.tp()),
         tokens_(real(c.micro_batch * c.seq_len) / c.mesh.cp()),
@@ -215,6 +217,16 @@ class Pricer {
       t_.forward.compute += ops_.elementwise(bytes * (rows * depth + weights));
       t_.backward_input.compute += ops_.elementwise(bytes * rows * cols);
     }
+  }
+
+  // Of few columns that decide much: routers and the shared expert's gate, whose operands are not rounded
+  // (torch.nn.functional.linear in Megatron-Core's router.py and shared_experts.py; docs/precision.md).
+  void wide_product(double rows, double depth, double cols) {
+    t_.backward_weight.compute += ops_.memory_pass(w_.software.accumulation_bytes * depth * cols);
+    t_.forward.compute += wide_.product(rows, depth, cols);
+    t_.backward_input.compute += wide_.product(rows, cols, depth);
+    t_.backward_weight.compute += wide_.product(depth, rows, cols);
+    kernels_ += 1;
   }
 
   void passes(double forward_bytes, double backward_bytes) {
@@ -414,7 +426,7 @@ class Pricer {
     activation(tokens_, hidden, Activation::swiglu);
     product(tokens_, hidden, real(m_.hidden));
     if (m_.shared_gate) {
-      product(tokens_, real(m_.hidden), 1);
+      wide_product(tokens_, real(m_.hidden), 1);
       passes(2 * tokens_ * real(m_.hidden) * width_, 0);  // rows are weighed one by one
     }
     leave();
@@ -426,7 +438,7 @@ class Pricer {
   void experts() {
     const double skew = busiest_rank(w_.expert_load, mesh_);
     const double copies = skew * here_ * real(m_.experts_per_token);
-    product(here_, real(m_.hidden), real(m_.num_experts));
+    wide_product(here_, real(m_.hidden), real(m_.num_experts));
     const double local = real(m_.num_experts) / mesh_.ep;
     const double group = copies * mesh_.expert_cut();  // tokens that this rank computes
     const double bytes = copies * real(m_.hidden) * width_;
@@ -493,7 +505,7 @@ class Pricer {
   const Plan& c_;
   const Mesh& mesh_;
   const Recompute& recompute_;
-  const OpSeconds& ops_;
+  const OpSeconds &ops_, &wide_;
   const ModelSpec& m_;
   double tp_, tokens_, here_, width_;
   bool narrow_;
@@ -558,11 +570,11 @@ const std::vector<int>& ModelPrograms::again(const BlockProgram& program, const 
 ModelSeconds model_seconds(const Workload& work, const Plan& c, const Recompute& recompute,
                            const OpSeconds& ops, const ModelPrograms& programs,
                            const PackedAttention* packed) {
-  Pricer pricer(work, c, recompute, ops, programs, packed);
   // Embedding and output matrix stay in 16 bits.
   const bool narrow = work.precision == Precision::fp8 || work.precision == Precision::fp4;
   const OpSeconds wide_ops(work.machine, work.software, narrow ? Precision::bf16 : work.precision);
-  Pricer wide(work, c, recompute, wide_ops, programs, packed);
+  Pricer pricer(work, c, recompute, ops, wide_ops, programs, packed);
+  Pricer wide(work, c, recompute, wide_ops, wide_ops, programs, packed);
   ModelSeconds seconds;
   const ModelSpec& m = c.model;
   if (m.num_expert_layers() < m.num_layers) seconds.dense = pricer.layer(programs.first);

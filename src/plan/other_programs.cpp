@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 #include <algorithm>
 #include <optional>
+#include <tuple>
 
 #include "base/error.h"
 #include "plan/packed_attention.h"
@@ -60,8 +61,15 @@ std::vector<OtherProgram> other_programs(const SearchRequest& request, const Est
     const Software software = load_software(name);
     if (name != own.name && !software.is_this_trainer) look(name, "", software);
   }
-  std::sort(found.begin(), found.end(),
-            [](const auto& a, const auto& b) { return a.plan.seconds < b.plan.seconds; });
+  std::sort(found.begin(), found.end(), [](const auto& a, const auto& b) {
+    return std::tie(a.plan.seconds, b.as_of) < std::tie(b.plan.seconds, a.as_of);
+  });
+  // Of versions of a program that would do the same the newest is named.
+  const auto same = [](const OtherProgram& a, const OtherProgram& b) {
+    return a.name.empty() == b.name.empty() && a.how == b.how && a.plan.seconds == b.plan.seconds &&
+           summary(a.plan.plan) == summary(b.plan.plan);
+  };
+  found.erase(std::unique(found.begin(), found.end(), same), found.end());
   return found;
 }
 

@@ -4,6 +4,7 @@
 
 #include <filesystem>
 #include <set>
+#include <utility>
 
 #include "base/edits.h"
 #include "base/error.h"
@@ -170,10 +171,23 @@ void validate(const Software& s) {
       refuse("software: {} = [{}] is not legal: give the least and the most", key, fmt::join(**range, ", "));
 }
 
+static bool is_preset(const std::string& name) {
+  const std::vector<std::string> names = software_preset_names();
+  return std::find(names.begin(), names.end(), name) != names.end();
+}
+
 Software software_from_toml(const std::string& text, const std::string& where) {
   const toml::table table = parse_toml(text, where);
+  const toml::node* const base = table.get("version_of");
+  if (base != nullptr && (!base->is_string() || !is_preset(base->value_or(std::string()))))
+    refuse("{}: version_of = {} is not legal: give a preset in quotes: {}", where, shown(*base),
+           fmt::join(software_preset_names(), ", "));
   Software s;
-  std::set<std::string> seen{"name", "as_of"};
+  if (base != nullptr) {
+    s = load_software(base->value_or(std::string()));
+    s.version_of = base->value_or(std::string());
+  }
+  std::set<std::string> seen{"name", "as_of", "version_of"};
   s.name = table["name"].value_or(std::filesystem::path(where).stem().string());
   if (const toml::node* date = table.get("as_of"); date != nullptr && !date->is_string())
     refuse("{}: as_of = {} is not legal: give a year and a month in quotes, as \"2025-11\"", where,
@@ -186,6 +200,9 @@ Software software_from_toml(const std::string& text, const std::string& where) {
   read_list<std::int64_t>(table, "tensor_zero_stages", where, s.tensor_zero_stages, seen);
   read_list<std::string>(table, "context_kinds", where, s.context_kinds, seen);
   read_list<std::int64_t>(table, "dynamic_context_zero_stages", where, s.dynamic_context_zero_stages, seen);
+  // A version may lack what its preset has.
+  if (s.dynamic_context_zero_stages && s.dynamic_context_zero_stages->empty() && base != nullptr)
+    s.dynamic_context_zero_stages.reset();
   read_list<std::string>(table, "precisions", where, s.precisions, seen);
   read_list<std::string>(table, "recompute", where, s.recompute, seen);
   read_list<std::string>(table, "offloads", where, s.offloads, seen);
@@ -195,7 +212,11 @@ Software software_from_toml(const std::string& text, const std::string& where) {
   read_list<std::int64_t>(table, "measured_gpus", where, s.measured_gpus, seen);
   read_list<std::int64_t>(table, "measured_parameters", where, s.measured_parameters, seen);
   read_list<std::int64_t>(table, "measured_seq_len", where, s.measured_seq_len, seen);
+  // What of a version's numbers its preset says, it says where they come from too.
+  const Provenance of_base = std::exchange(s.provenance, {});
   read_provenance(table, where, s.provenance, seen);
+  for (const auto list : {&Provenance::measured, &Provenance::published, &Provenance::fitted})
+    if (!(s.provenance.*list)) s.provenance.*list = of_base.*list;
   refuse_other_keys(table, seen, where, "see docs/planning.md for the keys of a training program");
   validate(s);
   return s;
@@ -204,7 +225,9 @@ Software software_from_toml(const std::string& text, const std::string& where) {
 std::string to_toml(const Software& s) {
   std::string text = fmt::format("name = \"{}\"\n", s.name);
   if (!s.as_of.empty()) text += fmt::format("as_of = \"{}\"\n", s.as_of);
+  if (!s.version_of.empty()) text += fmt::format("version_of = \"{}\"\n", s.version_of);
   text += write_fields(s, software_fields());
+  if (!s.version_of.empty() && !s.dynamic_context_zero_stages) text += "dynamic_context_zero_stages = []\n";
   text += list_text("schedules", s.schedules) + list_text("zero_stages", s.zero_stages) +
           list_text("pipeline_zero_stages", s.pipeline_zero_stages) +
           list_text("tensor_zero_stages", s.tensor_zero_stages) +

@@ -15,6 +15,9 @@ struct Software {
   std::string name;
   std::string as_of;  // which version of the program this is, by its date: "2025-11"; empty: not said
 
+  // A preset of which this is another version: what its file does not say is as there.
+  std::string version_of;
+
   // The trainer of this repository: memory is what plan/memory counts, byte for byte.
   bool is_this_trainer = false;
   // What it can run; not given: everything that the planner knows. The search keeps to it; what is asked for

@@ -136,6 +136,7 @@ Software left_out(const Software& software, const std::string& program) {
   for (const std::string& name : software_preset_names()) {
     if (name == program || name == program + "-eager") continue;
     const Software other = load_software(name);
+    if (!other.version_of.empty()) continue;  // whose numbers are another's
     const auto numbers = numbers_of(other);
     for (const std::string& key : other.provenance.fitted.value_or(std::vector<std::string>{}))
       others[key].push_back(std::stod(numbers.at(key)));
