@@ -54,6 +54,11 @@ void PlanSearchFlags::add_to(CLI::App& app) {
              "Load of the busiest rank of experts over the mean (1), of routers that do not balance");
   text("--expert-load", expert_load_, "Or a file with the load of each expert, of which that follows",
        "FILE");
+  text("--expert-placement", expert_placement_,
+       "Which ranks have which of these experts: in their order, or so that loads are most even",
+       "order|load");
+  add_number(app, "--expert-replicas", expert_replicas_,
+             "Further experts that each rank keeps: copies of those with most load, placed by load");
   text(
       "--document-lengths", document_lengths_,
       "A file with the lengths of documents (and how many have each) that are packed into sequences, under a "
@@ -192,6 +197,9 @@ SearchRequest PlanSearchFlags::request() const {
                      {advice("--document-lengths", "FILE")}});
     needs.push_back({"--launch-for", document_lengths_.empty(), "with --document-lengths", {}});
     needs.push_back({"--expert-imbalance", expert_load_.empty(), "with --expert-load", {}});
+    for (const char* flag : {"--expert-placement", "--expert-replicas"})
+      needs.push_back(
+          {flag, !expert_load_.empty(), "without --expert-load", {advice("--expert-load", "FILE")}});
     for (const char* flag : {"--expert-imbalance", "--expert-load"})
       needs.push_back({flag,
                        plan.model.experts != Experts::none,
@@ -231,7 +239,20 @@ void PlanSearchFlags::read_expert_load(Workload& work) const {
   if (imbalance_ && !(*imbalance_ >= 1 && *imbalance_ <= real(m.num_experts)))
     refuse("--expert-imbalance {}: must be from 1 to the {} experts of {}", *imbalance_, m.num_experts,
            m.name);
-  work.expert_load.imbalance = imbalance_.value_or(1);
+  ExpertSkew& load = work.expert_load;
+  if (expert_placement_ != "order" && expert_placement_ != "load")
+    refuse("--expert-placement {}: legal: order, load", expert_placement_);
+  if (expert_replicas_ && (*expert_replicas_ < 0 || *expert_replicas_ >= m.num_experts))
+    refuse("--expert-replicas {}: must be from 0 to {}, one less than the experts of {}", *expert_replicas_,
+           m.num_experts - 1, m.name);
+  load.replicas = expert_replicas_.value_or(0);
+  if (load.replicas > 0 && expert_placement_ == "order" && is_given(*app_, "--expert-placement"))
+    refuse("--expert-placement order: copies (--expert-replicas {}) are placed by load; legal: load",
+           load.replicas);
+  load.is_placed = load.replicas > 0 || expert_placement_ == "load";
+  load.node = work.machine.node();
+  if (m.router.most_groups < m.router.groups) load.groups = m.router.groups;
+  load.imbalance = imbalance_.value_or(1);
   if (!imbalance_)
     work.expert_load.shares = read_expert_shares(read_text(expert_load_, "--expert-load"), m.num_experts,
                                                  "--expert-load " + expert_load_);

@@ -39,7 +39,8 @@ struct PlanSearchFlags {
 
   std::optional<int> gpus_, nodes_of_;
   std::optional<double> imbalance_;
-  std::string expert_load_, document_lengths_;
+  std::string expert_load_, document_lengths_, expert_placement_ = "order";
+  std::optional<int> expert_replicas_;
   bool dynamic_context_ = false;
   int top_ = 10;
   double margin_ = 0;

@@ -44,8 +44,8 @@ TEST(SkewedExperts, TheBusiestRankFollowsFromWhereExpertsAre) {
   EXPECT_DOUBLE_EQ(busiest_rank(load, over(2)), 1.25);
   EXPECT_DOUBLE_EQ(busiest_rank(load, over(8)), 2);
   EXPECT_DOUBLE_EQ(busiest_rank(load, over(1)), 1);
-  EXPECT_DOUBLE_EQ(busiest_rank_placed(load.shares, 4), 1.25);  // 4 + 1, 4 + 1, 2 + 1, 2 + 1
-  EXPECT_DOUBLE_EQ(busiest_rank_placed(load.shares, 8), 2);     // one expert is as large
+  EXPECT_DOUBLE_EQ(place_experts(load.shares, 4, 2).busiest, 1.25);  // 4 + 1, 4 + 1, 2 + 1, 2 + 1
+  EXPECT_DOUBLE_EQ(place_experts(load.shares, 8, 1).busiest, 2);     // one expert is as large
   EXPECT_DOUBLE_EQ(busiest_rank({1.5, {}}, over(8)), 1.5);
   EXPECT_DOUBLE_EQ(busiest_rank({6, {}}, over(4)), 4);  // which has all
   EXPECT_DOUBLE_EQ(busiest_rank({1.5, {}}, over(1)), 1);
@@ -66,7 +66,7 @@ TEST(SkewedExperts, PairsArePlacedAsWellAsCanBe) {
       for (std::size_t i : order) placed.push_back(shares[i]);
       best = std::min(best, busiest_rank({1, placed}, over(3)));
     } while (std::next_permutation(order.begin(), order.end()));
-    EXPECT_NEAR(busiest_rank_placed(shares, 3), best, 1e-12);
+    EXPECT_NEAR(place_experts(shares, 3, 2).busiest, best, 1e-12);
   }
 }
 
@@ -92,6 +92,57 @@ TEST(SkewedExperts, ABusyRankHoldsAllOthersUp) {
   EXPECT_NEAR(more, fragments * 32 * kept, 1e-6 * more);
 }
 
+// The example of EPLB's page: two layers of 12 experts in 4 groups, 16 slots on 8 devices of 2 nodes.
+TEST(SkewedExperts, CopiesArePlacedAsDeepSeekPlacesThem) {
+  const std::vector<std::vector<double>> loads{{90, 132, 40, 61, 104, 165, 39, 4, 73, 56, 183, 86},
+                                               {20, 107, 104, 64, 19, 197, 187, 157, 172, 86, 16, 27}};
+  const std::vector<std::vector<std::size_t>> published{{5, 6, 5, 7, 8, 4, 3, 4, 10, 9, 10, 2, 0, 1, 11, 1},
+                                                        {7, 10, 6, 8, 6, 11, 8, 9, 2, 4, 5, 1, 5, 0, 3, 1}};
+  for (std::size_t layer = 0; layer < 2; ++layer) {
+    const ExpertPlacement placed = place_experts(loads[layer], 8, 2, 2, 4);
+    std::vector<std::vector<std::size_t>> expected, held = placed.held;
+    for (std::size_t slot = 0; slot < 16; slot += 2)
+      expected.push_back({published[layer][slot], published[layer][slot + 1]});
+    for (auto* list : {&expected, &held}) {
+      for (auto& rank : *list) std::sort(rank.begin(), rank.end());
+      std::sort(list->begin(), list->end());
+    }
+    EXPECT_EQ(held, expected);
+    int copies = 0;
+    for (int n : placed.copies) copies += n;
+    EXPECT_EQ(copies, 16);
+  }
+}
+
+TEST(SkewedExperts, CopiesShareALoadAndCostMemoryAndTraffic) {
+  const std::vector<double> shares{8, 1, 1, 1, 1, 1, 1, 2};  // one of 8 ranks has half of all
+  const auto skew = [&](bool placed, std::int64_t replicas) {
+    return ExpertSkew{1, shares, placed, replicas, 8, 1};
+  };
+  EXPECT_DOUBLE_EQ(busiest_rank(skew(true, 0), over(8)), 4);
+  const ExpertPlacement placed = placement_of(skew(true, 1), over(8));
+  EXPECT_EQ(placed.copies, (std::vector<int>{8, 1, 1, 1, 1, 1, 1, 2}));  // 1 in each slot
+  EXPECT_DOUBLE_EQ(busiest_rank(skew(true, 1), over(8)), 1);
+  EXPECT_EQ(kept_experts(skew(true, 1), over(8)), 2);
+
+  const auto priced = [&](const Workload& work) { return StepModel(work).estimate(on(8, work)); };
+  const Workload in_order = mixtral(skew(false, 0)), copies = mixtral(skew(true, 1));
+  const Estimate a = priced(in_order), b = priced(copies);
+  EXPECT_LT(b.seconds, 0.8 * a.seconds);
+  EXPECT_EQ(not_run(copies, b.plan), std::vector<std::string>{"copies of experts"});
+  // By hand: of one further expert on each rank values and gradients, and the optimizer's states over the 8
+  // ranks that have the same ones.
+  const double expert = 32 * 3 * 4096.0 * 14336;
+  const auto more = [&](MemoryCategory c) { return static_cast<double>(b.memory[c] - a.memory[c]); };
+  EXPECT_NEAR(more(MemoryCategory::parameters), 2 * expert, 1e-6 * expert);
+  EXPECT_NEAR(more(MemoryCategory::gradients), 4 * expert, 1e-6 * expert);
+  EXPECT_NEAR(more(MemoryCategory::optimizer), 12 * expert / 8, 1e-6 * expert);
+  // Their gradients go around the eight copies, of what ZeRO leaves on a rank.
+  const double slots = static_cast<double>(placed.shared_slots());
+  EXPECT_NEAR(b.traffic.ep - a.traffic.ep, 2 * 7.0 / 8 * slots * expert * 4 / 8, 1e-3 * expert);
+  EXPECT_GT(b.traffic.dp, a.traffic.dp);
+}
+
 // The search weighs it: what a busy rank costs makes groups smaller.
 TEST(SkewedExperts, TheSearchTakesItIntoAccount) {
   SearchRequest r;
@@ -112,6 +163,11 @@ TEST(SkewedExperts, TheSearchTakesItIntoAccount) {
                 .find("the rank with 5.93 of the mean load; placed by their load, so many on "
                       "each of 8 ranks, it would have 5.93"),
             std::string::npos);
+  for (const char* words :
+       {"  placed by their load: the busiest rank has 5.93",
+        "  with 1 further on each rank, a copy of one that has most: the busiest rank has "})
+    EXPECT_NE(explain_winner(pinned, r.work).find(words), std::string::npos)
+        << explain_winner(pinned, r.work);
 }
 
 TEST(SkewedExperts, RefusesOtherLists) {

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <functional>
 #include <numeric>
 #include <sstream>
 
@@ -20,26 +19,23 @@ static double over_mean(const std::vector<double>& ranks) {
 double busiest_rank(const ExpertSkew& load, const Mesh& mesh) {
   if (mesh.ep == 1) return 1;
   if (load.shares.empty()) return std::min<double>(load.imbalance, mesh.ep);  // which has all then
+  if (load.is_placed) return placement_of(load, mesh).busiest;
   const std::size_t ranks = static_cast<std::size_t>(mesh.ep), each = load.shares.size() / ranks;
   std::vector<double> held(ranks);
   for (std::size_t e = 0; e < each * ranks; ++e) held[e / each] += load.shares[e];
   return over_mean(held);
 }
 
-double busiest_rank_placed(const std::vector<double>& shares, int ranks) {
-  std::vector<double> largest_first = shares;
-  std::sort(largest_first.begin(), largest_first.end(), std::greater<>());
-  const std::size_t room = shares.size() / static_cast<std::size_t>(ranks);
-  std::vector<double> held(static_cast<std::size_t>(ranks));
-  std::vector<std::size_t> experts(held.size());
-  for (double share : largest_first) {
-    std::size_t least = held.size();
-    for (std::size_t r = 0; r < held.size(); ++r)
-      if (experts[r] < room && (least == held.size() || held[r] < held[least])) least = r;
-    held[least] += share;
-    ++experts[least];
-  }
-  return over_mean(held);
+ExpertPlacement placement_of(const ExpertSkew& load, const Mesh& mesh) {
+  const std::int64_t each = std::ssize(load.shares) / mesh.ep;
+  const int nodes = mesh.expert_ranks() / std::max(1, load.node);
+  return place_experts(load.shares, mesh.ep, each + load.replicas, std::max(1, nodes), load.groups);
+}
+
+double kept_experts(const ExpertSkew& load, const Mesh& mesh) {
+  if (load.replicas == 0 || mesh.ep == 1) return 1;
+  const double each = real(std::ssize(load.shares)) / mesh.ep;
+  return (each + real(load.replicas)) / each;
 }
 
 std::vector<double> read_expert_shares(const std::string& text, std::int64_t experts,

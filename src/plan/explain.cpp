@@ -72,6 +72,11 @@ ordered_json plan_json(const Estimate& e, const Workload& work) {
   if (e.plan.offload != Offload::none)
     object["host"] = {
         {"bytes", e.host_bytes}, {"traffic_bytes", e.host_traffic}, {"seconds", e.host_seconds}};
+  if (const ExpertSkew& load = work.expert_load;
+      e.plan.mesh.ep > 1 && (load.imbalance > 1 || !load.shares.empty()))
+    object["expert_load"] = {{"busiest_over_mean", busiest_rank(load, e.plan.mesh)},
+                             {"placed_by_load", load.is_placed},
+                             {"replicas_per_rank", load.replicas}};
   if (const auto& a = e.documents) {
     ordered_json degrees = ordered_json::array();
     for (const PackedAttention::Degree& degree : a->degrees)
@@ -160,6 +165,36 @@ std::string memory_count(const Estimate& e) {
   return text;
 }
 
+std::string seconds(double value) {
+  return value >= 1 ? fmt::format("{:.3f} s", value) : fmt::format("{:.2f} ms", 1e3 * value);
+}
+
+// What other places of the experts, and copies of them, would gain or cost the plan.
+std::string placed_text(const Estimate& e, const Workload& work) {
+  std::string text;
+  constexpr std::int64_t most_replicas = 2;
+  const ModelSpec& m = e.plan.model;
+  for (std::int64_t replicas = 0; replicas <= most_replicas; ++replicas) {
+    const ExpertSkew& now = work.expert_load;
+    if ((now.is_placed && replicas <= now.replicas) ||
+        m.num_experts / e.plan.mesh.ep + replicas > m.num_experts)
+      continue;
+    Workload other = work;
+    other.expert_load.is_placed = true;
+    other.expert_load.replicas = replicas;
+    const Estimate placed = StepModel(other).estimate(e.plan);
+    text += fmt::format("  {}: the busiest rank has {:.2f}, a step takes {}, {:+.1f}%, memory {:+.1f} GB\n",
+                        replicas == 0 ? "placed by their load"
+                                      : fmt::format("with {} further on each rank, {}", replicas,
+                                                    replicas == 1 ? "a copy of one that has most"
+                                                                  : "copies of those that have most"),
+                        busiest_rank(other.expert_load, e.plan.mesh), seconds(placed.seconds),
+                        100 * (placed.seconds / e.seconds - 1),
+                        static_cast<double>(placed.memory.total() - e.memory.total()) / 1e9);
+  }
+  return text;
+}
+
 // Who waits for whom, in words of where documents are.
 std::string packed_text(const Estimate& e, const Workload& work) {
   const PackedAttention& a = *e.documents;
@@ -187,10 +222,6 @@ std::string packed_text(const Estimate& e, const Workload& work) {
                    "; the largest microbatch has {:.2f} of its rank's mean, which the pipeline waits for",
                    a.largest);
   return text + "\n";
-}
-
-std::string seconds(double value) {
-  return value >= 1 ? fmt::format("{:.3f} s", value) : fmt::format("{:.2f} ms", 1e3 * value);
 }
 
 // Of a search that found nothing with all on the device.
@@ -307,10 +338,14 @@ std::string explain_winner(const SearchResult& result, const Workload& work) {
                      : fmt::format("{}; {}", work.software.name, interval.why));
   if (const double busiest = busiest_rank(work.expert_load, e.plan.mesh); busiest > 1) {
     fmt::format_to(out, "experts: all wait for the rank with {:.2f} of the mean load", busiest);
-    if (!work.expert_load.shares.empty())
+    if (!work.expert_load.shares.empty() && !work.expert_load.is_placed) {
+      ExpertSkew placed = work.expert_load;
+      placed.is_placed = true;
       fmt::format_to(out, "; placed by their load, so many on each of {} ranks, it would have {:.2f}",
-                     e.plan.mesh.ep, busiest_rank_placed(work.expert_load.shares, e.plan.mesh.ep));
+                     e.plan.mesh.ep, busiest_rank(placed, e.plan.mesh));
+    }
     text += "\n";
+    if (!work.expert_load.shares.empty()) text += placed_text(e, work);
   }
   if (e.documents) text += packed_text(e, work);
   fmt::format_to(out, "layers of each stage: {}\n", fmt::join(e.layers, " "));

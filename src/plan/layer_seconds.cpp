@@ -439,7 +439,7 @@ class Pricer {
     const double skew = busiest_rank(w_.expert_load, mesh_);
     const double copies = skew * here_ * real(m_.experts_per_token);
     wide_product(here_, real(m_.hidden), real(m_.num_experts));
-    const double local = real(m_.num_experts) / mesh_.ep;
+    const double local = real(m_.num_experts) / mesh_.ep * kept_experts(w_.expert_load, mesh_);
     const double group = copies * mesh_.expert_cut();  // tokens that this rank computes
     const double bytes = copies * real(m_.hidden) * width_;
     // Copies are sorted by expert, and weighted and added up again.

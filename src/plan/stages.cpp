@@ -186,6 +186,9 @@ const LayerPrices& Stages::prices(const Plan& c, const Recompute& recompute) {
   LayerPrices p;
   if (!counts_.contains(c.mesh.tp())) counts_[c.mesh.tp()] = parameter_counts(c.model, c.mesh.tp());
   p.counts = counts_.at(c.mesh.tp());
+  const double kept = kept_experts(work_.expert_load, c.mesh);
+  p.counts.routed *= kept;
+  p.counts.head_routed *= kept;
   p.saved = saved_bytes(work_, c, recompute);
   p.seconds = model_seconds(work_, c, recompute, ops_, programs_, packed(c));
   return prices_.emplace(key, std::move(p)).first->second;
@@ -369,7 +372,8 @@ double Stages::exposed(const Plan& c, const StageShape& s, std::size_t rank) con
     forward += t.forward.total();
   }
   const double layers = std::max(1.0, s.ranks[rank].dense_layers + s.ranks[rank].expert_layers);
-  return state_.exposed(c, s.counts[rank], layers, forward, backward);
+  return state_.exposed(c, s.counts[rank], layers, forward, backward) +
+         state_.copies(c, s.counts[rank]).seconds;
 }
 
 // A rank ends no earlier than the passes before its first one and its own; the whole pipeline not before

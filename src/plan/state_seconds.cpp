@@ -108,6 +108,21 @@ double StateSeconds::exposed(const Plan& c, const ShareCounts& counts, double la
   return left(each, window, s.overlaps_gradients) + (real(sums.groups) * stages - 1) * hidden + gathered;
 }
 
+StateSeconds::Copies StateSeconds::copies(const Plan& c, const ShareCounts& counts) const {
+  const ExpertSkew& load = work_.expert_load;
+  if (load.replicas == 0 || c.mesh.ep == 1 || counts.routed <= 0) return {};
+  const ExpertPlacement placed = placement_of(load, c.mesh);
+  const int ranks = std::min(placed.most_copies(), c.mesh.ep);
+  if (ranks == 1) return {};
+  const double slots = real(std::ssize(load.shares)) / c.mesh.ep + real(load.replicas);
+  const double shards =
+      c.zero == 0 ? 1 : std::max(1.0, static_cast<double>(c.shards()) * c.mesh.tp() / c.mesh.expert_ranks());
+  const double summed = counts.routed * real(placed.shared_slots()) / slots * bytes_.reduced / shards;
+  // Copies are anywhere in the group.
+  const std::int64_t stride = std::int64_t{c.mesh.ep} / ranks * c.mesh.expert_cut();
+  return {ops_.collective(Verb::all_reduce, summed, ranks, stride), 2 * (ranks - 1.0) / ranks * summed};
+}
+
 double StateSeconds::device_update(const Plan& c, const ShareCounts& counts) const {
   const double elements = own_elements(c, counts);
   // The norm reads gradients; the step reads gradients and state, and writes state and values.

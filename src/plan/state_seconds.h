@@ -32,6 +32,12 @@ class StateSeconds {
   // hidden beside them; not of what is in the passes, see above.
   double exposed(const Plan& c, const ShareCounts& counts, double layers, double forward,
                  double backward) const;
+  // What the ranks that hold copies of an expert sum of its gradients, once a step: of what each keeps of the
+  // sum over its own group.
+  struct Copies {
+    double seconds = 0, bytes = 0;  // that a rank sends
+  };
+  Copies copies(const Plan& c, const ShareCounts& counts) const;
   // With what the host and the link to it take.
   double optimizer(const Plan& c, const ShareCounts& counts) const;
   // That part of it.

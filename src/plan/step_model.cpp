@@ -234,6 +234,7 @@ AxisBytes StepModel::most_traffic(const Plan& c) {
           microbatches * (is_last ? others * (message + token * tokens) : 2 * message + 3 * token * tokens);
     }
     own.dp = stages_.state().bytes(c, s.counts[r], passes);
+    own.ep += stages_.state().copies(c, s.counts[r]).bytes;
     for (double AxisBytes::*axis :
          {&AxisBytes::dp, &AxisBytes::tp, &AxisBytes::pp, &AxisBytes::cp, &AxisBytes::ep})
       most.*axis = std::max(most.*axis, own.*axis);

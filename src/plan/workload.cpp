@@ -93,6 +93,8 @@ std::vector<std::string> not_run(const Workload& work, const Plan& plan) {
     missing.push_back(fmt::format("context parallelism ({})", name_of(plan.context_kind)));
   if (plan.mesh.cp() > 1 && plan.mesh.pp() > 1 && !software.context_beside_pipelines)
     missing.push_back("context parallelism beside a pipeline");
+  if (plan.mesh.ep > 1 && work.expert_load.is_placed && !software.places_experts)
+    missing.push_back(work.expert_load.replicas > 0 ? "copies of experts" : "experts placed by their load");
   if (work.dynamic_context) {
     const auto& stages = software.dynamic_context_zero_stages;
     if (!stages)

@@ -23,6 +23,7 @@ const std::vector<Field<Software>>& software_fields() {
       {"is_this_trainer", &Software::is_this_trainer},
       {"replicated_shards", &Software::replicated_shards},
       {"context_beside_pipelines", &Software::context_beside_pipelines},
+      {"places_experts", &Software::places_experts},
       {"context_cuts_documents", &Software::context_cuts_documents},
       {"tensor_parallel", &Software::tensor_parallel},
       {"reduces_each_microbatch", &Software::reduces_each_microbatch},
