@@ -37,9 +37,9 @@ Imbalance imbalance_of(const ContextLayout& layout, const std::vector<DocumentSt
       most = std::max(most, pairs);
       sum += pairs;
     }
-    const double here = real(most) * layout.ring();
-    waited += here, all += real(sum);
-    found.worst = std::max(found.worst, here / real(sum));
+    const double waited_here = real(most) * layout.ring();
+    waited += waited_here, all += real(sum);
+    found.worst = std::max(found.worst, waited_here / real(sum));
   }
   found.mean = waited / all;
   return found;
