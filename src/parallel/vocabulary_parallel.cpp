@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "spec/sum_blocks.h"
 #include "tensor/host.h"
 #include "tensor/sum_by_blocks.h"
 
