@@ -4,6 +4,8 @@
 
 #include <gtest/gtest.h>
 
+#include <cinttypes>
+#include <cstdio>
 #include <filesystem>
 #include <fstream>
 
@@ -205,6 +207,47 @@ TEST(ActivationOffload, ADirectoryWhereNothingCanBeMadeIsRefused) {
   plan.offload_directory = "/no/such/directory";
   expect_contains(message_of<RequestError>([&] { verified(plan); }),
                   {"--offload-dir /no/such/directory", "No such file"});
+}
+
+TEST(ActivationOffload, AShortStreamMovesAsMuchInAStepAsALongOne) {
+  Plan plan = offloaded(pipeline_plan(odd_llama(false, 2), "2bw", 2, 1, 1, 4));
+  const PipelineLayout pipeline(plan);
+  const HostActivations few = predict_memory(plan, pipeline, {}, {.steps = 3}).host,
+                        many = predict_memory(plan, pipeline).host;
+  EXPECT_GT(few.out, 0);
+  EXPECT_EQ(few.out, many.out);
+  EXPECT_EQ(few.back, many.back);
+}
+
+// Of this process, in its scratch files.
+std::int64_t scratch_bytes_mapped() {
+  std::ifstream maps("/proc/self/maps");
+  std::int64_t bytes = 0;
+  for (std::string line; std::getline(maps, line);) {
+    std::uint64_t begin = 0, end = 0;
+    if (line.find("echelon-scratch") != std::string::npos &&
+        std::sscanf(line.c_str(), "%" SCNx64 "-%" SCNx64, &begin, &end) == 2)
+      bytes += static_cast<std::int64_t>(end - begin);
+  }
+  return bytes;
+}
+
+// As experts' are, whose sizes differ from step to step.
+TEST(ActivationOffload, RoomForOtherSizesIsNotKeptForEver) {
+  const Plan plan = offloaded(odd_plan(odd_llama(), 1, 1, false, DType::f64));
+  on_mesh(plan, [&](const Rank& rank) {
+    const OffloadedActivations offloaded(rank, plan);
+    std::int64_t largest = 0;
+    for (std::int64_t elements = 1 << 20; elements > 1 << 12; elements -= elements / 4) {
+      BlockState state;
+      state.values = {rank.activation({elements})};
+      largest = std::max(largest, state.values[0].bytes());
+      offloaded.put_away(state);
+      offloaded.bring(state);
+      offloaded.wait_for(state);
+      EXPECT_LE(scratch_bytes_mapped(), largest + largest / 4 + (1 << 14));
+    }
+  });
 }
 
 }  // namespace

@@ -16,6 +16,7 @@
 #include "predicted_runs.h"
 #include "schedule/pipeline_layout.h"
 #include "spec/sum_blocks.h"
+#include "train/refuse_request.h"
 #include "train/session.h"
 
 namespace echelon::numerics_test {
@@ -771,11 +772,18 @@ TEST_F(InvariantNumerics, WhatShowsTheMeshIsRefused) {
   expect_contains(vocabulary(2, 2, 257), {"--vocabulary-parallel on", "--cp cuts them", "legal: off"});
   expect_contains(vocabulary(8, 1, 260), {"--pp 8", "a softmax over 260 is made in 4 blocks", "legal: 2, 4"});
   expect_contains(refusal([](Plan& p) { p.mesh.set(Axis::cp, 4), p.model = load_model("llama-tiny"); }),
-                  {"--cp 4", "legal: ", "2, 1"});
+                  {"--cp 4", "legal: 1, 2, or --cp-kind ring"});
   expect_contains(refusal([](Plan& p) { p.mesh.set(Axis::tp, 4), p.model = load_model("llama-tiny"); }),
                   {"--tp 4", "legal: 2, 1"});
   expect_contains(refusal([](Plan& p) { p.compression.kind = CompressionKind::bf16; }),
                   {"--compress", "none"});
+  const Plan invariant = plan_of({}, columns().front());
+  for (const Collectives other : {Collectives::ring, Collectives::halving_doubling, Collectives::automatic}) {
+    RunOptions run;
+    run.collectives = other;
+    expect_contains(message_of<RequestError>([&] { refuse_on_device(invariant, run); }),
+                    {"--collectives", "groups sums in an order of its own", "legal: direct"});
+  }
   expect_contains(refusal([](Plan& p) { p.precision = recipe("fp8"); }),
                   {"--precision fp8", "scales of fp8 are those of what a rank has", "legal: bf16"});
   expect_contains(refusal([](Plan& p) {

@@ -169,6 +169,15 @@ TEST_F(ReplicaCheckRuns, NothingIsFoundWhereNothingIsPlanted) {  // long
   }
 }
 
+// Not those of the passes that are made again to check them.
+TEST_F(ReplicaCheckRuns, WhatIsOffloadedInAStepIsCountedOnce) {
+  Plan plan = plan_of(odd_llama(), {.dp = 2});
+  plan.offload = Offload::activations;
+  const Ended ended = run(checked(request(plan)));
+  EXPECT_GT(ended.summary.measured_host.out, 0);
+  EXPECT_EQ(ended.summary.measured_host, ended.summary.predicted_host);
+}
+
 TEST_F(ReplicaCheckRuns, NothingIsFoundInManySteps) {  // long
   const char* const asked = std::getenv("ECHELON_QUIET_STEPS");
   const std::int64_t steps = asked != nullptr ? std::atoi(asked) : takes_all_cases() ? 1000 : 20;

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <map>
+#include <stdexcept>
 #include <string>
 #include <utility>
 #include <vector>
@@ -34,9 +35,8 @@ class HostPieces : public std::enable_shared_from_this<HostPieces> {
  public:
   HostPieces(Arena& arena, std::string directory) : arena_(arena), directory_(std::move(directory)) {}
   ~HostPieces() {
-    if (free_.empty() || arena_.device() != Device::cuda) return;
     try {
-      for (const char* stream : {activations_out, activations_in}) arena_.transfers(stream).synchronize();
+      drop_kept();
     } catch (const RunError&) {  // the device is lost, and whoever used it has said so
     }
   }
@@ -53,6 +53,8 @@ class HostPieces : public std::enable_shared_from_this<HostPieces> {
     return {new HostPiece(std::move(piece)), [pieces = shared_from_this()](HostPiece* p) {
               pieces->lies_there_ -= p->held;
               const std::size_t capacity = p->capacity;
+              pieces->in_use_ -= capacity;
+              pieces->kept_ += capacity;
               pieces->free_.emplace(capacity, std::move(*p));
               delete p;
             }};
@@ -64,9 +66,26 @@ class HostPieces : public std::enable_shared_from_this<HostPieces> {
  private:
   // A kept piece may be up to a quarter larger than asked, as blocks of the arena may.
   HostPiece kept(std::size_t bytes) {
-    if (const auto found = free_.lower_bound(bytes);
-        found != free_.end() && found->first <= bytes + bytes / 4)
+    const auto found = free_.lower_bound(bytes);
+    const bool is_kept = found != free_.end() && found->first <= bytes + bytes / 4;
+    const std::size_t capacity = is_kept ? found->first : bytes;
+    in_use_ += capacity;
+    most_in_use_ = std::max(most_in_use_, in_use_);
+    if (is_kept) {
+      kept_ -= capacity;
       return std::move(free_.extract(found).mapped());
+    }
+    // Where sizes differ from step to step, as of experts, those of other steps are not kept for ever.
+    if (in_use_ + kept_ > most_in_use_ + most_in_use_ / 4) drop_kept();
+    try {
+      return made(bytes);
+    } catch (const std::runtime_error&) {  // there is no room, or only in what is kept
+      if (free_.empty()) throw;
+    }
+    drop_kept();
+    return made(bytes);
+  }
+  HostPiece made(std::size_t bytes) {
     HostPiece piece;
     piece.capacity = bytes;
     if (arena_.device() == Device::cuda)
@@ -76,10 +95,17 @@ class HostPieces : public std::enable_shared_from_this<HostPieces> {
       piece.file = std::make_unique<ScratchFile>(directory_, bytes, arena_.device(), "activations");
     return piece;
   }
+  void drop_kept() {
+    if (!free_.empty() && arena_.device() == Device::cuda)
+      for (const char* stream : {activations_out, activations_in}) arena_.transfers(stream).synchronize();
+    free_.clear();
+    kept_ = 0;
+  }
 
   Arena& arena_;
   std::string directory_;
   std::multimap<std::size_t, HostPiece> free_;
+  std::size_t in_use_ = 0, most_in_use_ = 0, kept_ = 0;  // bytes of pieces
   HostActivations moved_;
   std::int64_t lies_there_ = 0;
 };

@@ -74,7 +74,7 @@ class LossOp final : public OpRunner {
     const Tensor x = run.take_input(op());
     run.set(out(), run.microbatch().targets.defined()
                        ? loss(run, x)
-                                     : logits_.gathered(x.row_range(x.rows() - 1, x.rows())));
+                       : logits_.gathered(x.row_range(x.rows() - 1, x.rows())));
   }
 
   void run_backward(BlockRun& run) const override {

@@ -83,9 +83,9 @@ class VocabularyParallel {
 
   const Rank* rank_;
   TensorParallel tensor_parallel_;
-  VocabularyLogits logits_;           // of the part
+  VocabularyLogits logits_;              // of the part
   std::optional<SoftmaxBlocks> blocks_;  // of what is here, under invariant numerics
-  std::vector<std::int64_t> bounds_;  // first row of each part, and the end
+  std::vector<std::int64_t> bounds_;     // first row of each part, and the end
 };
 
 }  // namespace echelon

@@ -478,8 +478,7 @@ class Pricer {
   void expert_biases() {
     const double group =
         busiest_rank(w_.expert_load, mesh_) * here_ * real(m_.experts_per_token) * mesh_.expert_cut();
-    const double bytes =
-        group * (2 * real(m_.expert_hidden) + real(m_.hidden)) / mesh_.expert_cut() * width_;
+    const double bytes = group * (2 * real(m_.expert_hidden) + real(m_.hidden)) / mesh_.expert_cut() * width_;
     passes(2 * bytes, 2 * bytes);
   }
   // Expert groups are laid over neighbouring ranks of tp (where experts are not cut over it), cp and dp.

@@ -420,7 +420,8 @@ Verdict of_invariant_tensor_parallel(const Plan& plan) {
 Verdict of_invariant_context_parallel(const Plan& plan) {
   const ModelSpec& m = plan.model;
   const auto problem = [](const std::string& field, std::vector<Remedy> remedies, const std::string& why) {
-    for (const Remedy& other : {Remedy{"cp", "1"}, Remedy{"numerics", "ordinary"}}) remedies.push_back(other);
+    if (field != "cp") remedies.push_back({"cp", "1"});
+    remedies.push_back({"numerics", "ordinary"});
     return refused(field, std::move(remedies), "{}", why);
   };
   const int ulysses = ulysses_size(plan);

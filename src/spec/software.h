@@ -35,8 +35,8 @@ struct Software {
   // length needs (Megatron-Core's hybrid context parallelism). Not given: it has none.
   std::optional<std::vector<int>> dynamic_context_zero_stages;
   bool tensor_parallel = true;
-  bool places_experts = false;  // by their load, with copies of those that have most
-  std::optional<std::vector<std::string>> precisions;     // of products
+  bool places_experts = false;                         // by their load, with copies of those that have most
+  std::optional<std::vector<std::string>> precisions;  // of products
   // What it makes again, the same on all pipeline ranks (names of --recompute); not given: any op, and on
   // each rank others.
   std::optional<std::vector<std::string>> recompute;

@@ -125,7 +125,7 @@ class Mask {
   }
 
  private:
-  static constexpr float unseen = -1e30f;  // a score below all others
+  static constexpr float unseen = -1e30f;             // a score below all others
   std::int64_t position_, q_step_, k_step_, kv_len_;  // of the first query, and AttentionShape's
   const std::int32_t* first_;
 };
@@ -351,49 +351,49 @@ bool backward(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& d
                                     : panel(query_head<bf16>(dq, s, sequence, head));
   };
   // A key/value head's gradient is a sum over its query heads: one thread adds them in order.
-  return each_task<
-      T>(s.batch * s.num_kv_heads, scratch, team, numerics, [&](std::int64_t i, const Workspace<T>& work) {
-    const std::int64_t sequence = i / s.num_kv_heads, kv_head = i % s.num_kv_heads;
-    const Head<T> dk_head = wanted.keys ? key_head<T>(dk, s, sequence, kv_head) : Head<T>{},
-                  dv_head = wanted.keys ? key_head<T>(dv, s, sequence, kv_head) : Head<T>{};
-    const Head<const T> k_head = key_head<const T>(k, s, sequence, kv_head),
-                        v_head = key_head<const T>(v, s, sequence, kv_head);
-    const Mask mask(s, sequence);
-    if (!s.accumulate && wanted.queries)
-      for (std::int64_t head = kv_head * group; head < (kv_head + 1) * group; ++head)
-        clear(dq_head(sequence, head), s.q_len, depth);
-    bool ok = true;
-    for (std::int64_t first = 0; first < s.kv_len; first += keys) {
-      const std::int64_t here = std::min(keys, s.kv_len - first);
-      Head<float> dk_sums{}, dv_sums{};
-      if (wanted.keys) {
-        dk_sums = sums_of(dk_head.from(first), depth, work.sums);
-        dv_sums = sums_of(dv_head.from(first), depth, work.sums + sum_floats / 2);
-        if (s.accumulate) {
-          load_sums(dk_head.from(first), dk_sums, here, depth);
-          load_sums(dv_head.from(first), dv_sums, here, depth);
-        } else {
-          clear(panel(dk_sums), here, depth), clear(panel(dv_sums), here, depth);
+  return each_task<T>(
+      s.batch * s.num_kv_heads, scratch, team, numerics, [&](std::int64_t i, const Workspace<T>& work) {
+        const std::int64_t sequence = i / s.num_kv_heads, kv_head = i % s.num_kv_heads;
+        const Head<T> dk_head = wanted.keys ? key_head<T>(dk, s, sequence, kv_head) : Head<T>{},
+                      dv_head = wanted.keys ? key_head<T>(dv, s, sequence, kv_head) : Head<T>{};
+        const Head<const T> k_head = key_head<const T>(k, s, sequence, kv_head),
+                            v_head = key_head<const T>(v, s, sequence, kv_head);
+        const Mask mask(s, sequence);
+        if (!s.accumulate && wanted.queries)
+          for (std::int64_t head = kv_head * group; head < (kv_head + 1) * group; ++head)
+            clear(dq_head(sequence, head), s.q_len, depth);
+        bool ok = true;
+        for (std::int64_t first = 0; first < s.kv_len; first += keys) {
+          const std::int64_t here = std::min(keys, s.kv_len - first);
+          Head<float> dk_sums{}, dv_sums{};
+          if (wanted.keys) {
+            dk_sums = sums_of(dk_head.from(first), depth, work.sums);
+            dv_sums = sums_of(dv_head.from(first), depth, work.sums + sum_floats / 2);
+            if (s.accumulate) {
+              load_sums(dk_head.from(first), dk_sums, here, depth);
+              load_sums(dv_head.from(first), dv_sums, here, depth);
+            } else {
+              clear(panel(dk_sums), here, depth), clear(panel(dv_sums), here, depth);
+            }
+          }
+          for (std::int64_t head = kv_head * group; head < (kv_head + 1) * group; ++head) {
+            const std::int64_t of_head = (sequence * s.num_heads + head) * s.q_len;
+            const QueryHead<T> h{query_head<const T>(q, s, sequence, head),
+                                 query_head<const T>(dout, s, sequence, head), dq_head(sequence, head),
+                                 lse.host<float>() + of_head, delta.host<float>() + of_head};
+            for (std::int64_t begin = 0; begin < s.q_len; begin += query_block) {
+              const std::int64_t end = std::min(begin + query_block, s.q_len), last = mask.end_key(end - 1);
+              if (last > first && mask.first_key(begin, end) < first + keys)
+                ok &= backward_tile(s, mask, h, k_head, v_head, dk_sums, dv_sums, begin, end, first,
+                                    std::min(keys, last - first), wanted, work);
+            }
+          }
+          if (!wanted.keys) continue;
+          store_sums(dk_sums, dk_head.from(first), here, depth);
+          store_sums(dv_sums, dv_head.from(first), here, depth);
         }
-      }
-      for (std::int64_t head = kv_head * group; head < (kv_head + 1) * group; ++head) {
-        const std::int64_t of_head = (sequence * s.num_heads + head) * s.q_len;
-        const QueryHead<T> h{query_head<const T>(q, s, sequence, head),
-                             query_head<const T>(dout, s, sequence, head), dq_head(sequence, head),
-                             lse.host<float>() + of_head, delta.host<float>() + of_head};
-        for (std::int64_t begin = 0; begin < s.q_len; begin += query_block) {
-          const std::int64_t end = std::min(begin + query_block, s.q_len), last = mask.end_key(end - 1);
-          if (last > first && mask.first_key(begin, end) < first + keys)
-            ok &= backward_tile(s, mask, h, k_head, v_head, dk_sums, dv_sums, begin, end, first,
-                                std::min(keys, last - first), wanted, work);
-        }
-      }
-      if (!wanted.keys) continue;
-      store_sums(dk_sums, dk_head.from(first), here, depth);
-      store_sums(dv_sums, dv_head.from(first), here, depth);
-    }
-    return ok;
-  });
+        return ok;
+      });
 }
 
 }  // namespace

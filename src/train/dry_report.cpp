@@ -121,7 +121,8 @@ std::string dry_run_text(const Plan& plan, const PipelineLayout& pipeline, const
     text += fmt::format("zero    stage {}, cut over {} ranks{}\n", plan.zero, plan.shards(),
                         plan.hsdp > 1 ? fmt::format(", in {} replicas", plan.hsdp) : "");
   if (plan.offload != Offload::none)
-    text += fmt::format("offload {} in files, not in what follows\n", offloaded_words(plan.offload));
+    text +=
+        fmt::format("offload {} in files, not in the memory that follows\n", offloaded_words(plan.offload));
   text += fmt::format("batch   {} of {} a step, {} at once on a rank, in {}\n",
                       counted(plan.global_batch, "sequence"), counted(plan.seq_len, "token"),
                       std::min(plan.micro_batch, plan.global_batch), plan.precision.name);

@@ -62,7 +62,15 @@ DryRun dry_run(const Plan& plan, const PipelineLayout& pipeline, const Coordinat
 
 StepMemory predict_memory(const Plan& plan, const PipelineLayout& pipeline, const Coordinates& at,
                           const DryRunOptions& options) {
-  const DryRun run = dry_run(plan, pipeline, at, options);
+  DryRun run = dry_run(plan, pipeline, at, options);
+  const bool is_stream = !pipeline.programs(at.dp).flushes() || !plan.optimizer_barrier;
+  if (is_stream && plan.offloads_activations() && options.steps < many_steps) {
+    // What moves in a step is the mean over all, the last one's is less.
+    DryRunOptions whole = options;
+    whole.steps = many_steps;
+    const HostActivations mean = dry_run(plan, pipeline, at, whole).host;
+    run.host.out = mean.out, run.host.back = mean.back;
+  }
   return {run.peak, run.host};
 }
 

@@ -248,6 +248,8 @@ std::vector<std::string> missed_predictions(const TrainSummary& s) {
   };
   compare("memory", static_cast<double>(s.predicted_memory.total()),
           static_cast<double>(s.measured_memory.total()));
+  compare("offloaded activations", static_cast<double>(s.predicted_host.out),
+          static_cast<double>(s.measured_host.out));
   compare("traffic", bytes(s.predicted_traffic), bytes(s.measured_traffic));
   compare("step time", s.predicted_step_seconds, s.step_seconds);
   if (std::abs(s.predicted_bubble - s.measured_bubble) > bar)

@@ -138,11 +138,11 @@ std::string evaluation_json(std::int64_t step, double validation_loss);
 std::string to_json(const Corruption& corruption);
 std::string fingerprint_json(std::int64_t step, const std::string& fingerprint);
 
-// {"parameters": n, ..., "total": n} and {"tp": {"all_reduce": bytes, ...}, ...}, for people: one aligned
-// table each.
 // What activations do on the host; empty where they stay.
 std::string offload_table(const char* first, const HostActivations& a, const char* second,
                           const HostActivations& b);
+// {"parameters": n, ..., "total": n} and {"tp": {"all_reduce": bytes, ...}, ...}, for people: one aligned
+// table each.
 std::string memory_table(const std::string& title, const char* first, const Memory& a, const char* second,
                          const Memory& b);
 std::string bytes_row(const std::string& name, std::int64_t first, std::int64_t second);  // of such a table

@@ -351,6 +351,9 @@ void RankRun::train_step(std::int64_t step) {
   const auto begin = rank_.time().now();
   const double waited = rank_.waited_seconds();
   StepTrace trace(rank_);
+  // Those of a step that was taken back, or run twice to check it.
+  (void)trainer_.take_offloaded();
+  (void)trainer_.take_decided();
   trace.begin(step + 1);
   if (flip_) flip_->begin_step(step + 1);
   if (witness_ != nullptr && !check_) witness_->begin_step(step + 1);

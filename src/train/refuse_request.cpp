@@ -121,8 +121,8 @@ void refuse_flip(const TrainRequest& request) {
   if (flip.where == FlipWhere::activations && request.plan.offloads_activations())
     refuse(
         "{}: what layers keep is not in the rank's memory behind the forward pass; legal: --offload none, or "
-        "{}",
-        asked, "weights, moments, gradients, messages");
+        "weights, moments, gradients{}",
+        asked, ranks > 1 ? ", messages" : "");
   if (flip.where == FlipWhere::messages && ranks == 1)
     refuse("{}: one rank sends no messages; legal: {}, or more ranks", asked,
            "weights, moments, gradients, activations");
@@ -167,10 +167,6 @@ static void refuse_nccl(const Plan& plan, const RunOptions& run) {
         "--collectives nccl: {} ranks share {}, and NCCL has one rank on each; legal: direct, or as many "
         "devices as ranks",
         ranks, counted(run.driver->num_devices(), "device"));
-  if (plan.numerics == Numerics::invariant)
-    refuse(
-        "--collectives nccl: groups sums in an order of its own, and --numerics invariant in one that no "
-        "mesh changes; legal: direct");
 }
 
 static void refuse_without_fp8(const RunOptions& run) {
@@ -185,6 +181,11 @@ static void refuse_without_fp8(const RunOptions& run) {
 }
 
 void refuse_on_device(const Plan& plan, const RunOptions& run) {
+  if (plan.numerics == Numerics::invariant && run.collectives != Collectives::direct)
+    refuse(
+        "--collectives {}: groups sums in an order of its own, and --numerics invariant in one that no mesh "
+        "changes; legal: direct",
+        collectives_name(run.collectives));
   if (run.collectives == Collectives::nccl) refuse_nccl(plan, run);
   if (!run.driver && multiplies_in_tf32(plan.precision))
     refuse(
@@ -303,7 +304,7 @@ void refuse_what_machine_lacks(const TrainRequest& request, const PipelineLayout
   if (plan.offload != Offload::none && !request.run.driver) check_scratch_directory(plan.offload_directory);
   const ProcessWorld* const processes = request.run.processes;
   const int ranks_here = processes != nullptr ? processes->ranks_on_this_node() : plan.mesh.num_ranks();
-  double bytes = ranks_here * predicted_bytes(plan);
+  double bytes = ranks_here * predicted_bytes(plan, {.graphs = request.run.cuda_graphs});
   if (const auto& asynchronous = request.asynchronous)
     for (int server = 0; server < asynchronous->servers; ++server)
       bytes += static_cast<double>(predict_server_memory(plan, pipeline, *asynchronous, server).total());

@@ -26,7 +26,8 @@ CheckpointInfo find_resumed(const TrainRequest& request, const std::string& path
 // data.
 void refuse_different_data(ProcessWorld* processes, const TokenData& data);
 
-// RequestError where memory, or the disk that parameters or moments are offloaded to, is too small.
+// RequestError where memory, or the disk that parameters, moments or activations are offloaded to, is too
+// small.
 void refuse_what_machine_lacks(const TrainRequest& request, const PipelineLayout& pipeline);
 
 }  // namespace echelon

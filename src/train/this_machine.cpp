@@ -21,13 +21,14 @@
 
 namespace echelon {
 
-double predicted_bytes(const Plan& plan) {
+double predicted_bytes(const Plan& plan, const DryRunOptions& options) {
   // Beyond this the exact prediction could leave 64 bits.
   const double activations = 4.0 * static_cast<double>(std::min(plan.micro_batch, plan.global_batch)) *
                              static_cast<double>(plan.seq_len) *
                              static_cast<double>(plan.model.num_layers * plan.model.hidden);
-  return activations > 1e15 ? activations
-                            : static_cast<double>(predict_memory(plan, PipelineLayout(plan)).total());
+  return activations > 1e15
+             ? activations
+             : static_cast<double>(predict_memory(plan, PipelineLayout(plan), {}, options).total());
 }
 
 double memory_limit() {

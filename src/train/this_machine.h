@@ -5,6 +5,7 @@
 
 #include "spec/plan.h"
 #include "tensor/device_driver.h"
+#include "train/dry_run.h"
 
 namespace echelon {
 
@@ -17,7 +18,7 @@ double measure_matmul_flops(const PrecisionRecipe& precision, int teams, int thr
 double measure_device_matmul_flops(DeviceDriver& driver, int device, const PrecisionRecipe& precision);
 
 // What the ranks of a plan will hold in memory, and what there is.
-double predicted_bytes(const Plan& plan);  // of one rank
+double predicted_bytes(const Plan& plan, const DryRunOptions& options = {});  // of one rank
 double memory_limit();                     // of this process: the machine's memory, or its container's
 
 // Cores that this process may use: those that it is bound to, or what its container's quota of CPU time is
