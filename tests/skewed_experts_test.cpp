@@ -6,8 +6,10 @@
 #include <random>
 
 #include "plan/explain.h"
+#include "plan/interval.h"
 #include "plan/search.h"
 #include "refusals.h"
+#include "verb_test.h"
 #include "workloads.h"
 
 namespace echelon::skewed_experts_test {
@@ -124,6 +126,16 @@ TEST(SkewedExperts, CopiesShareALoadAndCostMemoryAndTraffic) {
   EXPECT_EQ(placed.copies, (std::vector<int>{8, 1, 1, 1, 1, 1, 1, 2}));  // 1 in each slot
   EXPECT_DOUBLE_EQ(busiest_rank(skew(true, 1), over(8)), 1);
   EXPECT_EQ(kept_experts(skew(true, 1), over(8)), 2);
+
+  // What was found of one load is not taken for another's.
+  ExpertSkew changed = skew(true, 1);
+  EXPECT_EQ(placed_experts(changed, over(8)).shared_slots, placed.shared_slots());
+  EXPECT_EQ(placed_experts(changed, over(8)).most_copies, 8);
+  EXPECT_DOUBLE_EQ(busiest_rank(changed, over(4)), placement_of(changed, over(4)).busiest);
+  changed.replicas = 0;
+  EXPECT_DOUBLE_EQ(busiest_rank(changed, over(8)), 4);
+  changed.shares = std::vector<double>(8, 1.0);
+  EXPECT_DOUBLE_EQ(busiest_rank(changed, over(8)), 1);
 
   const auto priced = [&](const Workload& work) { return StepModel(work).estimate(on(8, work)); };
   const Workload in_order = mixtral(skew(false, 0)), copies = mixtral(skew(true, 1));

@@ -19,17 +19,27 @@ static double over_mean(const std::vector<double>& ranks) {
 double busiest_rank(const ExpertSkew& load, const Mesh& mesh) {
   if (mesh.ep == 1) return 1;
   if (load.shares.empty()) return std::min<double>(load.imbalance, mesh.ep);  // which has all then
-  if (load.is_placed) return placement_of(load, mesh).busiest;
+  if (load.is_placed) return placed_experts(load, mesh).busiest;
   const std::size_t ranks = static_cast<std::size_t>(mesh.ep), each = load.shares.size() / ranks;
   std::vector<double> held(ranks);
   for (std::size_t e = 0; e < each * ranks; ++e) held[e / each] += load.shares[e];
   return over_mean(held);
 }
 
+static int nodes_of(const ExpertSkew& load, const Mesh& mesh) {
+  return std::max(1, mesh.expert_ranks() / std::max(1, load.node));
+}
+
 ExpertPlacement placement_of(const ExpertSkew& load, const Mesh& mesh) {
   const std::int64_t each = std::ssize(load.shares) / mesh.ep;
-  const int nodes = mesh.expert_ranks() / std::max(1, load.node);
-  return place_experts(load.shares, mesh.ep, each + load.replicas, std::max(1, nodes), load.groups);
+  return place_experts(load.shares, mesh.ep, each + load.replicas, nodes_of(load, mesh), load.groups);
+}
+
+PlacedExperts placed_experts(const ExpertSkew& load, const Mesh& mesh) {
+  return load.memo.find(load.shares, {mesh.ep, nodes_of(load, mesh), load.replicas, load.groups}, [&] {
+    const ExpertPlacement placed = placement_of(load, mesh);
+    return PlacedExperts{placed.busiest, placed.shared_slots(), placed.most_copies()};
+  });
 }
 
 double kept_experts(const ExpertSkew& load, const Mesh& mesh) {
@@ -46,7 +56,7 @@ std::vector<double> read_expert_shares(const std::string& text, std::int64_t exp
   std::vector<double> shares;
   for (std::string word; in >> word;) {
     const auto share = parse_number<double>(where, word);
-    if (!(share >= 0 && std::isfinite(share))) refuse("{}: {} must be a number of at least 0", where, word);
+    if (!(share >= 0 && std::isfinite(share))) refuse("{} {}: must be at least 0, and finite", where, word);
     shares.push_back(share);
   }
   if (std::ssize(shares) != experts)

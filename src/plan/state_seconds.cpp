@@ -111,13 +111,13 @@ double StateSeconds::exposed(const Plan& c, const ShareCounts& counts, double la
 StateSeconds::Copies StateSeconds::copies(const Plan& c, const ShareCounts& counts) const {
   const ExpertSkew& load = work_.expert_load;
   if (load.replicas == 0 || c.mesh.ep == 1 || counts.routed <= 0) return {};
-  const ExpertPlacement placed = placement_of(load, c.mesh);
-  const int ranks = std::min(placed.most_copies(), c.mesh.ep);
+  const PlacedExperts placed = placed_experts(load, c.mesh);
+  const int ranks = std::min(placed.most_copies, c.mesh.ep);
   if (ranks == 1) return {};
   const double slots = real(std::ssize(load.shares)) / c.mesh.ep + real(load.replicas);
   const double shards =
       c.zero == 0 ? 1 : std::max(1.0, static_cast<double>(c.shards()) * c.mesh.tp() / c.mesh.expert_ranks());
-  const double summed = counts.routed * real(placed.shared_slots()) / slots * bytes_.reduced / shards;
+  const double summed = counts.routed * real(placed.shared_slots) / slots * bytes_.reduced / shards;
   // Copies are anywhere in the group.
   const std::int64_t stride = std::int64_t{c.mesh.ep} / ranks * c.mesh.expert_cut();
   return {ops_.collective(Verb::all_reduce, summed, ranks, stride), 2 * (ranks - 1.0) / ranks * summed};
