@@ -258,6 +258,35 @@ TEST(PackedDocuments, TheSearchPicksTheBalanceOfThisTrainer) {
   EXPECT_NE(plan_file(free.plans[0], r.work).find("mask = 'document'"), std::string::npos);
 }
 
+// What a large batch is priced of is a part of it: the mean over many meshes stays where all of it has it.
+TEST(PackedDocuments, ManyMicrobatchesAreSampled) {
+  const auto busiest = [](std::int64_t batch, int dp) {
+    Workload work = packed(mixed);
+    work.plan.global_batch = batch;
+    Plan plan = on(work, 1);
+    plan.mesh.set(Axis::dp, dp);
+    return PackedDocuments(work).of(plan);
+  };
+  // 2^18 samples are all looked at, four times and a hundred times as many are not. Off the mean by half as
+  // much, and a tenth.
+  const PackedAttention all = busiest(1 << 18, 64), more = busiest(1 << 20, 64),
+                        most = busiest(100 << 18, 64);
+  EXPECT_GT(all.busiest, 1);
+  EXPECT_NEAR((more.busiest - 1) / (all.busiest - 1), 0.5, 0.1);
+  EXPECT_NEAR((most.busiest - 1) / (all.busiest - 1), 0.1, 0.03);
+  EXPECT_GT(more.largest, 1);
+}
+
+// Documents are bounded, not sequences: these have a million each.
+TEST(PackedDocuments, OfShortOnesFewSequencesArePriced) {
+  Workload work = packed("1\n");
+  work.plan.seq_len = 1'000'000;
+  work.plan.global_batch = 1024;
+  PackedDocuments documents(work);
+  EXPECT_EQ(documents.of(on(work, 4)).keys, 0.5);
+  EXPECT_EQ(documents.num_sequences(), 1);
+}
+
 class PackedCommand : public checks::VerbTest {
  protected:
   PackedCommand() : VerbTest("plan") { write("lengths.txt", mixed); }

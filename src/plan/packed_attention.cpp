@@ -17,11 +17,14 @@ namespace {
 // Of which plans are priced; of a larger batch they are drawn again.
 std::int64_t sampled_sequences(const Workload& work) {
   constexpr double most_documents = 300'000;
-  constexpr std::int64_t least = 64, most = 4096;
+  constexpr std::int64_t least = 1, most = 4096;
   const double each = 1 + real(work.plan.seq_len) / work.documents.mean();
   const auto few = static_cast<std::int64_t>(most_documents / each);
   return std::min(work.plan.global_batch, std::clamp(few, least, most));
 }
+
+// Samples, each on all ranks of a ring, that a mesh's price looks at.
+constexpr std::int64_t most_visits = 1 << 18;
 
 // A document as the sequence that it is packed into leaves it.
 struct DocumentPart {
@@ -64,6 +67,11 @@ PackedDocuments::PackedDocuments(const Workload& work)
     }
   }
   mean_length_ = squares / (real(length) * real(std::ssize(sequences_)));
+  const std::int64_t samples = std::min(work.plan.global_batch, most_visits);
+  const auto distinct = static_cast<std::uint64_t>(sequences_.size());
+  const Philox draw(0, Stream::document_lengths, 1);
+  for (std::uint64_t k = 0; k < static_cast<std::uint64_t>(samples); ++k)
+    drawn_.push_back(static_cast<std::uint32_t>(k < distinct ? k : draw.below(k, distinct)));
   Plan whole = work.plan;
   whole.mesh.set(Axis::cp, 1);
   const ContextLayout layout(whole);
@@ -96,11 +104,6 @@ const std::vector<double>& PackedDocuments::rank_pairs(const Plan& c) {
   return found->second;
 }
 
-std::size_t PackedDocuments::sequence(std::int64_t sample) const {
-  const auto n = static_cast<std::uint64_t>(sequences_.size()), k = static_cast<std::uint64_t>(sample);
-  return static_cast<std::size_t>(k < n ? k : Philox(0, Stream::document_lengths, 1).below(k, n));
-}
-
 const PackedAttention& PackedDocuments::of(const Plan& c) {
   const auto [found, is_new] = known_.try_emplace(key(c));
   if (is_new) {
@@ -117,34 +120,59 @@ const PackedAttention& PackedDocuments::of(const Plan& c) {
 PackedAttention PackedDocuments::fixed(const Plan& c) {
   const std::vector<double>& of_ranks = rank_pairs(c);
   const std::size_t ring = of_ranks.size() / sequences_.size();
-  const std::int64_t each = (c.global_batch + c.mesh.dp() - 1) / c.mesh.dp();
-  const double pipeline = c.mesh.pp() - 1;
-  PackedAttention a;
-  double longest = -1, total = 0, mean = 0;  // mean: of all ranks
+  const std::int64_t dp = c.mesh.dp(), each = (c.global_batch + dp - 1) / dp,
+                     microbatches = (each + c.micro_batch - 1) / c.micro_batch;
+  // Of many microbatches the first stand for all of a rank.
+  constexpr std::int64_t least_visited = 16;
+  const std::int64_t visited =
+      std::min(microbatches,
+               std::max(least_visited, most_visits / (dp * c.micro_batch * static_cast<std::int64_t>(ring))));
+  const std::int64_t seen = std::min(each, visited * c.micro_batch);
+  struct Rank {
+    double busy = 0, most = 0, visited = 0, microbatches = 0;
+  };
+  std::vector<Rank> ranks;
+  double total = 0, mean = 0, all_visited = 0;  // mean: of all ranks
   std::vector<double> held(ring);
-  for (int d = 0; d < c.mesh.dp(); ++d) {
-    const std::int64_t begin = d * each, end = std::min(c.global_batch, begin + each);
-    double busy = 0, most = 0, microbatches = 0;
+  for (std::int64_t d = 0; d < dp; ++d) {
+    const std::int64_t samples = std::min(each, c.global_batch - d * each);
+    if (samples <= 0) break;
+    Rank& rank = ranks.emplace_back();
+    const std::int64_t begin = d * seen, end = begin + std::min(seen, samples);
     for (std::int64_t first = begin; first < end; first += c.micro_batch) {
       std::fill(held.begin(), held.end(), 0);
-      for (std::int64_t k = first; k < std::min(end, first + c.micro_batch); ++k)
-        for (std::size_t r = 0; r < ring; ++r) held[r] += of_ranks[sequence(k) * ring + r];
+      for (std::int64_t k = first; k < std::min(end, first + c.micro_batch); ++k) {
+        const std::size_t sequence = drawn_[static_cast<std::size_t>(k % std::ssize(drawn_))];
+        for (std::size_t r = 0; r < ring; ++r) held[r] += of_ranks[sequence * ring + r];
+      }
       double waited = 0;
       for (double one : held)
         waited = std::max(waited, one * real(static_cast<std::int64_t>(ring))), mean += one;
-      busy += waited;
-      most = std::max(most, waited);
-      microbatches += 1;
+      rank.busy += waited;
+      rank.most = std::max(rank.most, waited);
+      rank.visited += 1;
     }
-    total += busy;
-    // The largest microbatch goes through all stages one after another.
-    if (busy + pipeline * most <= longest || microbatches == 0) continue;
-    longest = busy + pipeline * most;
-    a.busiest = busy;
-    a.largest = most * microbatches / busy;
+    rank.microbatches = real((samples + c.micro_batch - 1) / c.micro_batch);
+    total += rank.busy;
+    all_visited += rank.visited;
   }
+  PackedAttention a;
   a.in_group = total / mean;
-  a.busiest *= c.mesh.dp() / mean;
+  double longest = -1, all = 0;
+  const double of_one = total / all_visited, pipeline = c.mesh.pp() - 1;
+  for (Rank& rank : ranks) {
+    all += rank.microbatches;
+    // A sum of n times as many is off the mean by the root of n times as much.
+    if (rank.visited < rank.microbatches)
+      rank.busy = of_one * rank.microbatches +
+                  (rank.busy - of_one * rank.visited) * std::sqrt(rank.microbatches / rank.visited);
+    // The largest microbatch goes through all stages one after another.
+    if (rank.busy + pipeline * rank.most <= longest) continue;
+    longest = rank.busy + pipeline * rank.most;
+    a.busiest = rank.busy;
+    a.largest = rank.most * rank.microbatches / rank.busy;
+  }
+  a.busiest *= real(dp) / (mean * all / all_visited);
   return a;
 }
 

@@ -41,16 +41,18 @@ class PackedDocuments {
   // What of a plan it depends on.
   using Key = std::tuple<int, int, int, int, int, std::int64_t>;
   Key key(const Plan& c) const;
+  std::int64_t num_sequences() const { return std::ssize(sequences_); }  // that were packed
 
  private:
   double pairs(const ContextLayout& layout, int ring_index, const DocumentStarts& starts) const;
   const std::vector<double>& rank_pairs(const Plan& c);
-  std::size_t sequence(std::int64_t sample) const;
   PackedAttention fixed(const Plan& c);
   PackedAttention dynamic(const Plan& c) const;
 
   const Workload& work_;
   std::vector<DocumentStarts> sequences_;
+  std::vector<std::uint32_t>
+      drawn_;  // of each of a step's samples its sequence; of later ones the same again
   double windowed_, all_pairs_ = 0, mean_length_ = 0, mean_documents_ = 0;
   std::map<std::pair<int, int>, std::vector<double>> rank_pairs_;  // of each sequence, of each ring index
   std::map<Key, PackedAttention> known_;
