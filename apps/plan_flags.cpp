@@ -196,6 +196,14 @@ SearchRequest PlanSearchFlags::request() const {
                      "without --document-lengths",
                      {advice("--document-lengths", "FILE")}});
     needs.push_back({"--launch-for", document_lengths_.empty(), "with --document-lengths", {}});
+    needs.push_back({"--launch-for",
+                     expert_replicas_.value_or(0) <= 0,
+                     "with --expert-replicas",
+                     {advice("--expert-replicas", "0")}});
+    needs.push_back({"--launch-for",
+                     expert_placement_ != "load",
+                     "with --expert-placement load",
+                     {advice("--expert-placement", "order")}});
     needs.push_back({"--expert-imbalance", expert_load_.empty(), "with --expert-load", {}});
     for (const char* flag : {"--expert-placement", "--expert-replicas"})
       needs.push_back(

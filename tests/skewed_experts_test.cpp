@@ -171,10 +171,9 @@ TEST(SkewedExperts, TheSearchTakesItIntoAccount) {
   const SearchResult pinned = search(r);
   ASSERT_FALSE(pinned.plans.empty());
   EXPECT_GE(pinned.plans[0].seconds, skewed.plans[0].seconds);
-  EXPECT_NE(explain_winner(pinned, r.work)
-                .find("the rank with 5.93 of the mean load; placed by their load, so many on "
-                      "each of 8 ranks, it would have 5.93"),
-            std::string::npos);
+  EXPECT_NE(
+      explain_winner(pinned, r.work).find("experts: all wait for the rank with 5.93 of the mean load\n"),
+      std::string::npos);
   for (const char* words :
        {"  placed by their load: the busiest rank has 5.93",
         "  with 1 further on each rank, a copy of one that has most: the busiest rank has "})
@@ -182,11 +181,50 @@ TEST(SkewedExperts, TheSearchTakesItIntoAccount) {
         << explain_winner(pinned, r.work);
 }
 
+// A rank holds no expert twice: two ranks of eight experts have room for four further ones each.
+TEST(SkewedExperts, CopiesAreNoMoreThanThereIsRoomFor) {
+  SearchRequest r;
+  r.work = mixtral({1, {8, 1, 1, 1, 1, 1, 1, 2}, true, 5, 8, 1});
+  r.gpus = 64;
+  r.top = 20;
+  const SearchResult found = search(r);
+  ASSERT_FALSE(found.plans.empty());
+  for (const Estimate& e : found.plans) EXPECT_NE(e.plan.mesh.ep, 2);
+  r.pin("ep", 2);
+  expect_refusal([&] { search(r); }, {"--ep 2", "--expert-replicas 0 to 4 of 8 experts", "5"});
+  r.work.expert_load.replicas = 4;
+  EXPECT_FALSE(search(r).plans.empty());
+}
+
+// Where no group has several ranks nothing is placed.
+TEST(SkewedExperts, OneRankOfAGroupIsAsFarAsWithoutPlacement) {
+  const Workload even = mixtral(), placed = mixtral({1, {8, 1, 1, 1, 1, 1, 1, 2}, true, 0, 8, 1});
+  EXPECT_EQ(interval_of(placed, on(1, placed), 1).why, interval_of(even, on(1, even), 1).why);
+  EXPECT_EQ(interval_of(placed, on(8, placed), 1).why,
+            "wider: none was measured with experts placed by their load");
+}
+
+class PlacedCommand : public checks::VerbTest {
+ protected:
+  PlacedCommand() : VerbTest("plan") { write("loads.txt", "8 1 1 1 1 1 1 2\n"); }
+};
+
+// No program is started with experts where the plan has them.
+TEST_F(PlacedCommand, IsNotLaunched) {
+  const std::string request =
+      "--model mixtral-8x7b --gpus 8 --expert-load loads.txt --launch-for megatron-core --launch-out d ";
+  refused(request + "--expert-placement load", {"--launch-for", "with --expert-placement load"});
+  refused(request + "--expert-replicas 1", {"--launch-for", "with --expert-replicas"});
+  refused("--model mixtral-8x7b --gpus 8 --expert-load loads.txt --expert-replicas 5 --ep 2",
+          {"--ep 2", "--expert-replicas 0 to 4"});
+}
+
 TEST(SkewedExperts, RefusesOtherLists) {
   EXPECT_EQ(read_expert_shares("1, 2\n3 0\n", 4, "x"), (std::vector<double>{1, 2, 3, 0}));
   expect_refusal([] { read_expert_shares("1 2 3", 4, "--expert-load f"); },
                  {"--expert-load f", "3 numbers", "4 experts"});
-  expect_refusal([] { read_expert_shares("1 2 3 -4", 4, "--expert-load f"); }, {"-4", "at least 0"});
+  expect_refusal([] { read_expert_shares("1 2 3 -4", 4, "--expert-load f"); },
+                 {"--expert-load f -4: must be at least 0"});
   expect_refusal([] { read_expert_shares("1 2 3 x", 4, "--expert-load f"); }, {"--expert-load f", "x"});
   expect_refusal([] { read_expert_shares("0 0 0 0", 4, "--expert-load f"); }, {"no expert has any load"});
 }

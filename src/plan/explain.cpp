@@ -337,14 +337,7 @@ std::string explain_winner(const SearchResult& result, const Workload& work) {
                      ? fmt::format("as far as {} was off {}", work.software.name, interval.why)
                      : fmt::format("{}; {}", work.software.name, interval.why));
   if (const double busiest = busiest_rank(work.expert_load, e.plan.mesh); busiest > 1) {
-    fmt::format_to(out, "experts: all wait for the rank with {:.2f} of the mean load", busiest);
-    if (!work.expert_load.shares.empty() && !work.expert_load.is_placed) {
-      ExpertSkew placed = work.expert_load;
-      placed.is_placed = true;
-      fmt::format_to(out, "; placed by their load, so many on each of {} ranks, it would have {:.2f}",
-                     e.plan.mesh.ep, busiest_rank(placed, e.plan.mesh));
-    }
-    text += "\n";
+    fmt::format_to(out, "experts: all wait for the rank with {:.2f} of the mean load\n", busiest);
     if (!work.expert_load.shares.empty()) text += placed_text(e, work);
   }
   if (e.documents) text += packed_text(e, work);

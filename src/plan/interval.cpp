@@ -30,7 +30,7 @@ Interval interval_of(const Workload& work, const Plan& plan, std::int64_t parame
   };
   if (s.far_high > 0) {
     if (plan.offload != Offload::none) return far("with state on the host");
-    if (work.expert_load.is_placed) return far("with experts placed by their load");
+    if (plan.mesh.ep > 1 && work.expert_load.is_placed) return far("with experts placed by their load");
     if (!work.documents.empty()) return far("of packed documents");
     if (s.measured_on && std::find(s.measured_on->begin(), s.measured_on->end(), on) == s.measured_on->end())
       return far(fmt::format("on {} in {}", work.machine.name, precision_name(work.precision)));

@@ -77,6 +77,11 @@ constexpr double below_rounding = 1 - 1e-9;
 
 bool is_power_of_two(int n) { return (n & (n - 1)) == 0; }
 
+// Further experts that a rank has room for: it needs none twice.
+std::int64_t most_replicas(const ModelSpec& m, int ep) {
+  return ep == 1 ? m.num_experts : m.num_experts - m.num_experts / ep;
+}
+
 // Every mesh that has the devices, its expert groups and its kind of context parallelism.
 template <class Visit>
 void each_shape(const SearchRequest& r, const Visit& visit) {
@@ -125,6 +130,7 @@ void each_shape(const SearchRequest& r, const Visit& visit) {
             if (!r.has("ep") && !r.has("etp") &&
                 mesh.dp_cp_size() * tp % (has_experts ? mesh.expert_ranks() : ep) != 0)
               continue;  // no such mesh
+            if (!r.has("ep") && r.work.expert_load.replicas > most_replicas(m, ep)) continue;
             for (ContextKind kind : cp == 1 ? std::vector{ContextKind::ring}
                                             : pinned_or(r, "cp-kind", given.context_kind, kinds)) {
               plan.context_kind = kind;
@@ -830,6 +836,10 @@ std::optional<Refusal> unpriced(const Plan& plan, const Workload& work) {
                    "is priced with --document-lengths, which says what is packed");
   if (work.dynamic_context && !is_power_of_two(plan.mesh.cp()))
     return refused("cp", {}, "--dynamic-cp has groups of 1, 2, 4, 8 and so on");
+  if (const std::int64_t most = most_replicas(plan.model, plan.mesh.ep), asked = work.expert_load.replicas;
+      asked > most)
+    return refused("ep", {}, "a rank has room for --expert-replicas 0 to {} of {} experts, not {}", most,
+                   plan.model.num_experts, asked);
   if (!plan.schedule_text.empty())
     return refused("schedule", {}, "a schedule of one's own is not priced; legal: a name");
   for (const PlanField& field : plan_fields()) {
