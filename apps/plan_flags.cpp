@@ -204,6 +204,14 @@ SearchRequest PlanSearchFlags::request() const {
                      expert_placement_ != "load",
                      "with --expert-placement load",
                      {advice("--expert-placement", "order")}});
+    if (!document_lengths_.empty() && (dynamic_context_ || r.work.software.context_cuts_documents))
+      needs.push_back({"--cp-balance",
+                       false,
+                       dynamic_context_
+                           ? "with --dynamic-cp, under which each document is cut by itself"
+                           : fmt::format("with --document-lengths, each of which {} cuts by itself",
+                                         r.work.software.name),
+                       {}});
     needs.push_back({"--expert-imbalance", expert_load_.empty(), "with --expert-load", {}});
     for (const char* flag : {"--expert-placement", "--expert-replicas"})
       needs.push_back(

@@ -287,6 +287,22 @@ TEST(PackedDocuments, OfShortOnesFewSequencesArePriced) {
   EXPECT_EQ(documents.num_sequences(), 1);
 }
 
+// Only this trainer has stripes; who cuts each document by itself has no balance to choose.
+TEST(PackedDocuments, StripesAreThisTrainersAlone) {
+  Workload work = packed("");
+  Plan plan = on(work, 4);
+  plan.context_balance = ContextBalance::stripe;
+  EXPECT_EQ(not_run(work, plan), std::vector<std::string>{"cp-balance stripe"});
+  plan.context_kind = ContextKind::ulysses;
+  EXPECT_TRUE(not_run(work, plan).empty());
+  SearchRequest r;
+  r.work = packed(mixed);
+  r.gpus = 32;
+  r.pin("cp", 4);
+  r.top = 5;
+  for (const Estimate& e : search(r).plans) EXPECT_EQ(e.plan.context_balance, ContextBalance::zigzag);
+}
+
 class PackedCommand : public checks::VerbTest {
  protected:
   PackedCommand() : VerbTest("plan") { write("lengths.txt", mixed); }
@@ -312,6 +328,8 @@ TEST_F(PackedCommand, SaysWhatDocumentsAreAndWhatWouldGain) {
           {"--cp 3", "groups of 1, 2, 4, 8"});
   refused(request + "--document-lengths lengths.txt --launch-for torchtitan --launch-out d",
           {"--launch-for", "with --document-lengths"});
+  for (const char* by : {"", " --dynamic-cp"})
+    refused(asked + "--cp-balance stripe" + by, {"--cp-balance", "by itself"});
   EXPECT_EQ(run(asked + "--out plan.toml").status, 0);
   refused("--plan plan.toml", {"--mask document", "--document-lengths"});
   EXPECT_EQ(run("--plan plan.toml --document-lengths lengths.txt").status, 0);

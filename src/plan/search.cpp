@@ -116,9 +116,11 @@ void each_shape(const SearchRequest& r, const Visit& visit) {
         if (r.has("dp") && pinned.dp() != mesh.dp()) continue;
         // Both are balanced parts; zigzag's are two of half the size. Of packed documents stripes are more
         // even, where these are not cut by themselves.
-        std::vector<ContextBalance> balances{cp > 1 && plan.seq_len % (2 * cp) != 0 ? ContextBalance::stripe
-                                                                                    : ContextBalance::zigzag};
-        if (cp > 1 && !r.work.documents.empty() && software.is_this_trainer)
+        const bool cuts_each = cuts_each_document(r.work);
+        std::vector<ContextBalance> balances{!cuts_each && cp > 1 && plan.seq_len % (2 * cp) != 0
+                                                 ? ContextBalance::stripe
+                                                 : ContextBalance::zigzag};
+        if (cp > 1 && !cuts_each && !r.work.documents.empty() && software.is_this_trainer)
           balances = {ContextBalance::stripe, ContextBalance::zigzag};
         balances = pinned_or(r, "cp-balance", given.context_balance, std::move(balances));
         const std::vector<int> etps =

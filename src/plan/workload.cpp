@@ -91,6 +91,9 @@ std::vector<std::string> not_run(const Workload& work, const Plan& plan) {
     missing.push_back(fmt::format("shards in {} replicas", plan.hsdp));
   if (plan.mesh.cp() > 1 && lacks(software.context_kinds, std::string(name_of(plan.context_kind))))
     missing.push_back(fmt::format("context parallelism ({})", name_of(plan.context_kind)));
+  if (plan.mesh.cp() > 1 && plan.context_kind != ContextKind::ulysses &&
+      plan.context_balance == ContextBalance::stripe && !software.is_this_trainer)
+    missing.push_back("cp-balance stripe");
   if (plan.mesh.cp() > 1 && plan.mesh.pp() > 1 && !software.context_beside_pipelines)
     missing.push_back("context parallelism beside a pipeline");
   if (plan.mesh.ep > 1 && work.expert_load.is_placed && !software.places_experts)
@@ -109,6 +112,10 @@ std::vector<std::string> not_run(const Workload& work, const Plan& plan) {
   if (!is_among(software.recompute, plan.recompute))
     missing.push_back("recompute " + recompute_name(plan.recompute));
   return missing;
+}
+
+bool cuts_each_document(const Workload& work) {
+  return !work.documents.empty() && (work.software.context_cuts_documents || work.dynamic_context);
 }
 
 std::string no_host(const Workload& work, const Plan& plan) {

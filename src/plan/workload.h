@@ -60,6 +60,9 @@ std::string rest_of_groups(const Software& software, const Plan& plan);
 // program had it.
 std::vector<std::string> not_run(const Workload& work, const Plan& plan);
 
+// Whether the ranks of cp cut each packed document by itself: no --cp-balance acts then.
+bool cuts_each_document(const Workload& work);
+
 // Why the program does not keep this on the machine's hosts; empty where it can.
 std::string no_host(const Workload& work, const Plan& plan);
 // Whether it offloads activations beside this recomputation.
