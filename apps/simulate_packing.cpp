@@ -74,14 +74,21 @@ void PackingFlags::refuse_strangers() const {
 void PackingFlags::print(bool json) const {
   constexpr std::int64_t most_tokens = 1'000'000'000, most_sequences = 100'000;
   constexpr int most_ranks = 4096;
+  constexpr double most_documents = 1e7;
   if (cp_ < 1 || cp_ > most_ranks) refuse("--cp {}: must be from 1 to {}", cp_, most_ranks);
   if (sequences_ < 1 || sequences_ > most_sequences)
     refuse("--sequences {}: must be from 1 to {}", sequences_, most_sequences);
   if (seq_len_ < 1 || seq_len_ % (2 * cp_) != 0 || seq_len_ > most_tokens / sequences_)
-    refuse("--seq-len {}: must be a multiple of 2 --cp = {}, and of {} up to {}", seq_len_, 2 * cp_,
-           counted(sequences_, "sequence"), most_tokens / sequences_);
+    refuse("--seq-len {}: must be a multiple of {} (2 x --cp), and at most {} with {}", seq_len_, 2 * cp_,
+           most_tokens / sequences_, counted(sequences_, "sequence"));
   const DocumentLengths lengths =
       read_document_lengths(read_text(lengths_, "--document-lengths"), "--document-lengths " + lengths_);
+  if (const double expected = real(sequences_) * (1 + real(seq_len_) / lengths.mean());
+      expected > most_documents)
+    refuse(
+        "--seq-len {}: {} of it are packed of about {:.1g} documents; must be at most {:.0g}, by fewer "
+        "--sequences or a smaller --seq-len",
+        seq_len_, counted(sequences_, "sequence"), expected, most_documents);
   const std::vector<DocumentStarts> sequences = pack_documents(lengths, seq_len_, sequences_);
   Plan plan;
   plan.mesh.set(Axis::cp, cp_);
@@ -93,7 +100,7 @@ void PackingFlags::print(bool json) const {
     for (std::size_t i = 0; i < starts.size(); ++i) {
       const std::int64_t length = (i + 1 < starts.size() ? starts[i + 1] : seq_len_) - starts[i];
       pairs += real(length) * real(length + 1) / 2;
-      tokens[dynamic_degree(length, real(seq_len_) / cp_)] += real(length);
+      tokens[std::min(cp_, dynamic_degree(length, real(seq_len_) / cp_))] += real(length);
     }
   }
   const double all = real(seq_len_ * sequences_), keys = pairs / all - 0.5;
@@ -111,11 +118,16 @@ void PackingFlags::print(bool json) const {
     object["busiest_over_mean"][name_of(balance)] = {{"mean", found.mean}, {"worst", found.worst}};
   }
   std::string needed;
-  object["share_of_tokens"] = nlohmann::ordered_json::array();
-  for (const auto& [ranks, count] : tokens) {
-    needed +=
-        fmt::format("{} {:.1f}% on {}", needed.empty() ? "" : ",", 100 * count / all, counted(ranks, "rank"));
-    object["share_of_tokens"].push_back({{"ranks", ranks}, {"share", count / all}});
+  // Dynamic context parallelism is for powers of two alone.
+  if ((cp_ & (cp_ - 1)) == 0) {
+    object["share_of_tokens"] = nlohmann::ordered_json::array();
+    for (const auto& [ranks, count] : tokens) {
+      needed += fmt::format("{} {:.1f}% on {}", needed.empty() ? "" : ",", 100 * count / all,
+                            counted(ranks, "rank"));
+      object["share_of_tokens"].push_back({{"ranks", ranks}, {"share", count / all}});
+    }
+    needed = fmt::format("if each document is on as many ranks as it needs, at most {} on each:{}\n",
+                         counted(seq_len_ / cp_, "token"), needed);
   }
   if (json) {
     fmt::print("{}\n", json_text(object));
@@ -124,10 +136,9 @@ void PackingFlags::print(bool json) const {
   fmt::print(
       "{} of {}, packed of {:.1f} documents of {:.0f} tokens on average; a token sees {:.0f} keys, of {} "
       "without the mask\nattention of the rank with most over the mean of {}, and in the sequence where it "
-      "is worst:\n{}if each document is on as many ranks as it needs, at most {} on each:{}\n",
+      "is worst:\n{}{}",
       counted(sequences_, "sequence"), counted(seq_len_, "token"), documents / real(sequences_),
-      lengths.mean(), keys, seq_len_ / 2, counted(cp_, "rank"), table, counted(seq_len_ / cp_, "token"),
-      needed);
+      lengths.mean(), keys, seq_len_ / 2, counted(cp_, "rank"), table, needed);
 }
 
 }  // namespace echelon

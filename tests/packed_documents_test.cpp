@@ -53,9 +53,10 @@ TEST(PackedDocuments, LengthsAreReadAndRefusedByLine) {
   EXPECT_EQ(lengths.entries[0].length, 10);
   EXPECT_EQ(lengths.entries[1].count, 3);
   EXPECT_DOUBLE_EQ(lengths.mean(), 25);
-  expect_refusal([] { lengths_of("10\n0 3\n"); }, {"lengths, line 2", "length 0", "from 1"});
-  expect_refusal([] { lengths_of("10 -1\n"); }, {"line 1", "count -1"});
-  expect_refusal([] { lengths_of("10 1 1\n"); }, {"line 1", "a length and a count"});
+  expect_refusal([] { lengths_of("10\n0 3\n"); }, {"lengths, line 2 0: a length must be from 1"});
+  expect_refusal([] { lengths_of("10 -1\n"); }, {"line 1 -1: a count must be from 0"});
+  expect_refusal([] { lengths_of("10 1 1\n"); },
+                 {"line 1 10 1 1: must be a length, or a length and a count"});
   expect_refusal([] { lengths_of("ten\n"); }, {"line 1", "ten"});
   expect_refusal([] { lengths_of("# nothing\n10 0\n"); }, {"has no documents"});
 }
@@ -357,9 +358,18 @@ TEST_F(PackingSimulated, SaysHowEvenlyEachBalanceSharesOut) {
   EXPECT_NE(text.output.find(fmt::format("zigzag     {:>6.2f}", mean("zigzag"))), std::string::npos)
       << text.output;
   refused("--cp 4", {"--cp", "add --document-lengths"});
+  // No groups of powers of two add up to three ranks.
+  const checks::CommandResult three = run("--document-lengths lengths.txt --seq-len 6144 --cp 3"),
+                              in_json = run("--document-lengths lengths.txt --seq-len 6144 --cp 3 --json");
+  EXPECT_EQ(three.output.find("as many ranks as it needs"), std::string::npos) << three.output;
+  EXPECT_EQ(in_json.output.find("share_of_tokens"), std::string::npos) << in_json.output;
+  EXPECT_EQ(three.status + in_json.status, 0);
+  write("short.txt", "1\n");
+  refused("--document-lengths short.txt --seq-len 1000000 --sequences 100",
+          {"--seq-len 1000000: 100 sequences", "about 1e+08 documents", "at most 1e+07"});
   refused("--document-lengths lengths.txt --pp 4", {"--pp", "another simulation"});
   refused("--document-lengths lengths.txt --seq-len 100 --cp 4",
-          {"--seq-len 100", "a multiple of 2 --cp = 8"});
+          {"--seq-len 100: must be a multiple of 8 (2 x --cp), and at most 3906250 with 256 sequences"});
 }
 
 }  // namespace
