@@ -304,6 +304,8 @@ TEST(HostOffload, RefusesWhatNoProgramDoes) {
   titan.pin("offload", std::string("activations"), "offload");
   expect_refusal([&] { search(titan); },
                  {"--offload activations", "torchtitan keeps no activations on the host", "none"});
+  titan.pin("offload", std::string("both"), "offload");
+  expect_refusal([&] { search(titan); }, {"--offload both", "legal: optimizer, none"});
   SearchRequest unknown = request("llama-2-7b", 8, "current");
   unknown.work.machine.host_bandwidth = 0;
   refused(unknown, "", {"--offload optimizer", "h100", "host_bandwidth"});

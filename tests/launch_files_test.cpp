@@ -227,10 +227,10 @@ TEST(LaunchFiles, ActivationsOnTheHost) {
     EXPECT_NE(bridge.find(line), std::string::npos) << line;
   expect_refusal(
       [&] { files_of("megatron-core", request_of("llama-2-7b", 8, 64, "current", with("full", "1"))); },
-      {"--offload activations", "--recompute none"});
+      {"--offload activations", "legal: optimizer, none, or --recompute none"});
   expect_refusal(
       [&] { files_of("megatron-core", request_of("llama-2-7b", 8, 64, "current", with("none", "2"))); },
-      {"--offload activations", "--pp 1"});
+      {"--offload activations", "legal: optimizer, none, or --pp 1"});
   const SearchRequest checkpointed = request_of("llama-2-7b", 8, 64, "deepspeed", with("full", "1"));
   const Files deepspeed = files_of("deepspeed", checkpointed);
   EXPECT_EQ(
@@ -241,7 +241,8 @@ TEST(LaunchFiles, ActivationsOnTheHost) {
   titan.back().second = "3";
   expect_refusal([&] { files_of("torchtitan", request_of("llama-3-8b", 8, 64, "deepspeed", titan)); },
                  {"--offload activations", "torchtitan"});
-  expect_refusal([&] { files_of("deepspeed", r); }, {"--offload activations", "--recompute full"});
+  expect_refusal([&] { files_of("deepspeed", r); },
+                 {"--offload activations", "legal: none, or --recompute full"});
 }
 
 // With what would be legal.

@@ -21,12 +21,14 @@ void check_megatron(const LaunchRequest& r) {
                  plan.micro_batch, r.best.microbatches, plan.mesh.pp());
   if (plan.offloads_activations() && plan.mesh.pp() > 1)
     not_launched(
-        r, "--offload {}: its layers' activations are on the host with --pp 1 alone; legal: optimizer, none",
+        r,
+        "--offload {}: its layers' activations are on the host with --pp 1 alone; legal: optimizer, none, or "
+        "--pp 1",
         name_of(plan.offload));
   if (plan.offloads_activations() && !r.is_recompute("none"))
     not_launched(r,
                  "--offload {}: its layers' activations are on the host with --recompute none alone; legal: "
-                 "optimizer, none",
+                 "optimizer, none, or --recompute none",
                  name_of(plan.offload));
   if (plan.offloads_optimizer() && plan.zero >= 2)
     not_launched(r, "--offload {}: is not its FSDP's; legal: with --zero 1, or none", name_of(plan.offload));

@@ -215,11 +215,10 @@ std::vector<LaunchFile> launch_deepspeed(const LaunchRequest& r) {
   if (mesh.cp() > 1) config["sequence_parallel_size"] = mesh.cp();
   if (mesh.tp() > 1) config["tensor_parallel"] = {{"autotp_size", mesh.tp()}};
   if (plan.offloads_activations() && !r.is_recompute("full"))
-    not_launched(
-        r,
-        "--offload {}: checkpoints of layers are what it keeps on the host; legal: with --recompute full, "
-        "or none",
-        name_of(plan.offload));
+    not_launched(r,
+                 "--offload {}: checkpoints of layers are what it keeps on the host; legal: {}none, or "
+                 "--recompute full",
+                 name_of(plan.offload), offloads ? "optimizer, " : "");
   if (r.is_recompute("full"))
     config["activation_checkpointing"] = {{"partition_activations", false},
                                           {"cpu_checkpointing", plan.offloads_activations()}};

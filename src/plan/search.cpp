@@ -831,8 +831,16 @@ std::optional<Refusal> unpriced(const Plan& plan, const Workload& work) {
                    "{} does not cut its output layer over the pipeline; --software echelon does",
                    software.name);
   if (plan.offload != Offload::none)
-    if (const std::string why = no_host(work, plan); !why.empty())
-      return refused("offload", {{"offload", "none"}}, "{}", why);
+    if (const std::string why = no_host(work, plan); !why.empty()) {
+      Refusal refusal = refused("offload", {}, "{}", why);
+      Plan other = plan;
+      for (Offload one : {Offload::optimizer, Offload::activations, Offload::none}) {
+        other.offload = one;
+        if (one == Offload::none || no_host(work, other).empty())
+          refusal.remedies.push_back({"offload", name_of(one)});
+      }
+      return refusal;
+    }
   if (plan.mask == AttentionMask::document && work.documents.empty())
     return refused("mask", {{"mask", "causal"}},
                    "is priced with --document-lengths, which says what is packed");
