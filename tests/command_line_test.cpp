@@ -1459,13 +1459,22 @@ TEST_F(IdleFlags, OfThePlannersVerbs) {  // long
       {{"--spares", "1", "--tokens", "1e9"}, "without --mtbf-hours"},
       {{"--repair-hours", "1", "--tokens", "1e9", "--mtbf-hours", "1000"}, "without --spares"},
       {{"--expert-imbalance", "2", "--expert-load", "x", "--model", "mixtral-8x7b"}, "with --expert-load"},
-      {{"--expert-load", "x", "--model", "llama-3-8b"}, "with llama-3-8b, which has no experts"}};
+      {{"--expert-load", "x", "--model", "llama-3-8b"}, "with llama-3-8b, which has no experts"},
+      {{"--expert-placement", "load", "--model", "mixtral-8x7b"}, "without --expert-load"},
+      {{"--expert-replicas", "1", "--model", "mixtral-8x7b"}, "without --expert-load"},
+      {{"--dynamic-cp"}, "without --document-lengths"}};
   expect_refused({"plan"}, planning);
-  expect_known({"plan"}, planning,
-               {"--plan",    "--model",     "--machine",  "--software",    "--nodes-of",  "--dp",
-                "--tp",      "--pp",        "--cp",       "--ep",          "--etp",       "--hsdp",
-                "--offload", "--recompute", "--compress", "--micro-batch", "--precision", "--memory-margin",
-                "--sweep",   "--tokens",    "--colour"});
+  expect_known({"plan"}, planning, {"--plan",      "--model",
+                                    "--machine",   "--software",
+                                    "--nodes-of",  "--dp",
+                                    "--tp",        "--pp",
+                                    "--cp",        "--ep",
+                                    "--etp",       "--hsdp",
+                                    "--offload",   "--recompute",
+                                    "--compress",  "--micro-batch",
+                                    "--precision", "--memory-margin",
+                                    "--sweep",     "--tokens",
+                                    "--colour",    "--document-lengths"});
   const std::vector<Line> simulating{
       {{"--chunks", "2"}, "with --schedule 1f1b"},
       {{"--group-size", "2"}, "with --schedule 1f1b"},
@@ -1502,11 +1511,17 @@ TEST_F(IdleFlags, OfThePlannersVerbs) {  // long
             {words.front(), "--block"});
     both.push_back({{words.front()}, "without --block"});
   }
+  for (const Words& words : {Words{"--cp", "2"}, {"--seq-len", "64"}, {"--sequences", "4"}}) {
+    refused(joined({"simulate", "--schedule", "gpipe", "--pp", "2", "--microbatches", "4"}, words),
+            {words.front(), "--document-lengths"});
+    both.push_back({{words.front()}, "without --document-lengths"});
+  }
   expect_known(
       {"simulate"}, both,
-      {"--moe",   "--output-layer",   "--schedule",   "--compare",    "--pp",   "--microbatches", "--out",
-       "--model", "--experts",        "--top-k",      "--scores",     "--ep",   "--groups",       "--tokens",
-       "--zipf",  "--popular-expert", "--popularity", "--capacities", "--seed", "--stage-times",  "--block"});
+      {"--moe",    "--output-layer", "--schedule", "--compare",         "--pp",         "--microbatches",
+       "--out",    "--model",        "--experts",  "--top-k",           "--scores",     "--ep",
+       "--groups", "--tokens",       "--zipf",     "--popular-expert",  "--popularity", "--capacities",
+       "--seed",   "--stage-times",  "--block",    "--document-lengths"});
 }
 
 // An empty prompt is a prompt; any other empty value is none.
