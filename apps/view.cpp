@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <chrono>
 #include <cstdio>
 #include <filesystem>
 #include <fstream>
@@ -20,6 +21,7 @@
 #include "apps/verbs.h"
 #include "apps/view_server.h"
 #include "base/error.h"
+#include "base/json_text.h"
 #include "base/output_file.h"
 #include "train/run_history.h"
 
@@ -112,13 +114,31 @@ std::string tag_now(const std::string& path) {
   return fmt::format("\"{:016x}\"", std::hash<std::string>()(state));
 }
 
+// The page with the member that its script reads (src/draw/page/served/live.js). To make a long log's page is
+// work: it is asked for so seldom that most of the time none is done.
+Page served_page(const std::string& path, const std::string& command, const std::string& tag) {
+  const auto begin = std::chrono::steady_clock::now();
+  Page page = page_now(path, command);
+  const std::chrono::duration<double> took = std::chrono::steady_clock::now() - begin;
+  nlohmann::ordered_json traces = nlohmann::ordered_json::array();
+  for (const ServedTrace& trace : traces_at(path))
+    traces.push_back({{"name", trace.name}, {"bytes", trace.bytes}});
+  const nlohmann::ordered_json served{{"tag", tag},
+                                      {"wait_seconds", std::max(1.0, 10 * took.count())},
+                                      {"perfetto", "https://ui.perfetto.dev"},
+                                      {"traces", traces}};
+  page.members.emplace_back("served", json_text(served));
+  return page;
+}
+
 void serve(const ViewFlags& flags, const std::string& command) {
   std::error_code error;
   if (!fs::exists(flags.log, error))
     refuse("view {}: {}", flags.log, error ? error.message() : "No such file or directory");
   // What is no log is refused; one without a step has yet to get it.
   if (const std::string log = log_at(flags.log); !log.empty()) run_history(log, "view");
-  serve_view({[&] { return tag_now(flags.log); }, [&] { return page_now(flags.log, command); },
+  serve_view({[&] { return tag_now(flags.log); },
+              [&](const std::string& tag) { return served_page(flags.log, command, tag); },
               [&] { return traces_at(flags.log); }},
              flags.port, [&](const std::string& address) {
                fmt::print("{}: {} (Ctrl-C ends)\n", flags.log, address);

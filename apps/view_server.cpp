@@ -6,12 +6,10 @@
 
 #include <algorithm>
 #include <chrono>
-#include <nlohmann/json.hpp>
 #include <thread>
 
 #include "apps/stop_signals.h"
 #include "base/error.h"
-#include "base/json_text.h"
 #include "base/open_file.h"
 
 namespace echelon {
@@ -20,27 +18,9 @@ namespace {
 constexpr const char* this_machine = "127.0.0.1";
 constexpr std::int64_t largest_trace = std::int64_t{4} << 30;
 
-// The page with the member that its script reads (src/draw/page/served/live.js). To make a long log's page is
-// work: it is asked for so seldom that most of the time none is done.
-Page served_page(const ServedView& view, const std::string& tag) {
-  const auto begin = std::chrono::steady_clock::now();
-  Page page = view.page();
-  const std::chrono::duration<double> took = std::chrono::steady_clock::now() - begin;
-  nlohmann::ordered_json traces = nlohmann::ordered_json::array();
-  for (const ServedTrace& trace : view.traces())
-    traces.push_back({{"name", trace.name}, {"bytes", trace.bytes}});
-  const nlohmann::ordered_json served{{"tag", tag},
-                                      {"wait_seconds", std::max(1.0, 10 * took.count())},
-                                      {"perfetto", "https://ui.perfetto.dev"},
-                                      {"traces", traces}};
-  page.members.emplace_back("served", json_text(served));
-  return page;
-}
-
 void add_routes(httplib::Server& server, const ServedView& view) {
   server.Get("/", [&view](const httplib::Request&, httplib::Response& response) {
-    response.set_content(page_html(served_page(view, view.tag()), PageUse::served),
-                         "text/html; charset=utf-8");
+    response.set_content(page_html(view.page(view.tag()), PageUse::served), "text/html; charset=utf-8");
   });
   server.Get("/document.json", [&view](const httplib::Request& request, httplib::Response& response) {
     const std::string tag = view.tag();
@@ -48,7 +28,7 @@ void add_routes(httplib::Server& server, const ServedView& view) {
     if (request.get_header_value("If-None-Match") == tag)
       response.status = 304;
     else
-      response.set_content(page_json(served_page(view, tag)), "application/json");
+      response.set_content(page_json(view.page(tag)), "application/json");
   });
   server.Get("/trace/(.+)", [&view](const httplib::Request& request, httplib::Response& response) {
     const std::vector<ServedTrace> traces = view.traces();

@@ -18,7 +18,7 @@ struct ServedTrace {
 // Each is asked whenever a browser asks; from several threads at a time.
 struct ServedView {
   std::function<std::string()> tag;  // another one whenever the page or the traces would be others
-  std::function<Page()> page;
+  std::function<Page(const std::string& tag)> page;
   std::function<std::vector<ServedTrace>()> traces;
 };
 

@@ -1,5 +1,5 @@
 # Which files of apps/ are used by more than the binary, said once: the page compiles `planner_requests` (browser.cmake); the
-# binary, the Python module and the tests link echelon_requests, in which they are with the others.
+# binary, the tests and the Python module link echelon_requests, in which they are with the others.
 
 # What turns the planner's flags into requests, and answers into text.
 set(planner_requests
@@ -28,12 +28,12 @@ set(process_requests
   launch_words
   progress_line
   survey_at_once)
-# What finds its way through all verbs, and documents.
+# What finds its way through all verbs, and documents: the binary's alone.
 set(program
   describe
   describe_completions
   describe_man
-  echelon
+  program
   topics)
 set(training_program
   verbs
@@ -59,23 +59,26 @@ function(add_program)
   else()
     file(GLOB requests CONFIGURE_DEPENDS ${CMAKE_SOURCE_DIR}/apps/*.cpp)
     list(APPEND program ${training_program})
-    list(REMOVE_ITEM requests ${program} ${CMAKE_SOURCE_DIR}/apps/no_progress_line.cpp ${CMAKE_SOURCE_DIR}/apps/page_planner.cpp
-         ${CMAKE_SOURCE_DIR}/apps/planner_verbs.cpp)
+    list(REMOVE_ITEM requests ${program} ${CMAKE_SOURCE_DIR}/apps/echelon.cpp ${CMAKE_SOURCE_DIR}/apps/no_progress_line.cpp
+         ${CMAKE_SOURCE_DIR}/apps/page_planner.cpp ${CMAKE_SOURCE_DIR}/apps/planner_verbs.cpp)
     set(uses echelon_draw echelon_verify)
     pkg_check_modules(http REQUIRED IMPORTED_TARGET cpp-httplib)
     # Its library's macros are for it alone.
     set_source_files_properties(${CMAKE_SOURCE_DIR}/apps/view_server.cpp PROPERTIES SKIP_UNITY_BUILD_INCLUSION ON
                                 COMPILE_OPTIONS "${http_CFLAGS_OTHER}")
   endif()
+  if(NOT ECHELON_PYTHON)
+    list(APPEND requests ${program} ${CMAKE_BINARY_DIR}/embedded_documents.cpp)
+  endif()
   add_library(echelon_requests STATIC ${requests})
   target_include_directories(echelon_requests PUBLIC ${CMAKE_SOURCE_DIR})
-  target_link_libraries(echelon_requests PUBLIC ${uses} PRIVATE echelon_flags)
-  add_executable(echelon ${program} ${CMAKE_BINARY_DIR}/embedded_documents.cpp)
-  target_compile_definitions(echelon PRIVATE ECHELON_VERSION="${PROJECT_VERSION}")
-  target_link_libraries(echelon PRIVATE echelon_requests ${http_LINK_LIBRARIES} echelon_flags)
-  foreach(target echelon_requests echelon)
-    set_target_properties(${target} PROPERTIES UNITY_BUILD ${ECHELON_UNITY} UNITY_BUILD_BATCH_SIZE 0)
-    # Parsing flags is not worth the minutes that CLI11's templates take to optimise.
-    target_compile_options(${target} PRIVATE ${cold_options})
-  endforeach()
+  target_compile_definitions(echelon_requests PRIVATE ECHELON_VERSION="${PROJECT_VERSION}")
+  target_link_libraries(echelon_requests PUBLIC ${uses} PRIVATE ${http_LINK_LIBRARIES} echelon_flags)
+  set_target_properties(echelon_requests PROPERTIES UNITY_BUILD ${ECHELON_UNITY} UNITY_BUILD_BATCH_SIZE 0)
+  # Parsing flags is not worth the minutes that CLI11's templates take to optimise.
+  target_compile_options(echelon_requests PRIVATE ${cold_options})
+  if(NOT ECHELON_PYTHON)
+    add_executable(echelon ${CMAKE_SOURCE_DIR}/apps/echelon.cpp)
+    target_link_libraries(echelon PRIVATE echelon_requests echelon_flags)
+  endif()
 endfunction()
