@@ -502,6 +502,7 @@ TEST_F(DeviceRuns, ALostDeviceLeavesTheLastCheckpointToGoOnFrom) {  // long
   const auto asked = [&](const std::string& name, std::shared_ptr<FakeDriver> driver) {
     TrainRequest r = request(name.c_str(), std::move(driver));
     r.priced_step = StepPrediction();  // nothing runs on the device before the training
+    r.peak_flops = 1e12;
     r.save_beside = false;
     return r;
   };
@@ -536,6 +537,7 @@ TEST_F(DeviceRuns, ALostDeviceIsNamedWithItsRanks) {  // long
     r.plan.mesh.set(Axis::dp, 3);
     r.plan.global_batch = 6;
     r.priced_step = StepPrediction();
+    r.peak_flops = 1e12;
     seen.insert(message_of<RunError>([&] { run(r); }));
     EXPECT_EQ(driver->complaints(), std::vector<std::string>());
   }

@@ -204,6 +204,7 @@ class InvariantNumerics : public testing::Test {
     r.fingerprint_every = steps;
     r.eval_samples = 3;  // on several ranks some have fewer
     r.priced_step = StepPrediction{};  // nothing is timed
+    r.peak_flops = 1e12;
     double loss = 0, norm = 0;
     std::string experts;
     TrainObserver observer;
@@ -704,6 +705,7 @@ TEST_F(InvariantNumerics, AnotherMeshGoesOnWithTheSameBits) {  // long
     r.run.timeout = patience;
     r.eval_samples = 0;
     r.priced_step = StepPrediction{};
+    r.peak_flops = 1e12;
     return r;
   };
   const std::string whole = train(request({}), *data_, {}).fingerprint;

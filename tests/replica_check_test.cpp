@@ -114,6 +114,7 @@ class ReplicaCheckRuns : public testing::Test {
     r.straggler_every = 0;
     r.fingerprint_every = steps;  // after the last
     r.priced_step = StepPrediction{1, 0};
+    r.peak_flops = 1e12;
     return r;
   }
   TrainRequest checked(TrainRequest r, std::int64_t every = check_every) const {

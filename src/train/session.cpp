@@ -73,7 +73,7 @@ JobMachine job_machine(const TrainRequest& request) {
 }
 
 // Of all threads that compute at once, from those of the ranks that fit here.
-double measure_peak_flops(const TrainRequest& request, const JobMachine& machine) {
+double measured_peak_flops(const TrainRequest& request, const JobMachine& machine) {
   if (DeviceDriver* const driver = request.run.driver.get())
     return measure_device_matmul_flops(*driver, request.run.own_device(0), request.plan.precision) *
            request.run.devices_in_use(machine.ranks);
@@ -120,7 +120,8 @@ StartInfo start_info(const SharedRun& run, const JobMachine& machine) {
   start.predicted_host = predicted.host;
   start.ranks = machine.ranks;
   start.cores = machine.cores;
-  start.peak_flops = measure_peak_flops(run.request, machine);
+  start.peak_flops =
+      run.request.peak_flops ? *run.request.peak_flops : measured_peak_flops(run.request, machine);
   const StepPrograms& programs = run.pipeline->programs(0);
   if (!programs.flushes()) start.staleness = staleness(programs.schedule());
   return start;
@@ -297,7 +298,8 @@ TrainSummary train(const TrainRequest& request, const TokenData& data, const Tra
   }
   if (!options.leads()) return summary;
   // Products that something else on the machine slowed down: they are made again.
-  if (utilization->was_exceeded()) utilization->raise(measure_peak_flops(request, job_machine(request)));
+  if (utilization->was_exceeded() && !request.peak_flops)
+    utilization->raise(measured_peak_flops(request, job_machine(request)));
   summary.mfu = utilization->of(summary.tokens_per_second * model_flops_per_token(plan.model, plan.seq_len));
   summary.peak_flops = utilization->peak_flops();
   compare_timelines(run.pipeline->programs(0), summary);

@@ -42,6 +42,7 @@ struct TrainRequest {
   std::optional<Straggler> straggler;
   std::optional<PlantedExpert> planted_expert{};  // in the initial weights
   std::optional<StepPrediction> priced_step{};    // else its parts are timed before the run
+  std::optional<double> peak_flops{};             // that MFU is of; else measured before the run
   std::uint64_t seed = 1;
   double validation_fraction = 0.05;
   std::int64_t eval_every = 0;       // steps; 0: at the end only

@@ -122,32 +122,40 @@ double measure_device_matmul_flops(DeviceDriver& driver, int device, const Preci
   }
 }
 
-double measure_matmul_flops(const PrecisionRecipe& precision, int teams, int threads, std::int64_t size) {
-  const std::int64_t n = has_fast_kernels(precision) ? size : 192;
-  prepare_kernels(precision);
-  // Until nothing better has been seen for a while: what else runs on the machine slows single tries down.
+// Small ones first, up to one that takes long enough to hide what starting it costs: what is larger leaves
+// the cache, and is more often interrupted by what else runs on the machine.
+double measure_matmul_flops(const PrecisionRecipe& precision, int teams, int threads) {
+  constexpr std::int64_t smallest = 64, largest = 8192;
+  constexpr double long_enough_seconds = 1e-3;
+  // Of each size, until nothing better has been seen for a while: what else runs slows single tries down.
   constexpr int patience = 3, most = 32;
+  prepare_kernels(precision);
   std::vector<double> best(static_cast<std::size_t>(teams));
   ThreadWorld world(teams, std::chrono::hours(1));
   run_ranks(world, [&](int team) {
     const auto all = world.join(team, everyone(teams), "measuring this machine");
     Arena arena;
     const auto kernels = make_kernels(arena, precision, threads);
-    const auto matrix = [&] {
-      const Tensor m(arena, MemoryCategory::other, precision.activations, {n, n});
-      kernels->fill(m, 0.5);
-      return m;
-    };
-    const Tensor a = matrix(), b = matrix(), c = matrix();
     double& mine = best[static_cast<std::size_t>(team)];
-    int last_gain = 0;
-    for (int k = 0; k < most && k - last_gain <= patience; ++k) {
-      all->barrier().wait();
-      const auto begin = Clock::now();
-      kernels->matmul(a, Transpose::no, b, Transpose::no, c, false);
-      const double flops = 2.0 * static_cast<double>(n * n * n) / seconds_since(begin);
-      if (HostGroup(*all).max(flops > 1.01 * mine ? 1 : 0) > 0) last_gain = k;
-      mine = std::max(mine, flops);
+    for (std::int64_t size = smallest;; size *= 2) {
+      const auto matrix = [&] {
+        const Tensor m(arena, MemoryCategory::other, precision.activations, {size, size});
+        kernels->fill(m, 0.5);
+        return m;
+      };
+      const Tensor a = matrix(), b = matrix(), c = matrix();
+      double least = std::numeric_limits<double>::infinity();
+      int last_gain = 0;
+      for (int k = 0; k < most && k - last_gain <= patience; ++k) {
+        all->barrier().wait();
+        const auto begin = Clock::now();
+        kernels->matmul(a, Transpose::no, b, Transpose::no, c, false);
+        const double seconds = seconds_since(begin);
+        if (HostGroup(*all).max(seconds < 0.99 * least ? 1 : 0) > 0) last_gain = k;
+        least = std::min(least, seconds);
+      }
+      mine = std::max(mine, 2.0 * static_cast<double>(size * size * size) / least);
+      if (size == largest || HostGroup(*all).max(least) > long_enough_seconds) return;
     }
   });
   return std::accumulate(best.begin(), best.end(), 0.0);

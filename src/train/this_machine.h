@@ -10,9 +10,8 @@
 namespace echelon {
 
 // FLOP/s of `teams` of `threads` compute threads each, all at once, each team on square matrix products of
-// its own, as ranks compute: the sum of the best that each has reached. `size`: of the matrices, in f32.
-double measure_matmul_flops(const PrecisionRecipe& precision, int teams, int threads,
-                            std::int64_t size = 1024);
+// its own, as ranks compute: the sum of the best that each has reached.
+double measure_matmul_flops(const PrecisionRecipe& precision, int teams, int threads);
 
 // The same of a device, on products that are large enough for it.
 double measure_device_matmul_flops(DeviceDriver& driver, int device, const PrecisionRecipe& precision);
