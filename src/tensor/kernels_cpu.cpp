@@ -4,7 +4,9 @@
 #include <algorithm>
 #include <array>
 #include <atomic>
+#include <bit>
 #include <cmath>
+#include <cstring>
 #include <exception>
 #include <latch>
 #include <memory>
@@ -142,10 +144,15 @@ class CpuKernels final : public HostBackend {
   }
 
   void fill(Out tx, double value) override {
+    const bool zero = std::bit_cast<std::uint64_t>(value) == 0;  // and not -0.0
     with_type(tx, [&]<class T>(T) {
       const Matrix<T> x(tx);
       team_.each_span(x, contiguous(x), [&](T* at, std::int64_t, std::int64_t, std::int64_t n) {
-        std::fill_n(at, n, T(static_cast<float>(value)));
+        if (zero)
+          std::memset(static_cast<void*>(at), 0,
+                      static_cast<std::size_t>(n) * sizeof(T));  // gradients, in each step
+        else
+          std::fill_n(at, n, T(static_cast<float>(value)));
       });
     });
   }

@@ -1,7 +1,10 @@
 #include "tensor/kernels_host.h"
 
 #include <algorithm>
-#include <cmath>
+#include <bit>
+#include <cstdint>
+#include <limits>
+#include <type_traits>
 #include <vector>
 
 #include "base/error.h"
@@ -23,16 +26,20 @@ std::span<std::int32_t> integers(const Tensor& t) {
 
 }  // namespace
 
+// Without their signs, floats are in the order of their bits, and what is not a number is above infinity.
 double HostBackend::largest(const Tensor& tx) {
   double most = 0;
   with_stored_type(tx, [&]<class T>(T) {
+    using Bits = std::conditional_t<sizeof(T) == 2, std::uint16_t,
+                                    std::conditional_t<sizeof(T) == 4, std::uint32_t, std::uint64_t>>;
+    static_assert(sizeof(Bits) == sizeof(T));
+    constexpr Bits size = std::numeric_limits<Bits>::max() >> 1;
     const Matrix<T> x(tx);
+    Bits bits = 0;
     for (std::int64_t i = 0; i < x.rows; ++i)
-      for (std::int64_t j = 0; j < x.cols; ++j) {
-        const double size = std::abs(static_cast<double>(x[i][j]));
-        if (!(size <= most)) most = size;
-        if (std::isnan(most)) return;
-      }
+      for (std::int64_t j = 0; j < x.cols; ++j)
+        bits = std::max<Bits>(bits, std::bit_cast<Bits>(x[i][j]) & size);
+    most = static_cast<double>(std::bit_cast<T>(bits));
   });
   return most;
 }
