@@ -1,5 +1,5 @@
 // A device of blocks with many lanes, on the host: what launches the kernels of a device in tests. The lanes
-// of a block are contexts of one thread, each of which runs up to the next sync(), in rising order or in
+// of a block share one thread, each with a stack of its own, and each runs up to the next sync(), in rising order or in
 // falling: what a lane reads before another has written it is no number, in one order or the other. Lanes
 // that do not all come to a sync() are an InvariantError. Under AddressSanitizer what lies outside of a
 // block's memory is found.
@@ -9,8 +9,6 @@
 // so that what it reads or overwrites too early is not what its neighbours have. copy_later() is done at once
 // in falling order, and at arrive() in rising order; until then no number is there.
 #pragma once
-
-#include <ucontext.h>
 
 #include <algorithm>
 #include <array>
@@ -25,6 +23,7 @@
 #include <vector>
 
 #include "base/error.h"
+#include "lane_stack.h"
 #include "tensor/rows/fragments.h"
 #include "tensor/rows/team.h"
 #include "tensor/tensor.h"
@@ -39,9 +38,7 @@ class EmulatedBlock {
         falling_(falling),
         shared_bytes_(shared_bytes),
         shared_(new std::byte[shared_bytes]),
-        boards_(2 * ((lanes_.size() + rows::warp_lanes - 1) / rows::warp_lanes)) {
-    for (Lane& lane : lanes_) lane.stack.reset(new std::byte[stack_bytes]);
-  }
+        boards_(2 * ((lanes_.size() + rows::warp_lanes - 1) / rows::warp_lanes)) {}
 
   int lanes() const { return static_cast<int>(lanes_.size()); }
   bool falling() const { return falling_; }
@@ -59,11 +56,7 @@ class EmulatedBlock {
     body_ = &body;
     for (Lane& lane : lanes_) {
       lane.has_ended = false;
-      getcontext(&lane.context);
-      lane.context.uc_stack.ss_sp = lane.stack.get();
-      lane.context.uc_stack.ss_size = stack_bytes;
-      lane.context.uc_link = &scheduler_;
-      makecontext(&lane.context, &EmulatedBlock::enter, 0);
+      lane.stack.begin(&EmulatedBlock::enter);
     }
     constexpr std::size_t warp = rows::warp_lanes;
     const std::size_t warps = (lanes_.size() + warp - 1) / warp;
@@ -100,10 +93,8 @@ class EmulatedBlock {
   }
 
  private:
-  static constexpr std::size_t stack_bytes = 256 << 10;
   struct Lane {
-    ucontext_t context = {};
-    std::unique_ptr<std::byte[]> stack = {};
+    LaneStack stack = {};
     std::array<std::byte, 8> slot = {};
     bool has_ended = false;
     const char* instruction = nullptr;  // of the warp, that it waits at; null: at a sync()
@@ -121,7 +112,7 @@ class EmulatedBlock {
       for (std::size_t i = first; i < end; ++i) {
         running_ = falling_ ? end - 1 - (i - first) : i;
         current() = this;
-        swapcontext(&scheduler_, &lanes_[running_].context);
+        lanes_[running_].stack.resume();
         if (lanes_[running_].has_ended) ++ended;
       }
       if (error_) std::rethrow_exception(error_);
@@ -136,7 +127,7 @@ class EmulatedBlock {
   void wait(const char* instruction) {
     Lane& lane = lanes_[running_];
     lane.instruction = instruction;
-    swapcontext(&lane.context, &scheduler_);
+    lane.stack.pause();
   }
   static EmulatedBlock*& current() {
     static thread_local EmulatedBlock* block = nullptr;
@@ -152,6 +143,7 @@ class EmulatedBlock {
     }
     block.lanes_[lane].has_ended = true;
     block.lanes_[lane].instruction = nullptr;
+    block.lanes_[lane].stack.pause();
   }
 
   std::vector<Lane> lanes_;
@@ -159,7 +151,6 @@ class EmulatedBlock {
   const std::size_t shared_bytes_;
   std::unique_ptr<std::byte[]> shared_;
   std::vector<Board> boards_;
-  ucontext_t scheduler_ = {};
   const std::function<void(int)>* body_ = nullptr;
   std::size_t running_ = 0;
   std::exception_ptr error_ = {};
