@@ -4,16 +4,12 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
-#include <numeric>
 
 #include "base/error.h"
+#include "base/split.h"
 
 namespace echelon {
 namespace {
-
-std::int64_t total(const std::vector<std::int64_t>& counts) {
-  return std::accumulate(counts.begin(), counts.end(), std::int64_t{0});
-}
 
 std::string wrong_counts(const std::vector<std::int64_t>& counts, const char* name, int size) {
   if (counts.size() != static_cast<std::size_t>(size))
@@ -92,7 +88,7 @@ std::string wrong_arguments(const Call& call, int rank, int size, const Tensor& 
       wrong = wrong_counts(call.counts, "counts", size);
       if (!wrong.empty()) return wrong;
       const bool gather = call.verb == Verb::all_gather;
-      const std::int64_t part = call.counts[me], whole = total(call.counts);
+      const std::int64_t part = call.counts[me], whole = sum_of(call.counts);
       wrong = wrong_tensor(in, "in", gather ? part : whole);
       if (wrong.empty()) wrong = wrong_tensor(out, "out", gather ? whole : part);
       if (wrong.empty() && !gather) wrong = wrong_sum(in);
@@ -102,8 +98,8 @@ std::string wrong_arguments(const Call& call, int rank, int size, const Tensor& 
       wrong = wrong_counts(call.counts, "send_counts", size);
       if (wrong.empty()) wrong = wrong_counts(call.recv_counts, "recv_counts", size);
       if (!wrong.empty()) return wrong;
-      wrong = wrong_tensor(in, "in", total(call.counts));
-      if (wrong.empty()) wrong = wrong_tensor(out, "out", total(call.recv_counts));
+      wrong = wrong_tensor(in, "in", sum_of(call.counts));
+      if (wrong.empty()) wrong = wrong_tensor(out, "out", sum_of(call.recv_counts));
       if (wrong.empty() && call.counts[me] != call.recv_counts[me])
         wrong =
             fmt::format("it sends itself {} elements but receives {}", call.counts[me], call.recv_counts[me]);

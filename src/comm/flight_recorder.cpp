@@ -5,7 +5,8 @@
 
 #include <algorithm>
 #include <exception>
-#include <numeric>
+
+#include "base/split.h"
 
 namespace echelon {
 
@@ -42,7 +43,7 @@ FlightRecorder::Ticket FlightRecorder::begin(const std::string& group, std::uint
   e.root = call.root;
   e.num_counts = call.counts.size();
   std::copy_n(call.counts.begin(), std::min(e.counts.size(), call.counts.size()), e.counts.begin());
-  e.total = std::accumulate(call.counts.begin(), call.counts.end(), std::int64_t{0});
+  e.total = sum_of(call.counts);
   e.begin = changed_ = time_.now();
   e.finished = false;
   e.instruction = instruction_;

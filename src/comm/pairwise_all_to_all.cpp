@@ -5,8 +5,8 @@
 // even. Every element travels once, so this is the least possible; empty messages travel too, as the other
 // rank waits for them. (Thakur, Rabenseifner, Gropp: Optimization of collective communication operations in
 // MPICH, 2005.)
-#include <numeric>
 
+#include "base/split.h"
 #include "comm/call.h"
 #include "comm/collectives.h"
 #include "comm/exchange.h"
@@ -32,7 +32,7 @@ void pairwise_all_to_all(Communicator& group, const Tensor& in, std::span<const 
 
 Cost pairwise_all_to_all_cost(int rank, std::span<const std::int64_t> send_counts) {
   const int n = static_cast<int>(send_counts.size());
-  const std::int64_t whole = std::accumulate(send_counts.begin(), send_counts.end(), std::int64_t{0});
+  const std::int64_t whole = sum_of(send_counts);
   return {n - 1, n - 1, whole - send_counts[static_cast<std::size_t>(rank)], 0};
 }
 

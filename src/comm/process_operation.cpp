@@ -7,6 +7,7 @@
 #include <numeric>
 
 #include "base/error.h"
+#include "base/split.h"
 #include "comm/exchange.h"
 #include "comm/process_engine.h"
 #include "comm/reduce.h"
@@ -151,7 +152,7 @@ Envelope ProcessOperation::envelope_for(int peer) const {
     e.count = call_.counts[static_cast<std::size_t>(peer)];
     e.back = call_.recv_counts[static_cast<std::size_t>(peer)];
   } else if (call_.verb != Verb::barrier) {
-    e.count = std::accumulate(call_.counts.begin(), call_.counts.end(), std::int64_t{0});
+    e.count = sum_of(call_.counts);
     e.counts_hash = hash(call_.counts);
   }
   return e;

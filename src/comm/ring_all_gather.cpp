@@ -4,8 +4,8 @@
 // Steps: n-1. Sent by rank r: every part but that of rank r+1; (n-1)/n of the whole where parts are even, and
 // no all-gather sends less. (Chan, Heimlich, Purkayastha, van de Geijn: Collective communication: theory,
 // practice, and experience, 2007.)
-#include <numeric>
 
+#include "base/split.h"
 #include "comm/call.h"
 #include "comm/collectives.h"
 #include "comm/exchange.h"
@@ -26,7 +26,7 @@ void ring_all_gather(Communicator& group, const Tensor& in, const Tensor& out,
 Cost ring_all_gather_cost(int rank, std::span<const std::int64_t> counts) {
   const int n = static_cast<int>(counts.size());
   if (n == 1) return {};
-  const std::int64_t whole = std::accumulate(counts.begin(), counts.end(), std::int64_t{0});
+  const std::int64_t whole = sum_of(counts);
   return {n - 1, n - 1, whole - counts[static_cast<std::size_t>(around(rank + 1, n))], 0};
 }
 

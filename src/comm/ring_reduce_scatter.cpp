@@ -7,8 +7,8 @@
 // Order: part s is ((x[s+1] + x[s+2]) + ...) + x[s], ranks counted round the ring.
 // (Patarasuk, Yuan: Bandwidth optimal all-reduce algorithms for clusters of workstations, 2009.)
 #include <algorithm>
-#include <numeric>
 
+#include "base/split.h"
 #include "comm/call.h"
 #include "comm/collectives.h"
 #include "comm/exchange.h"
@@ -40,7 +40,7 @@ void ring_reduce_scatter(Communicator& group, const Tensor& in, const Tensor& ou
 Cost ring_reduce_scatter_cost(int rank, std::span<const std::int64_t> counts) {
   const int n = static_cast<int>(counts.size());
   if (n == 1) return {};
-  const std::int64_t whole = std::accumulate(counts.begin(), counts.end(), std::int64_t{0});
+  const std::int64_t whole = sum_of(counts);
   return {n - 1, n - 1, whole - counts[static_cast<std::size_t>(rank)],
           whole - counts[static_cast<std::size_t>(around(rank - 1, n))]};
 }

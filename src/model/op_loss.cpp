@@ -5,6 +5,7 @@
 #include <span>
 #include <vector>
 
+#include "base/split.h"
 #include "model/op.h"
 #include "parallel/softmax_blocks.h"
 #include "parallel/vocabulary_logits.h"
@@ -213,7 +214,7 @@ class LossOp final : public OpRunner {
       Communicator& group = run.rank().along(axis);
       if (group.size() == 1) return;
       for (std::int64_t& count : counts) count *= each;
-      const Tensor all = run.statistic({std::accumulate(counts.begin(), counts.end(), std::int64_t{0})});
+      const Tensor all = run.statistic({sum_of(counts)});
       group.all_gather(numbers, all, counts).wait();
       numbers = all;
     };

@@ -1,10 +1,10 @@
 // LayerNorm or RMSNorm. Its statistics are kept, and its output made again from them.
 #include <algorithm>
-#include <numeric>
 #include <span>
 #include <utility>
 #include <vector>
 
+#include "base/split.h"
 #include "model/op.h"
 #include "spec/sum_blocks.h"
 #include "tensor/sum_by_blocks.h"
@@ -196,7 +196,7 @@ class HeadNormOp : public NormOp {
   static ParamSpec heads_of(const BlockOp& op) {
     ParamSpec spec;
     spec.shard_dim = 0;
-    spec.shape = {std::accumulate(op.heads.begin(), op.heads.end(), std::int64_t{0})};
+    spec.shape = {sum_of(op.heads)};
     for (std::int64_t heads : op.heads) spec.pieces.push_back({heads, 1});
     return spec;
   }

@@ -18,6 +18,7 @@
 
 #include "base/error.h"
 #include "base/philox.h"
+#include "base/split.h"
 #include "parallel/compression_methods.h"
 
 namespace echelon {
@@ -46,7 +47,7 @@ QuantizedReduction::QuantizedReduction(const ReductionContext& context, const Gr
       bucket_(bucket),
       parts_(quantized_parts(context.compression.kind, bucket, context.group.size())) {
   for (const Range& part : parts_) sizes_.push_back(quantized_bytes(context.compression.kind, bucket, part));
-  outgoing_ = context.payload(DType::u8, std::accumulate(sizes_.begin(), sizes_.end(), std::int64_t{0}));
+  outgoing_ = context.payload(DType::u8, sum_of(sizes_));
   incoming_ = context.payload(DType::u8,
                               context.group.size() * sizes_[static_cast<std::size_t>(context.group.rank())]);
 }

@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "base/error.h"
+#include "base/split.h"
 #include "comm/host_group.h"
 #include "tensor/host.h"
 
@@ -14,10 +15,6 @@ namespace {
 std::vector<std::int64_t> times(std::vector<std::int64_t> counts, std::int64_t width) {
   for (std::int64_t& count : counts) count *= width;
   return counts;
-}
-
-std::int64_t sum(const std::vector<std::int64_t>& counts) {
-  return std::accumulate(counts.begin(), counts.end(), std::int64_t{0});
 }
 
 Tensor elements(const Tensor& rows, std::int64_t count) { return rows.flat_range(0, count * rows.cols()); }
@@ -54,7 +51,7 @@ ExpertExchange::Route ExpertExchange::route(const ExpertBounds& bounds, std::int
     for (std::size_t e = 0; e < here; ++e) route.bounds[e + 1] += counts[r * here + e];
   }
   std::partial_sum(route.bounds.begin(), route.bounds.end(), route.bounds.begin());
-  route.away = sum(route.sent) - route.sent[static_cast<std::size_t>(rank_->ep().rank())];
+  route.away = sum_of(route.sent) - route.sent[static_cast<std::size_t>(rank_->ep().rank())];
   const std::int64_t total = route.bounds.back();
   route.from_others = total - route.received[static_cast<std::size_t>(rank_->ep().rank())];
   check(room == 0 || total <= room, "capacities bound what arrives");
@@ -100,8 +97,8 @@ InFlight ExpertExchange::begin_dispatch(const Tensor& copies, const Route& route
   const std::int64_t width = copies.cols();
   const Tensor arrived = like(copies, route.room);
   return {arrived,
-          rank_->ep().all_to_all(elements(copies, sum(route.sent)), times(route.sent, width),
-                                 elements(arrived, sum(route.received)), times(route.received, width)),
+          rank_->ep().all_to_all(elements(copies, sum_of(route.sent)), times(route.sent, width),
+                                 elements(arrived, sum_of(route.received)), times(route.received, width)),
           until_then(copies)};
 }
 
@@ -127,8 +124,8 @@ InFlight ExpertExchange::begin_combine(Tensor rows, const Route& route, std::int
   rows = Tensor();
   const Tensor back = like(leaving, copies);
   return {back,
-          rank_->ep().all_to_all(elements(leaving, sum(route.received)), times(route.received, width),
-                                 elements(back, sum(route.sent)), times(route.sent, width)),
+          rank_->ep().all_to_all(elements(leaving, sum_of(route.received)), times(route.received, width),
+                                 elements(back, sum_of(route.sent)), times(route.sent, width)),
           until_then(leaving)};
 }
 

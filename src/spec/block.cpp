@@ -2,9 +2,9 @@
 
 #include <algorithm>
 #include <cmath>
-#include <numeric>
 
 #include "base/error.h"
+#include "base/split.h"
 #include "spec/block_builder.h"
 #include "spec/families.h"
 #include "spec/fine_tuning.h"
@@ -172,7 +172,7 @@ int BlockBuilder::rms_norm(const std::string& name, int x, const std::string& pa
 
 int BlockBuilder::head_norm(const std::string& name, int x, std::vector<ParamSpec> weights,
                             std::vector<std::int64_t> heads) {
-  BlockOp& op = norm(name, x, std::accumulate(heads.begin(), heads.end(), std::int64_t{0}));
+  BlockOp& op = norm(name, x, sum_of(heads));
   op.weights = std::move(weights);
   op.heads = std::move(heads);
   return op.outputs.front();

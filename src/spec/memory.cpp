@@ -1,6 +1,6 @@
 #include "spec/memory.h"
 
-#include <numeric>
+#include "base/split.h"
 
 namespace echelon {
 
@@ -22,6 +22,6 @@ const char* memory_category_name(MemoryCategory category) {
   return "?";
 }
 
-std::int64_t Memory::total() const { return std::accumulate(bytes.begin(), bytes.end(), std::int64_t{0}); }
+std::int64_t Memory::total() const { return sum_of(bytes); }
 
 }  // namespace echelon

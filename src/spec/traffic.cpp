@@ -1,7 +1,5 @@
 #include "spec/traffic.h"
 
-#include <numeric>
-
 #include "base/error.h"
 #include "base/split.h"
 
@@ -80,7 +78,7 @@ std::int64_t bytes_sent(Verb verb, std::span<const std::int64_t> counts, int ran
                         std::int64_t element_bytes) {
   const auto n = static_cast<std::int64_t>(counts.size());
   const std::int64_t own = counts[static_cast<std::size_t>(rank)];
-  const std::int64_t total = std::accumulate(counts.begin(), counts.end(), std::int64_t{0});
+  const std::int64_t total = sum_of(counts);
   switch (verb) {
     case Verb::all_gather:
       return (n - 1) * own * element_bytes;
