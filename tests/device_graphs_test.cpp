@@ -11,16 +11,13 @@
 #include <string>
 #include <vector>
 
+#include "device_runs.h"
 #include "expert_runs.h"
-#include "fake_driver.h"
-#include "mesh_runs.h"
 #include "model/offloaded_moments.h"
-#include "temporary_directory.h"
 #include "tensor/device_stream.h"
 #include "tensor/host.h"
 #include "tensor/uploads.h"
 #include "train/dry_run.h"
-#include "train/session.h"
 
 namespace echelon::device_graphs_test {
 namespace {
@@ -392,38 +389,16 @@ TEST(DeviceGraphs, StopWholeWhereverTheDeviceFails) {
 
 // ---- whole runs
 
-class GraphRuns : public testing::Test {
+class GraphRuns : public RunsOnADevice {
  protected:
-  GraphRuns() {
-    std::string text;
-    for (int i = 0; i < 60; ++i) text += fmt::format("{} bottles of {} on the wall\n", i, i * i);
-    write_text(directory_ / "text", text);
-    data_ = std::make_unique<TokenData>(std::vector{directory_ / "text"}, bytes_vocab);
-  }
   TrainRequest request(const char* name, std::shared_ptr<FakeDriver> driver, bool graphs) const {
-    TrainRequest r;
-    r.plan = odd_plan(odd_llama(), 1, 1, false);
-    r.plan.model.vocab = bytes_vocab;
-    r.plan.global_batch = 4;
-    r.optimizer.total_steps = 4;
-    r.optimizer.warmup_steps = 1;
-    r.run.timeout = patience;
-    r.run.driver = std::move(driver);
+    TrainRequest r = RunsOnADevice::request(name, std::move(driver), 1);
     r.run.cuda_graphs = graphs;
     r.eval_samples = 3;
     r.eval_every = 2;
-    r.save_every = 2;
-    r.save_beside = true;
-    r.sample_tokens = 4;
     r.trace = true;
-    r.fingerprint_every = 1;
-    r.checkpoint_directory = directory_ / name;
     return r;
   }
-  TrainSummary run(const TrainRequest& r) const { return train(r, *data_, {}); }
-
-  const TemporaryDirectory directory_;
-  std::unique_ptr<TokenData> data_;
 };
 
 TEST_F(GraphRuns, EndWithTheHostsWeightsAndHoldWhatWasPredicted) {
@@ -432,12 +407,7 @@ TEST_F(GraphRuns, EndWithTheHostsWeightsAndHoldWhatWasPredicted) {
   const auto driver = std::make_shared<FakeDriver>(FakeDriver::Options{.workspace_bytes = 4096});
   TrainRequest asked = request("device", driver, true);
   const TrainSummary device = run(asked);
-  EXPECT_EQ(device.fingerprint, host.fingerprint);
-  EXPECT_EQ(device.final_loss, host.final_loss);
-  EXPECT_EQ(device.validation_loss, host.validation_loss);
-  for (const MemoryCategory category : all_memory_categories)
-    EXPECT_EQ(device.measured_memory[category], device.predicted_memory[category])
-        << memory_category_name(category);
+  expect_end_of(host, device);
   ASSERT_TRUE(device.graphs.has_value());
   EXPECT_EQ(device.graphs->captured, 2);
   EXPECT_EQ(device.graphs->replayed, 2 * (4 * 2 - 2));

@@ -13,11 +13,10 @@
 #include "checkpoint/checkpoint.h"
 #include "checkpoint/checkpoint_writer.h"
 #include "context_runs.h"
+#include "device_runs.h"
 #include "expert_runs.h"
-#include "fake_driver.h"
 #include "tensor/device_stream.h"
 #include "train/generate.h"
-#include "train/session.h"
 #include "train/state_copy.h"
 
 namespace echelon::device_training_test {
@@ -415,48 +414,21 @@ TEST(DeviceTraining, Tf32IsHeldToItsOwnBound) {
   EXPECT_FALSE(verified("tf32", dense, false, 1.1).pass);
 }
 
-class DeviceRuns : public testing::Test {
+class DeviceRuns : public RunsOnADevice {
  protected:
-  DeviceRuns() {
-    std::string text;
-    for (int i = 0; i < 60; ++i) text += fmt::format("{} bottles of {} on the wall\n", i, i * i);
-    write_text(directory_ / "text", text);
-    data_ = std::make_unique<TokenData>(std::vector{directory_ / "text"}, bytes_vocab);
-  }
   TrainRequest request(const char* name, std::shared_ptr<FakeDriver> driver) const {
-    TrainRequest r;
-    r.plan = odd_plan(odd_llama(), 2, 1, false);
-    r.plan.model.vocab = bytes_vocab;
-    r.plan.global_batch = 4;
+    TrainRequest r = RunsOnADevice::request(name, std::move(driver), 2);
     r.plan.zero = 3;
-    r.optimizer.total_steps = 4;
-    r.optimizer.warmup_steps = 1;
-    r.run.timeout = patience;
-    r.run.driver = std::move(driver);
     r.eval_samples = 2;
-    r.save_every = 2;
-    r.save_beside = true;
-    r.sample_tokens = 4;
-    r.fingerprint_every = 1;
-    r.checkpoint_directory = directory_ / name;
     return r;
   }
-  TrainSummary run(const TrainRequest& r) const { return train(r, *data_, {}); }
-
-  const TemporaryDirectory directory_;
-  std::unique_ptr<TokenData> data_;
 };
 
 TEST_F(DeviceRuns, EndWithTheHostsWeightsAndHoldAndSendWhatWasPredicted) {
   const TrainSummary host = run(request("host", nullptr));
   const auto driver = std::make_shared<FakeDriver>(FakeDriver::Options{.workspace_bytes = 4096});
   const TrainSummary device = run(request("device", driver));
-  EXPECT_EQ(device.fingerprint, host.fingerprint);
-  EXPECT_EQ(device.final_loss, host.final_loss);
-  EXPECT_EQ(device.validation_loss, host.validation_loss);
-  for (const MemoryCategory category : all_memory_categories)
-    EXPECT_EQ(device.measured_memory[category], device.predicted_memory[category])
-        << memory_category_name(category);
+  expect_end_of(host, device);
   EXPECT_EQ(device.measured_traffic, host.measured_traffic);
   EXPECT_GT(device.predicted_step_seconds, 0);
   EXPECT_GT(device.peak_flops, 0);
@@ -471,9 +443,7 @@ TEST_F(DeviceRuns, OffloadWhatWasPredicted) {  // long
   const TrainSummary device = run(offloading);
   EXPECT_EQ(device.fingerprint, host.fingerprint);
   EXPECT_EQ(device.measured_memory[MemoryCategory::optimizer], 0);
-  for (const MemoryCategory category : all_memory_categories)
-    EXPECT_EQ(device.measured_memory[category], device.predicted_memory[category])
-        << memory_category_name(category);
+  expect_predicted_memory(device);
   expect_clean(*driver);
   offloading.resume = true;  // with the moments that were saved
   offloading.optimizer.total_steps = 6;
@@ -490,9 +460,7 @@ TEST_F(DeviceRuns, OffloadActivationsAsPredicted) {  // long
   offloading.plan.offload = Offload::activations;
   const TrainSummary device = run(offloading);
   EXPECT_EQ(device.fingerprint, host.fingerprint);
-  for (const MemoryCategory category : all_memory_categories)
-    EXPECT_EQ(device.measured_memory[category], device.predicted_memory[category])
-        << memory_category_name(category);
+  expect_predicted_memory(device);
   EXPECT_GT(device.measured_host.out, 0);
   EXPECT_EQ(device.measured_host, device.predicted_host);
   expect_clean(*driver);
