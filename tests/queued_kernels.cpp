@@ -49,6 +49,25 @@ AttentionShape QueuedKernels::held(AttentionShape shape, Uses& uses) const {
   return shape;
 }
 
+SequenceRows QueuedKernels::held(SequenceRows rows, Uses& uses) const {
+  rows.first_positions = held(rows.first_positions, uses);
+  return rows;
+}
+
+StateSpaceShape QueuedKernels::held(StateSpaceShape shape, Uses& uses) const {
+  shape.rows = held(shape.rows, uses);
+  return shape;
+}
+
+StateSpaceTensors QueuedKernels::held(const StateSpaceTensors& in, Uses& uses) const {
+  return {held(in.z, uses),       held(in.xbc, uses),   held(in.dt, uses),
+          held(in.dt_bias, uses), held(in.a_log, uses), held(in.d, uses)};
+}
+
+StateSpaceGradients QueuedKernels::held(const StateSpaceGradients& out, Uses& uses) const {
+  return {held(out.z, uses), held(out.xbc, uses), held(out.dt, uses), held(out.terms, uses)};
+}
+
 LogitsCap QueuedKernels::held(LogitsCap cap, Uses& uses) const {
   cap.max = held(cap.max, uses);
   return cap;
@@ -249,6 +268,28 @@ void QueuedKernels::rope(InOut x, std::int64_t head_dim, T positions, const Rope
 
 void QueuedKernels::attention(T q, T k, T v, const AttentionShape& shape, Out out, Out lse) {
   queue("attention", &Kernels::attention, q, k, v, shape, out, lse);
+}
+
+void QueuedKernels::convolve(T x, T w, T bias, const SequenceRows& rows, Out y) {
+  queue("convolve", &Kernels::convolve, x, w, bias, rows, y);
+}
+
+void QueuedKernels::convolve_backward(T x, T w, T bias, const SequenceRows& rows, InOut dy, Out dx) {
+  queue("convolve_backward", &Kernels::convolve_backward, x, w, bias, rows, dy, dx);
+}
+
+void QueuedKernels::convolve_backward_weight(T x, T dy, const SequenceRows& rows, InOut dw) {
+  queue("convolve_backward_weight", &Kernels::convolve_backward_weight, x, dy, rows, dw);
+}
+
+void QueuedKernels::state_space(const StateSpaceTensors& in, const StateSpaceShape& shape, T workspace,
+                                InOut state, Out y) {
+  queue("state_space", &Kernels::state_space, in, shape, workspace, state, y);
+}
+
+void QueuedKernels::state_space_backward(const StateSpaceTensors& in, const StateSpaceShape& shape, T dy,
+                                         T workspace, const StateSpaceGradients& out) {
+  queue("state_space_backward", &Kernels::state_space_backward, in, shape, dy, workspace, out);
 }
 
 void QueuedKernels::attention_sink(T sinks, const AttentionShape& shape, InOut out, InOut lse) {

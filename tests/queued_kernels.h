@@ -55,6 +55,13 @@ class QueuedKernels final : public KernelBackend {
   void attention(T q, T k, T v, const AttentionShape& shape, Out out, Out lse) override;
   void attention_sink(T sinks, const AttentionShape& shape, InOut out, InOut lse) override;
   void attention_sink_backward(T sinks, T lse, T delta, const AttentionShape& shape, InOut dsinks) override;
+  void convolve(T x, T w, T bias, const SequenceRows& rows, Out y) override;
+  void convolve_backward(T x, T w, T bias, const SequenceRows& rows, InOut dy, Out dx) override;
+  void convolve_backward_weight(T x, T dy, const SequenceRows& rows, InOut dw) override;
+  void state_space(const StateSpaceTensors& in, const StateSpaceShape& shape, T workspace, InOut state,
+                   Out y) override;
+  void state_space_backward(const StateSpaceTensors& in, const StateSpaceShape& shape, T dy, T workspace,
+                            const StateSpaceGradients& out) override;
   void attention_delta(T out, T dout, const AttentionShape& shape, Out delta) override;
   void attention_backward(T q, T k, T v, T dout, T lse, T delta, const AttentionShape& shape, Out dq, Out dk,
                           Out dv) override;
@@ -108,6 +115,10 @@ class QueuedKernels final : public KernelBackend {
   std::vector<MatrixProduct> held(std::span<const MatrixProduct> products, Uses& uses) const;
   AttentionShape held(AttentionShape shape, Uses& uses) const;
   LogitsCap held(LogitsCap cap, Uses& uses) const;
+  SequenceRows held(SequenceRows rows, Uses& uses) const;
+  StateSpaceShape held(StateSpaceShape shape, Uses& uses) const;
+  StateSpaceTensors held(const StateSpaceTensors& in, Uses& uses) const;
+  StateSpaceGradients held(const StateSpaceGradients& out, Uses& uses) const;
   struct OwnStep;
   OwnStep held(const AdamWStep& step, Uses& uses) const;
   template <class Value>

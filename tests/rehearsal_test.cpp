@@ -38,7 +38,7 @@ TEST(Rehearsal, RunsALayerOnTheRanksThatShareIt) {  // long
       EXPECT_DOUBLE_EQ(r.layer_share, 1);
       EXPECT_DOUBLE_EQ(r.head_share, 1);
       const PartSeconds parts = rehearse(plan, {}, {2, 1});
-      for (const PartSeconds::Passes& passes : {parts.dense, parts.experts, parts.ends}) {
+      for (const PartSeconds::Passes& passes : {parts.dense, parts.others, parts.ends}) {
         EXPECT_GE(passes.forward, 0);
         EXPECT_GE(passes.backward, 0);
       }
@@ -46,7 +46,7 @@ TEST(Rehearsal, RunsALayerOnTheRanksThatShareIt) {  // long
         EXPECT_EQ(parts.dense.forward + parts.dense.backward, 0);
       }
       if (!has_experts) {
-        EXPECT_EQ(parts.experts.forward + parts.experts.backward, 0);
+        EXPECT_EQ(parts.others.forward + parts.others.backward, 0);
       }
       EXPECT_GT(parts.element, 0);
       EXPECT_GE(parts.call, 0);

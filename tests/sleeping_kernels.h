@@ -42,6 +42,14 @@ class SleepingKernels final : public KernelBackend {
   void fp8_matmul(std::span<const Fp8Product>) override { never(); }
   void round_to_fp8(T, Fp8, Out) override { never(); }
   void weighted_gated_backward(Activation, InOut, InOut, T, Out, const SwigluClamp&) override { never(); }
+  void convolve(T, T, T, const SequenceRows&, Out) override { never(); }
+  void convolve_backward(T, T, T, const SequenceRows&, InOut, Out) override { never(); }
+  void convolve_backward_weight(T, T, const SequenceRows&, InOut) override { never(); }
+  void state_space(const StateSpaceTensors&, const StateSpaceShape&, T, InOut, Out) override { never(); }
+  void state_space_backward(const StateSpaceTensors&, const StateSpaceShape&, T, T,
+                            const StateSpaceGradients&) override {
+    never();
+  }
   void attention_sink(T, const AttentionShape&, InOut, InOut) override { never(); }
   void attention_sink_backward(T, T, T, const AttentionShape&, InOut) override { never(); }
   void combine_rows(T, T, T, Out) override { never(); }

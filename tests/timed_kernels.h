@@ -81,6 +81,23 @@ class TimedKernels final : public KernelBackend {
                                const SwigluClamp& clamp) override {
     inner_->weighted_gated_backward(a, gate_up, dy, weights, dweights, clamp);
   }
+  void convolve(T x, T w, T bias, const SequenceRows& rows, Out y) override {
+    inner_->convolve(x, w, bias, rows, y);
+  }
+  void convolve_backward(T x, T w, T bias, const SequenceRows& rows, InOut dy, Out dx) override {
+    inner_->convolve_backward(x, w, bias, rows, dy, dx);
+  }
+  void convolve_backward_weight(T x, T dy, const SequenceRows& rows, InOut dw) override {
+    inner_->convolve_backward_weight(x, dy, rows, dw);
+  }
+  void state_space(const StateSpaceTensors& in, const StateSpaceShape& shape, T workspace, InOut state,
+                   Out y) override {
+    inner_->state_space(in, shape, workspace, state, y);
+  }
+  void state_space_backward(const StateSpaceTensors& in, const StateSpaceShape& shape, T dy, T workspace,
+                            const StateSpaceGradients& out) override {
+    inner_->state_space_backward(in, shape, dy, workspace, out);
+  }
   void attention_sink(T sinks, const AttentionShape& shape, InOut out, InOut lse) override {
     inner_->attention_sink(sinks, shape, out, lse);
   }

@@ -236,9 +236,7 @@ std::string block_svg(const std::vector<BlockDrawing>& blocks, const BlockSettin
 
 std::vector<BlockDrawing> block_drawings(const ModelSpec& m) {
   std::vector<BlockDrawing> blocks{{m.name + ": embedding", embedding_program(m)}};
-  const bool both = !m.has_experts(0) && m.has_experts(m.num_layers - 1);
-  blocks.push_back({both ? "layer without experts" : "layer", layer_program(m, 0)});
-  if (both) blocks.push_back({"layer with experts", layer_program(m, m.num_layers - 1)});
+  for (const LayerKind& kind : layer_kinds(m)) blocks.push_back({kind.name, layer_program(m, kind.layer)});
   blocks.push_back({"output layer", head_program(m)});
   return blocks;
 }

@@ -37,6 +37,13 @@ struct BlockState {
   std::shared_ptr<PutAway> away = {};
 };
 
+// What a block keeps of one sequence from its earlier tokens to the next: of attention the keys and values,
+// (positions, width); of a state space the last rows that it convolves, and its state.
+struct BlockCache {
+  Tensor keys;
+  Tensor tail, state;
+};
+
 // What a linear op leaves to the op behind it, which makes one pass of both (takes_product): the product of
 // its output, or, of one that is made, nothing; and the bias.
 struct LeftProduct {
@@ -85,9 +92,9 @@ class BlockRun {
   }
   ExpertParallel::Saved& routed() const { return state_.routed; }
 
-  // Generation: new tokens of one sequence from `position` on; keys and values are kept in `cache`.
-  void set_cache(std::int64_t position, Tensor cache) { position_ = position, cache_ = std::move(cache); }
-  const Tensor& cache() const { return cache_; }  // undefined elsewhere
+  // Generation: new tokens of one sequence from `position` on.
+  void set_cache(std::int64_t position, BlockCache cache) { position_ = position, cache_ = std::move(cache); }
+  const BlockCache& cache() const { return cache_; }  // of nothing elsewhere
   std::int64_t position() const { return position_; }
 
   // Forward. What is taken is the op's own where nobody reads it afterwards.
@@ -158,7 +165,7 @@ class BlockRun {
   const SequenceTree* tree_;  // nullptr: ordinary numerics
   const SpreadRows* spread_;
   std::int64_t position_ = 0;
-  Tensor cache_;
+  BlockCache cache_;
   LeftProduct left_;
   // Where in the pass it stands.
   const OpSequence* sequence_ = nullptr;

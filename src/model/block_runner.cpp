@@ -28,6 +28,10 @@ BlockRunner::BlockRunner(BlockProgram program, const Rank& rank, const Plan& pla
   // Generation predicts one token.
   if (program_->find(OpKind::attention) != nullptr && !program_->ends_in_loss())
     cache_width_ = 2 * heads_here(plan).kv_width();
+  if (const BlockOp* op = program_->find(OpKind::state_space)) {
+    scan_ = state_space_here(plan);
+    taps_ = op->weights.front().shape.back();
+  }
   for (const BlockOp& op : program_->ops) ops_.push_back(make_op(op, setting));
 }
 
@@ -68,11 +72,21 @@ Work<Tensor> BlockRunner::forward(const Microbatch& microbatch, Tensor x, BlockS
 }
 
 Tensor BlockRunner::evaluate(const Microbatch& microbatch, Tensor x, std::int64_t position,
-                             const Tensor& cache) const {
+                             const BlockCache& cache) const {
   BlockState state;
   BlockRun run(*rank_, tensor_parallel_, *program_, microbatch, state, tree_, spread_.get());
   run.set_cache(position, cache);
   return pass(run, passes_.evaluation, std::move(x)).finish();
+}
+
+BlockCache BlockRunner::make_cache(std::int64_t max_positions) const {
+  BlockCache cache;
+  if (cache_width_ > 0) cache.keys = rank_->activation({max_positions, cache_width_});
+  if (scan_) {
+    cache.tail = rank_->activation({taps_ - 1, scan_->mixed_width()});
+    cache.state = rank_->statistic({scan_->width(), scan_->state});
+  }
+  return cache;
 }
 
 Work<Tensor> BlockRunner::backward(const Microbatch& microbatch, Tensor dy, BlockState& state, Weights when,

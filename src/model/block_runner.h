@@ -3,6 +3,7 @@
 #pragma once
 
 #include <memory>
+#include <optional>
 #include <vector>
 
 #include "model/op.h"
@@ -32,11 +33,12 @@ class BlockRunner {
 
   // Without gradients. The result of the output layer is the summed loss (1, f64), or where there are no
   // targets the logits (1, V_local) of the last row.
-  // With a cache (max positions, cache_width()) it is one sequence of new tokens from `position` on, whose
-  // keys and values go there.
+  // With a cache it is one sequence of new tokens from `position` on, of which what later ones need goes
+  // there.
   Tensor evaluate(const Microbatch& microbatch, Tensor x, std::int64_t position = 0,
-                  const Tensor& cache = {}) const;
-  std::int64_t cache_width() const { return cache_width_; }
+                  const BlockCache& cache = {}) const;
+  // For so many positions.
+  BlockCache make_cache(std::int64_t max_positions) const;
 
   // nullptr where there are none.
   const ExpertParallel* experts() const { return experts_.get(); }
@@ -53,7 +55,9 @@ class BlockRunner {
   const SequenceTree* tree_;
   std::shared_ptr<const SpreadRows> spread_;  // nullptr: all rows are here
   std::shared_ptr<const ExpertParallel> experts_;
-  std::int64_t cache_width_ = 0;
+  std::int64_t cache_width_ = 0;         // of keys and values
+  std::optional<StateSpaceShape> scan_;  // of a state space
+  std::int64_t taps_ = 0;                // of its convolution
   std::vector<std::unique_ptr<OpRunner>> ops_;
 };
 

@@ -62,7 +62,7 @@ Tensor HeldStages::pass(const Microbatch& microbatch, std::int64_t position, con
     const auto held =
         static_cast<std::size_t>(std::find(ids_.begin(), ids_.end(), static_cast<int>(s)) - ids_.begin());
     x = held_[held].evaluate(microbatch, std::move(x), position,
-                             caches.empty() ? std::vector<Tensor>() : caches[held]);
+                             caches.empty() ? std::vector<BlockCache>() : caches[held]);
     if (s + 1 < runner_.size() && runner_[s + 1] != group.rank())
       group.send(std::exchange(x, {}), runner_[s + 1]).wait();
   }

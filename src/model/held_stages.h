@@ -45,7 +45,7 @@ class HeldStages {
 
   // Logits (V) after the last of the new tokens at [position, ...), on the rank that holds the last stage;
   // undefined elsewhere. Collective over pp.
-  using Caches = std::vector<std::vector<Tensor>>;
+  using Caches = std::vector<std::vector<BlockCache>>;
   Caches make_caches(std::int64_t max_positions) const;
   Tensor next_logits(const Tensor& tokens, std::int64_t position, const Caches& caches) const;
   // The pipeline rank that holds the last stage, and runs it in evaluation and generation.

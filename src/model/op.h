@@ -65,6 +65,8 @@ struct OpSetting {
 
 // The heads of this tp rank. With fewer key/value heads than ranks, neighbouring ranks hold the same one.
 Heads heads_here(const Plan& plan);
+// The same of a state space's, of no rows yet; of groups likewise.
+StateSpaceShape state_space_here(const Plan& plan);
 // The first vocabulary row of a table that is here.
 std::int64_t first_id_here(const ParamSpec& table, const OpSetting& s);
 // Of a block with experts: what both of its ops work with.
@@ -73,7 +75,7 @@ std::shared_ptr<const ExpertParallel> make_experts(const BlockOp& op, const OpSe
 using MakeOp = std::unique_ptr<OpRunner>(const BlockOp& op, const OpSetting& s);
 MakeOp make_embedding_op, make_positions_op, make_norm_op, make_linear_op, make_rope_op, make_attention_op,
     make_activation_op, make_residual_op, make_sum_op, make_experts_in_op, make_experts_out_op, make_loss_op,
-    make_latent_op, make_narrow_op, make_join_op;
+    make_latent_op, make_narrow_op, make_state_space_op, make_join_op;
 MakeOp make_op;  // the one of its kind
 
 }  // namespace echelon

@@ -28,7 +28,7 @@ class AttentionOp final : public OpRunner {
 
  protected:
   void run_forward(BlockRun& run) const override {
-    if (run.cache().defined()) return generate(run);
+    if (run.cache().keys.defined()) return generate(run);
     run.set(out(0), context_parallel_.enter(sequences_of(run), run.take(in())));
     attend(run);
   }
@@ -70,11 +70,11 @@ class AttentionOp final : public OpRunner {
     const Tensor qkv = run.take(in()), attended = run.activation({run.rows(), heads_.width()}),
                  lse = run.statistic({run.rows() * heads_.num_heads()});
     const std::int64_t end = run.position() + run.rows(), width = heads_.kv_width();
-    run.kernels().copy(heads_.kv(qkv), run.cache().row_range(run.position(), end));
+    run.kernels().copy(heads_.kv(qkv), run.cache().keys.row_range(run.position(), end));
     AttentionShape shape = heads_.shape(1, run.rows(), end);
     shape.q_offset = run.position();
     shape.first_keys = sequences_of(run).first_positions;
-    const Tensor seen = run.cache().row_range(0, end);
+    const Tensor seen = run.cache().keys.row_range(0, end);
     run.kernels().attention(heads_.q(qkv), seen.column_range(0, width), seen.column_range(width, 2 * width),
                             shape, attended, lse);
     if (sinks_.defined()) run.kernels().attention_sink(sinks_.value, shape, attended, lse);

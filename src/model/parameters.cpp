@@ -28,6 +28,13 @@ void fill_initial(const ParamSpec& spec, int tp, int index, std::uint64_t seed, 
     auto logical = static_cast<std::uint64_t>(run.begin);
     if (spec.init == Init::uniform) {
       for (T& x : here) x = static_cast<T>(bound * (2 * random.uniform(logical++) - 1));
+    } else if (spec.init == Init::rate) {
+      for (T& x : here) x = static_cast<T>(std::log(1 + 15 * random.uniform(logical++)));
+    } else if (spec.init == Init::step) {
+      for (T& x : here) {
+        const double step = 0.001 * std::pow(100.0, random.uniform(logical++));
+        x = static_cast<T>(std::log(std::expm1(step)));
+      }
     } else if constexpr (std::is_same_v<T, float>) {
       fill_normals(random, spec.init_std, logical, here);
     } else {

@@ -96,20 +96,18 @@ void Stage::backward_weight(Saved& saved, const GroupDone& group_done) const {
 }
 
 Tensor Stage::evaluate(const Microbatch& microbatch, Tensor input, std::int64_t position,
-                       const std::vector<Tensor>& caches) const {
+                       const std::vector<BlockCache>& caches) const {
   Tensor x = std::move(input);
   for (std::size_t i = 0; i < blocks_.size(); ++i) {
     const auto used = parameters_->use(group_read_by(i));
-    x = blocks_[i].evaluate(microbatch, std::move(x), position, caches.empty() ? Tensor() : caches[i]);
+    x = blocks_[i].evaluate(microbatch, std::move(x), position, caches.empty() ? BlockCache() : caches[i]);
   }
   return x;
 }
 
-std::vector<Tensor> Stage::make_caches(std::int64_t max_positions) const {
-  std::vector<Tensor> caches;
-  for (const BlockRunner& block : blocks_)
-    caches.push_back(block.cache_width() > 0 ? rank_->activation({max_positions, block.cache_width()})
-                                             : Tensor());
+std::vector<BlockCache> Stage::make_caches(std::int64_t max_positions) const {
+  std::vector<BlockCache> caches;
+  for (const BlockRunner& block : blocks_) caches.push_back(block.make_cache(max_positions));
   return caches;
 }
 

@@ -46,8 +46,8 @@ class Stage {
   // Without gradients: residual stream to residual stream, or what BlockRunner::evaluate() makes of it. With
   // caches, one sequence of new tokens at [position, ...).
   Tensor evaluate(const Microbatch& microbatch, Tensor input, std::int64_t position,
-                  const std::vector<Tensor>& caches) const;
-  std::vector<Tensor> make_caches(std::int64_t max_positions) const;
+                  const std::vector<BlockCache>& caches) const;
+  std::vector<BlockCache> make_caches(std::int64_t max_positions) const;
 
   // Its layers that have experts.
   struct Mixture {

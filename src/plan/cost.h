@@ -21,9 +21,9 @@ struct PartSeconds {
       return *this;
     }
   };
-  // Of a full microbatch: one layer with a dense MLP, one with experts, and embedding and output layer
-  // together: with what they send along tp, cp and ep.
-  Passes dense, experts, ends;
+  // Of a full microbatch: one layer with attention and a dense MLP, one with experts or a state space, and
+  // embedding and output layer together: with what they send along tp, cp and ep.
+  Passes dense, others, ends;
   double element = 0;  // zeroing, norm and AdamW of one parameter and its gradient
   double call = 0;     // being in a call of a communicator that moves next to nothing
   double byte = 0;     // of each byte that a call sends

@@ -21,7 +21,11 @@ double held(const std::vector<ParamSpec>& list, int tp, bool routed) {
 
 ParameterCounts parameter_counts(const ModelSpec& m, int tp) {
   ParameterCounts counts;
-  if (m.num_expert_layers() < m.num_layers) counts.dense_layer = held(block_parameters(m, 0), tp, false);
+  const double dense_layers = real(m.num_layers - m.num_expert_layers());
+  for (const LayerKind& kind : layer_kinds(m))  // their mean
+    if (!m.has_experts(kind.layer))
+      counts.dense_layer +=
+          real(kind.count) / dense_layers * held(block_parameters(m, kind.layer), tp, false);
   if (m.num_expert_layers() > 0) {
     const auto block = block_parameters(m, m.num_layers - 1);
     counts.expert_layer = held(block, tp, false);
@@ -106,8 +110,9 @@ SavedBytes saved_bytes(const Workload& work, const Plan& c, const Recompute& rec
   const auto drops = [&](const char* op) { return std::binary_search(list.begin(), list.end(), op); };
   const bool products = drops("linear");
   const bool by_product = s.keeps_every_second_product && recompute == Recompute::selective;
-  const double dropped = (drops("attention") ? core : 0) +
-                         (products || drops("attention_in") || drops("latent") ? qkv : 0) +
+  const double attending = 1 - real(m.num_state_space_layers()) / real(m.num_layers);
+  const double dropped = (drops("attention") ? attending * core : 0) +
+                         (products || drops("attention_in") || drops("latent") ? attending * qkv : 0) +
                          (products || drops("mlp_in") ? mlp(tokens, real(m.mlp_hidden) / tp) : 0) +
                          (drops("residual") || drops("residual1") ? cut : 0);
 
@@ -115,7 +120,14 @@ SavedBytes saved_bytes(const Workload& work, const Plan& c, const Recompute& rec
   const double attention =
       cut + normed + qkv + compressed + core + (s.fused_attention ? cast : attended) + mask;
   const double before_mlp = cut + normed + mask;
-  const double dense = attention + before_mlp + mlp(tokens, real(m.mlp_hidden) / tp);
+  // A layer with a state space keeps what its convolution and its scan are given, and what its norm is.
+  const StateSpaceSpec& scan = m.state_space;
+  const double states = real(m.num_state_space_layers()) / real(m.num_layers),
+               groups = std::max(1.0, real(scan.groups) / tp), channels = real(scan.width()) / tp,
+               mixed = channels + 2 * groups * real(scan.state), scan_heads = real(scan.heads) / tp;
+  const double state_space = cut + normed + tokens * (2 * channels + mixed + scan_heads) * width + mask;
+  const double mixer = states > 0 ? states * state_space + (1 - states) * attention : attention;
+  const double dense = mixer + before_mlp + mlp(tokens, real(m.mlp_hidden) / tp);
   double experts = 0;
   const double here = c.shards_sequence() ? tokens / tp : tokens;
   const double copies = busiest_rank(work.expert_load, c.mesh) * here * real(m.experts_per_token);
@@ -139,8 +151,17 @@ SavedBytes saved_bytes(const Workload& work, const Plan& c, const Recompute& rec
     return by_product ? every_second_product(layer_program(m, layer), c.mesh.tp())
                       : std::vector<SplitProduct>();
   };
-  if (m.num_expert_layers() < m.num_layers) saved.dense_layer = kept(dense, split(0));
+  if (m.num_expert_layers() < m.num_layers)
+    saved.dense_layer = kept(dense, split(layer_kinds(m).front().layer));
   saved.dense_working = working(dense, real(m.mlp_hidden) / tp, tokens);
+  if (states > 0) {
+    // Of one sequence at a time the states of its chunks, and what their products are made of.
+    const double rows = real(std::min(scan.chunk, c.seq_len)), length = real(c.seq_len);
+    const double scratch = (length / rows + 2) * channels * real(scan.state) +
+                           2 * (scan_heads + groups) * rows * rows + 6 * rows * channels;
+    saved.dense_working = std::max(saved.dense_working, 2 * whole + tokens * (2 * channels + mixed) * width +
+                                                            4 * (2 * tokens * mixed + scratch));
+  }
   if (m.experts != Experts::none) {
     saved.expert_layer = kept(experts, split(m.num_layers - 1));
     saved.expert_working =

@@ -73,6 +73,7 @@ void check_plain_llama(const LaunchRequest& r) {
   lacks(m.parallel_residual, "attention and MLP of the same input");
   lacks(m.interleaved_rope, "rotary positions that turn neighbours");
   lacks(m.latent_attention(), "latent attention");
+  lacks(m.state_space.heads > 0, "layers with a state space");
   lacks(m.num_mtp_layers > 0, "a module that predicts one more token");
   lacks(m.attention_sinks, "attention sinks");
   lacks(m.attention_out_bias, "a bias behind attention");

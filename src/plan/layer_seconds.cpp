@@ -148,6 +148,8 @@ class Pricer {
         if (!w_.software.is_this_trainer) return;
         return passes(2 * tokens_ * width_here(op.outputs[0]) * width_,
                       2 * tokens_ * width_here(op.inputs[0]) * width_);
+      case OpKind::state_space:
+        return state_space();
       case OpKind::join: {
         const double bytes = here_ * width_here(op.outputs[0]) * width_;
         return passes(2 * bytes, 2 * bytes);
@@ -324,6 +326,27 @@ class Pricer {
     if (m_.q_rank > 0) product(tokens_, real(m_.q_rank), queries);
     product(tokens_, real(m_.kv_rank), keys);
     passes(2 * tokens_ * queries * width_, 3 * tokens_ * queries * width_);
+  }
+
+  // The products of its chunks, in f32 here, and passes over what is wide: the convolution, dt x twice, what
+  // comes out of both sums, and the weights of each head's rows. The backward pass makes all that again, has
+  // two products for each of them, and as many passes.
+  void state_space() {
+    const StateSpaceSpec& s = m_.state_space;
+    const double rows = real(std::min(s.chunk, c_.seq_len)), chunks = tokens_ / rows, wide = 4,
+                 heads = real(s.heads) / tp_, groups = std::max(1.0, real(s.groups) / tp_),
+                 width = heads * real(s.head_dim), state = real(s.state), mixed = width + 2 * groups * state;
+    const OpSeconds of_scan(w_.machine, w_.software,
+                            w_.software.is_this_trainer ? Precision::f32 : Precision::bf16);
+    const double products = of_scan.product(rows, state, rows, chunks * groups) +
+                            of_scan.product(rows, rows, real(s.head_dim), chunks * heads) +
+                            of_scan.product(rows, state, width / groups, chunks * groups) +
+                            of_scan.product(width / groups, rows, state, chunks * groups);
+    const double passes = ops_.elementwise(tokens_ * (mixed * (width_ + wide) + 7 * width * wide +
+                                                      2 * width * width_ + 3 * heads * rows * wide));
+    t_.forward.compute += products + passes;
+    t_.backward_input.compute += 3.5 * products + 3 * passes;
+    kernels_ += 8;
   }
 
   void attention() {
@@ -551,8 +574,8 @@ LayerSeconds LayerSeconds::operator*(double factor) const {
 }
 
 ModelPrograms::ModelPrograms(const ModelSpec& m)
-    : first(layer_program(m, 0)),
-      last(layer_program(m, m.num_layers - 1)),
+    : first(layer_program(m, layer_kinds(m).front().layer)),
+      last(layer_program(m, layer_kinds(m).back().layer)),
       embedding(embedding_program(m)),
       head(head_program(m)),
       norm(final_norm_program(m)) {}
@@ -566,6 +589,14 @@ const std::vector<int>& ModelPrograms::again(const BlockProgram& program, const 
   return found->second;
 }
 
+// Layers with a state space and those with attention lie mixed: each counts as one of their mean.
+static LayerSeconds mean_layer(const ModelSpec& m, LayerSeconds attention, const LayerSeconds& state_space) {
+  const double part = real(m.num_state_space_layers()) / real(m.num_layers);
+  attention = attention * (1 - part);
+  attention += state_space * part;
+  return attention;
+}
+
 ModelSeconds model_seconds(const Workload& work, const Plan& c, const Recompute& recompute,
                            const OpSeconds& ops, const ModelPrograms& programs,
                            const PackedAttention* packed) {
@@ -577,6 +608,7 @@ ModelSeconds model_seconds(const Workload& work, const Plan& c, const Recompute&
   ModelSeconds seconds;
   const ModelSpec& m = c.model;
   if (m.num_expert_layers() < m.num_layers) seconds.dense = pricer.layer(programs.first);
+  if (m.state_space.heads > 0) seconds.dense = mean_layer(m, seconds.dense, pricer.layer(programs.last));
   if (m.num_expert_layers() > 0) seconds.experts = pricer.layer(programs.last);
   seconds.embedding = wide.end(programs.embedding);
   seconds.head = wide.end(programs.head);

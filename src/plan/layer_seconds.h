@@ -31,8 +31,8 @@ struct LayerSeconds {
   LayerSeconds operator*(double factor) const;
 };
 
-// All of a plan: of a layer with a dense MLP and of one with experts, of the embedding, of final
-// norm and output matrix, and of the loss.
+// All of a plan: of a layer with a dense MLP (where some have a state space and some attention, of their
+// mean) and of one with experts, of the embedding, of final norm and output matrix, and of the loss.
 struct ModelSeconds {
   LayerSeconds dense, experts, embedding, head, loss;
   // Where the output layer is cut over the pipeline: the final norm alone with what the last stage makes of
@@ -48,7 +48,7 @@ class ModelPrograms {
   ModelPrograms(const ModelPrograms&) = delete;
   ModelPrograms& operator=(const ModelPrograms&) = delete;
 
-  // Of layers the first and the last; the first is a dense one where there are two kinds.
+  // Of layers one of the first kind and one of the last (layer_kinds()).
   const BlockProgram first, last, embedding, head, norm;
   // Of one of these the ops that a recomputation runs again, as often as they stand here, without those that
   // take no time worth counting.

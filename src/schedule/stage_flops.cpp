@@ -12,6 +12,13 @@ static double share_of_tokens(const ModelSpec& m, const ParamSpec& spec) {
                          : static_cast<double>(m.experts_per_token) / static_cast<double>(m.num_experts);
 }
 
+double scan_flops(const StateSpaceSpec& s, std::int64_t seq_len) {
+  const auto real = [](std::int64_t n) { return static_cast<double>(n); };
+  const double rows = real(std::min(s.chunk, seq_len)), width = real(s.width()), state = real(s.state);
+  return 2 * (rows * real(s.groups) * state + rows * width + 2 * width * state +
+              real(s.mixed_width() * s.kernel));
+}
+
 StageTimes stage_flops(const Plan& plan, const StageSlice& slice) {
   const ModelSpec& m = plan.model;
   const auto tp = static_cast<double>(plan.mesh.size(Axis::tp));
@@ -25,11 +32,12 @@ StageTimes stage_flops(const Plan& plan, const StageSlice& slice) {
   double again = 0;                              // what the backward pass makes again, or first
   const std::int64_t dense_end = m.experts == Experts::none ? m.num_layers : m.num_dense_layers,
                      dense = std::clamp<std::int64_t>(dense_end - slice.layers.begin, 0, slice.layers.size());
+  StageTimes scans{0, 0, 0};
   const auto add = [&](const BlockProgram& program, std::int64_t layers, bool idle = false) {
     const auto count = static_cast<double>(layers);
     std::vector<double> forward;  // by op
     for (const BlockOp& op : program.ops) {
-      double of_weights = 0, of_gradients = 0, of_attention = 0;
+      double of_weights = 0, of_gradients = 0, of_attention = 0, of_scan = 0;
       const auto multiply = [&](const ParamSpec& spec) {
         if (!spec.multiplies) return;
         const double product = 2 * tokens * static_cast<double>(spec.numel()) * share_of_tokens(m, spec);
@@ -44,8 +52,15 @@ StageTimes stage_flops(const Plan& plan, const StageSlice& slice) {
       if (op.kind == OpKind::attention)
         of_attention =
             4 * tokens * static_cast<double>(m.attention_width()) * m.mean_keys(plan.seq_len) * imbalance;
+      if (op.kind == OpKind::state_space) {
+        const double scan = tokens * scan_flops(m.state_space, plan.seq_len);
+        scans.forward += count * scan;
+        if (!idle)
+          scans.backward_input += 3.5 * count * scan;  // states and weights again, and twice the rest
+        of_scan = scan;
+      }
       // The output layer is run in the backward pass, where its two other products are.
-      forward.push_back(count * (of_weights + of_attention));
+      forward.push_back(count * (of_weights + of_attention + of_scan));
       if (program.ends_in_loss()) {
         // Attention's backward pass has five products where the forward pass has two.
         again += 2 * of_weights + of_gradients + 3.5 * of_attention;
@@ -62,7 +77,7 @@ StageTimes stage_flops(const Plan& plan, const StageSlice& slice) {
     for (const OpSequence& sequence : block_passes(program, slice.recompute).again)
       for (int op : sequence.ops) again += forward[static_cast<std::size_t>(op)];
   };
-  if (m.tuning.freeze.empty()) {
+  if (m.tuning.freeze.empty() && m.state_space.heads == 0) {
     if (dense > 0) add(layer_program(m, slice.layers.begin), dense);
     if (dense < slice.layers.size()) add(layer_program(m, slice.layers.end - 1), slice.layers.size() - dense);
   } else {  // no two layers need be alike
@@ -71,7 +86,8 @@ StageTimes stage_flops(const Plan& plan, const StageSlice& slice) {
   }
   if (slice.head) add(slice.vocabulary_is_cut ? final_norm_program(m) : head_program(m), 1);
   // Attention's backward pass has five products where the forward pass has two.
-  return {(products + attention) / tp, (back_products + 2.5 * back_attention + again) / tp, gradients / tp};
+  return {(products + attention + scans.forward) / tp,
+          (back_products + 2.5 * back_attention + scans.backward_input + again) / tp, gradients / tp};
 }
 
 StageTimes vocabulary_part_flops(const Plan& plan) {

@@ -241,6 +241,14 @@ int BlockBuilder::latent(int compressed, int queries, std::vector<ParamSpec> wei
   return qkv;
 }
 
+int BlockBuilder::state_space(int mixed, std::vector<ParamSpec> weights, std::vector<ParamSpec> biases) {
+  const int y = value("scanned", Home::cut, m_.state_space.width());
+  BlockOp& op = add(OpKind::state_space, "state_space", {mixed}, {y}, {mixed});
+  op.weights = std::move(weights);
+  op.biases = std::move(biases);
+  return y;
+}
+
 int BlockBuilder::narrow(int attended) {
   const int y = value("narrow.out", Home::cut, m_.attended_width(), Again::always);
   add(OpKind::narrow, "narrow", {attended}, {y}, {});

@@ -43,6 +43,7 @@ class BlockBuilder {
   // [q | k | v] of normalised [queries | keys and values | the turned part of all heads' keys]. `queries`: a
   // value that has them already, and the first of the three is not there; or -1.
   int latent(int compressed, int queries, std::vector<ParamSpec> weights);
+  int state_space(int mixed, std::vector<ParamSpec> weights, std::vector<ParamSpec> biases);
   int narrow(int attended);  // of each head what its value has
   int join(const std::string& name, int x, int y);
   int activation(int x, Activation activation);

@@ -1,8 +1,12 @@
 // Llama: RoPE, RMSNorm or LayerNorm, SwiGLU or an activation without a gate, biases where they are asked for
 // (Qwen2's of queries, keys and values; of attention's output; of MLPs), grouped-query attention (Qwen3's
 // with norms of heads, gpt-oss's with sinks), attention and MLP one after the other or of the same input
-// (Cohere), weights stored (out, in); in place of MLPs the experts of Mixtral, DeepSeek or gpt-oss.
+// (Cohere), weights stored (out, in); in place of MLPs the experts of Mixtral, DeepSeek or gpt-oss; in place
+// of attention, in some layers, Mamba-2's mixer.
 #include <fmt/core.h>
+
+#include <cmath>
+#include <tuple>
 
 #include "spec/block_builder.h"
 #include "spec/families.h"
@@ -115,6 +119,39 @@ int attention_in(BlockBuilder& b, const ModelSpec& m, int x, const std::string& 
                      {m.num_heads, m.num_kv_heads});
 }
 
+// Mamba-2's mixer: z, x, B, C and dt, x, B and C convolved, the scan, a norm of all channels that it makes.
+// What belongs to a group is held by all tp ranks that have heads of it.
+int state_space(BlockBuilder& b, const ModelSpec& m, int x, const std::string& at) {
+  const StateSpaceSpec& s = m.state_space;
+  const std::int64_t W = s.width(), G = s.groups * s.state, P = s.head_dim;
+  const auto projection = [&](const char* name, std::int64_t rows, std::int64_t unit) {
+    return cut_rows(at + "in_proj." + name + ".weight", rows, m.hidden, unit, m.init_std);
+  };
+  const int mixed = b.columns("state_in", x,
+                              {projection("z", W, P), projection("x", W, P), projection("b", G, s.state),
+                               projection("c", G, s.state), projection("dt", s.heads, 1)});
+  std::vector<ParamSpec> taps, biases;
+  for (const auto& [name, width, unit] :
+       {std::tuple{"x", W, P}, std::tuple{"b", G, s.state}, std::tuple{"c", G, s.state}}) {
+    taps.push_back(cut_rows(fmt::format("{}conv1d.{}.weight", at, name), width, s.kernel, unit, 0));
+    taps.back().multiplies = false;
+    taps.back().init = Init::uniform;  // as torch's Conv1d
+    taps.back().init_std = 1 / std::sqrt(3 * static_cast<double>(s.kernel));
+    if (s.conv_bias)
+      biases.push_back(cut_bias(fmt::format("{}conv1d.{}.bias", at, name), width, {{width, unit}}));
+  }
+  const auto of_heads = [&](const char* name, Init init) {
+    biases.push_back(cut_bias(at + name, s.heads, {{s.heads, 1}}));
+    biases.back().init = init;
+  };
+  of_heads("dt_bias", Init::step);
+  of_heads("A_log", Init::rate);
+  of_heads("D", Init::ones);
+  const int y = b.head_norm("state_norm", b.state_space(mixed, std::move(taps), std::move(biases)),
+                            {cut_norm_weight(at + "norm.weight", W, P)}, {1});
+  return b.rows("state_out", y, cut_columns(at + "out_proj.weight", m.hidden, W, P, residual_std(m)));
+}
+
 // Of the residual stream.
 int norm(BlockBuilder& b, const ModelSpec& m, const char* name, int x, const std::string& parameter) {
   if (m.norm_kind == NormKind::rms) return b.rms_norm(name, x, parameter);
@@ -128,21 +165,27 @@ int residual(BlockBuilder& b, const ModelSpec& m, int which, int x, int y,
   return b.residual(fmt::format("residual{}", which), x, y, std::move(biases));
 }
 
+int attention(BlockBuilder& b, const ModelSpec& m, std::int64_t layer, int x, const std::string& at) {
+  int y = attention_in(b, m, x, at + "self_attn.");
+  if (m.is_turned(layer)) y = b.rope(y, m.window.in(layer));
+  y = b.attention(y, m.window.in(layer), sinks(m, at + "self_attn."));
+  if (m.attended_width() < m.attention_width()) y = b.narrow(y);
+  return b.rows("attention_out", y,
+                cut_columns(at + "self_attn.o_proj.weight", m.hidden, m.attended_width(),
+                            m.attended_width() / m.num_heads, residual_std(m)));
+}
+
 // Returns what it hands on.
 int layer_ops(BlockBuilder& b, const ModelSpec& m, std::int64_t layer, int x) {
   const std::string at = fmt::format("model.layers.{}.", layer);
   const bool before = m.norm_place != NormPlace::after, after = m.norm_place != NormPlace::before;
   const int first = before ? norm(b, m, "norm1", x, at + "input_layernorm") : x;
-  int y = attention_in(b, m, first, at + "self_attn.");
-  if (m.is_turned(layer)) y = b.rope(y, m.window.in(layer));
-  y = b.attention(y, m.window.in(layer), sinks(m, at + "self_attn."));
-  if (m.attended_width() < m.attention_width()) y = b.narrow(y);
-  y = b.rows("attention_out", y,
-             cut_columns(at + "self_attn.o_proj.weight", m.hidden, m.attended_width(),
-                         m.attended_width() / m.num_heads, residual_std(m)));
+  int y =
+      m.state_space.in(layer) ? state_space(b, m, first, at + "mamba.") : attention(b, m, layer, first, at);
   if (after) y = b.rms_norm("attention_norm", y, at + "post_attention_layernorm");
   std::vector<ParamSpec> out_bias;
-  if (m.attention_out_bias) out_bias = {whole_bias(at + "self_attn.o_proj.bias", m.hidden)};
+  if (m.attention_out_bias && !m.state_space.in(layer))
+    out_bias = {whole_bias(at + "self_attn.o_proj.bias", m.hidden)};
   const int middle = residual(b, m, 1, x, y, std::move(out_bias));
   if (m.parallel_residual)
     y = first;

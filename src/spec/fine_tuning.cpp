@@ -226,13 +226,18 @@ std::vector<AdaptedMatrix> adapted_matrices(const ModelSpec& model) {
   return all;
 }
 
-static std::string latent_words(const ModelSpec& model) {
-  return fmt::format("{} has latent attention, all of whose weights are trained", model.name);
+// Of a model with parts all of whose weights are trained; empty of others.
+static std::string trained_as_a_whole(const ModelSpec& model) {
+  if (model.latent_attention())
+    return fmt::format("{} has latent attention, all of whose weights are trained", model.name);
+  if (model.state_space.heads > 0)
+    return fmt::format("{} has layers with a state space, all of whose weights are trained", model.name);
+  return {};
 }
 
 TuningProblem freeze_problem(const ModelSpec& model) {
   if (model.tuning.freeze.empty()) return {};
-  if (model.latent_attention()) return {latent_words(model), {none}};
+  if (std::string words = trained_as_a_whole(model); !words.empty()) return {std::move(words), {none}};
   const std::vector<ParamSpec> all = all_parameters(model);
   for (const std::string& pattern : model.tuning.freeze)
     if (std::none_of(all.begin(), all.end(),
@@ -261,7 +266,7 @@ TuningProblem freeze_problem(const ModelSpec& model) {
 TuningProblem lora_problem(const ModelSpec& model) {
   const Lora& lora = model.tuning.lora;
   if (lora.rank == 0) return {};
-  if (model.latent_attention()) return {latent_words(model), {none}};
+  if (std::string words = trained_as_a_whole(model); !words.empty()) return {std::move(words), {none}};
   if (lora.rank > model.hidden)
     return {fmt::format("{} has {} columns, and a rank beyond that is no saving", model.name, model.hidden),
             {"rank=8"}};

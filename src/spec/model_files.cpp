@@ -90,6 +90,14 @@ constexpr const char* toml_keys[] = {"name",
                                      "q_rank",
                                      "rotary_dim",
                                      "value_head_dim",
+                                     "ssm_heads",
+                                     "ssm_head_dim",
+                                     "ssm_groups",
+                                     "ssm_state",
+                                     "ssm_kernel",
+                                     "ssm_conv_bias",
+                                     "ssm_chunk",
+                                     "attention_layers",
                                      "freeze",
                                      "lora"};
 
@@ -120,6 +128,15 @@ class Reader {
     const toml::node& node = required(key);
     if (!node.is_boolean()) wrong(key, node, "true or false");
     return node.as_boolean()->get();
+  }
+  std::vector<std::int64_t> integers(const char* key) const {
+    const toml::array* array = required(key).as_array();
+    std::vector<std::int64_t> values;
+    for (std::size_t i = 0; array != nullptr && i < array->size(); ++i)
+      if (array->at(i).is_integer()) values.push_back(array->at(i).as_integer()->get());
+    if (array == nullptr || values.size() != array->size())
+      wrong(key, required(key), "a list of whole numbers");
+    return values;
   }
   std::vector<double> reals(const char* key) const {
     const toml::array* array = required(key).as_array();
@@ -313,6 +330,25 @@ Activation read_activation(const Reader& reader, const std::string& where, const
   return parse_choice<Activation>(name, where);
 }
 
+void read_state_space(const Reader& reader, StateSpaceSpec& s) {
+  s.heads = reader.integer_or("ssm_heads", 0);
+  s.head_dim = reader.integer_or("ssm_head_dim", 0);
+  s.groups = reader.integer_or("ssm_groups", s.groups);
+  s.state = reader.integer_or("ssm_state", s.state);
+  s.kernel = reader.integer_or("ssm_kernel", s.kernel);
+  s.conv_bias = reader.boolean_or("ssm_conv_bias", s.conv_bias);
+  s.chunk = reader.integer_or("ssm_chunk", s.chunk);
+  if (reader.has("attention_layers")) s.attention_layers = reader.integers("attention_layers");
+}
+
+void write_state_space(const StateSpaceSpec& s, std::string& text) {
+  text += fmt::format(
+      "ssm_heads = {}\nssm_head_dim = {}\nssm_groups = {}\nssm_state = {}\nssm_kernel = {}\nssm_conv_bias = "
+      "{}\nssm_chunk = {}\nattention_layers = [{}]\n",
+      s.heads, s.head_dim, s.groups, s.state, s.kernel, s.conv_bias, s.chunk,
+      fmt::join(s.attention_layers, ", "));
+}
+
 }  // namespace
 
 ModelSpec model_from_toml(const std::string& text, const std::string& where) {
@@ -377,6 +413,7 @@ ModelSpec model_from_toml(const std::string& text, const std::string& where) {
   m.value_head_dim = reader.integer_or("value_head_dim", 0);
   m.num_mtp_layers = reader.integer_or("num_mtp_layers", 0);
   m.mtp_weight = reader.real_or("mtp_weight", m.mtp_weight);
+  read_state_space(reader, m.state_space);
   if (reader.has("lora"))
     m.tuning.lora = parse_lora(reader.text("lora", "a text"), fmt::format("{}: lora", where));
   if (reader.has("freeze")) m.tuning.freeze = parse_freeze(reader.text("freeze", "a text"));
@@ -457,6 +494,7 @@ std::string to_toml(const ModelSpec& m) {
     line("num_mtp_layers", m.num_mtp_layers);
     line("mtp_weight", m.mtp_weight);
   }
+  if (m.state_space.heads > 0) write_state_space(m.state_space, text);
   if (m.tuning.lora.rank > 0) line("lora", quoted(lora_text(m.tuning.lora)));
   if (!m.tuning.freeze.empty()) line("freeze", quoted(freeze_text(m.tuning)));
   return text;

@@ -39,15 +39,58 @@ std::int64_t count(const ModelSpec& m, const std::vector<ParamSpec>& list, Count
   return sum;
 }
 
-// One block stands for all that are alike: those with experts, and those without.
+// One block stands for all that are alike.
 std::int64_t count_all(const ModelSpec& m, Counted counted) {
-  const std::int64_t with_experts = m.num_expert_layers(), dense = m.num_layers - with_experts;
   std::int64_t sum = count(m, embedding_parameters(m), counted) + count(m, head_parameters(m), counted);
-  if (dense > 0) sum += dense * count(m, block_parameters(m, 0), counted);
-  if (with_experts > 0) sum += with_experts * count(m, block_parameters(m, m.num_layers - 1), counted);
+  for (const LayerKind& kind : layer_kinds(m))
+    sum += kind.count * count(m, block_parameters(m, kind.layer), counted);
   // One more token is predicted by the same output matrix.
   if (counted != Counted::all) sum += m.num_mtp_layers * output_matrix(m).numel();
   return sum;
+}
+
+// What stands beside a state space is told here, and what cannot.
+void check_state_space(const ModelSpec& m) {
+  const StateSpaceSpec& s = m.state_space;
+  if (s.heads == 0) {
+    if (s != StateSpaceSpec{})
+      refuse(
+          "model {}: ssm_head_dim, ssm_groups, attention_layers ... are legal beside ssm_heads alone; give "
+          "ssm_heads above 0",
+          m.name);
+    return;
+  }
+  check_size(m, "ssm_heads", s.heads, largest_size);
+  check_size(m, "ssm_head_dim", s.head_dim, largest_size);
+  check_size(m, "ssm_groups", s.groups, largest_size);
+  check_size(m, "ssm_state", s.state, largest_size);
+  check_size(m, "ssm_kernel", s.kernel, 64);
+  check_size(m, "ssm_chunk", s.chunk, 4096);
+  if (s.heads % s.groups != 0)
+    refuse("model {}: ssm_groups = {} does not divide ssm_heads = {}; give a divisor of {}", m.name, s.groups,
+           s.heads, s.heads);
+  std::int64_t last = -1;
+  for (const std::int64_t layer : s.attention_layers) {
+    if (layer <= last || layer >= m.num_layers)
+      refuse("model {}: attention_layers are not layers from 0 to {} in rising order; give such ones", m.name,
+             m.num_layers - 1);
+    last = layer;
+  }
+  if (m.num_state_space_layers() == 0)
+    refuse("model {}: all layers are attention_layers; leave out ssm_heads, or one of them", m.name);
+  const auto refuse_beside = [&m](bool chosen, const char* what, const char* legal) {
+    if (chosen)
+      refuse("model {}: {} is not legal beside layers with a state space (ssm_heads = {}); give {}", m.name,
+             what, m.state_space.heads, legal);
+  };
+  refuse_beside(m.family != Family::llama, "a family other than llama", "family = \"llama\"");
+  refuse_beside(m.experts != Experts::none, "experts", "none");
+  refuse_beside(m.norm_kind != NormKind::rms, "norm_kind", "\"rms\"");
+  refuse_beside(m.norm_place != NormPlace::before, "norm_place", "\"before\"");
+  refuse_beside(m.parallel_residual, "parallel_residual = true", "false");
+  refuse_beside(m.latent_attention(), "latent attention (kv_rank)", "0");
+  refuse_beside(m.window.size > 0, "a window", "0");
+  refuse_beside(m.num_mtp_layers > 0, "num_mtp_layers", "0");
 }
 
 void check_experts(const ModelSpec& m) {
@@ -349,13 +392,16 @@ void validate(const ModelSpec& m) {
   check_attention(m);
   check_layers(m);
   check_prediction(m);
+  check_state_space(m);
   const auto real = [](std::int64_t size) { return static_cast<double>(size); };
   const double experts =
       real(m.num_experts) * real(m.expert_hidden) + real(m.shared_width()) + real(m.num_experts);
   const double latent = real(m.q_rank + m.kv_rank + m.rotary_dim);
   const double block =
       real(m.hidden) * (4 * real(m.attention_width()) + 3 * real(m.mlp_hidden) + 3 * experts + latent) +
-      latent * real(m.num_heads) * real(m.head_dim + m.value_head_dim);
+      latent * real(m.num_heads) * real(m.head_dim + m.value_head_dim) +
+      real(m.hidden) *
+          (3 * real(m.state_space.width()) + 2 * real(m.state_space.groups) * real(m.state_space.state));
   const double total = real(m.num_layers) * block + 2 * real(m.hidden) * (real(m.vocab) + real(m.max_seq));
   if (total > largest_num_parameters) {
     refuse("model {}: its sizes make some {:.1e} parameters; at most {:.0e} can be counted", m.name, total,
@@ -396,6 +442,32 @@ std::int64_t num_trained_parameters(const ModelSpec& m) {
 
 std::int64_t num_active_parameters(const ModelSpec& m) { return count_all(m, Counted::active); }
 
+bool StateSpaceSpec::in(std::int64_t layer) const {
+  return heads > 0 && !std::binary_search(attention_layers.begin(), attention_layers.end(), layer);
+}
+
+std::int64_t ModelSpec::num_state_space_layers() const {
+  return state_space.heads == 0 ? 0 : num_layers - std::ssize(state_space.attention_layers);
+}
+
+std::vector<LayerKind> layer_kinds(const ModelSpec& m) {
+  const std::int64_t experts = m.num_expert_layers(), states = m.num_state_space_layers(),
+                     dense = m.num_layers - experts - states;
+  std::vector<LayerKind> kinds;
+  std::int64_t first = 0;
+  if (states > 0 && dense > 0) first = m.state_space.attention_layers.front();
+  if (dense > 0)
+    kinds.push_back({first, dense,
+                     experts > 0  ? "layer without experts"
+                     : states > 0 ? "layer with attention"
+                                  : "layer"});
+  first = 0;
+  while (states > 0 && !m.state_space.in(first)) ++first;
+  if (states > 0) kinds.push_back({first, states, dense > 0 ? "layer with a state space" : "layer"});
+  if (experts > 0) kinds.push_back({m.num_layers - 1, experts, dense > 0 ? "layer with experts" : "layer"});
+  return kinds;
+}
+
 double ModelSpec::mean_keys(std::int64_t seq_len) const {
   const double length = static_cast<double>(seq_len), all = length / 2;
   if (window.size == 0 || window.size >= seq_len) return all;
@@ -417,7 +489,14 @@ double model_flops_per_token(const ModelSpec& m, std::int64_t seq_len) {
 
 double flops_per_token_seeing(const ModelSpec& m, double mean_keys) {
   const double widths = static_cast<double>(m.attention_width() + m.attended_width());
-  const double attention = 6.0 * static_cast<double>(m.num_layers + m.num_mtp_layers) * widths * mean_keys;
+  const std::int64_t states = m.num_state_space_layers();
+  // Of each state-space layer a channel's state is written and read once for a token, and the channels that
+  // are convolved are.
+  const StateSpaceSpec& s = m.state_space;
+  const double scans = 3.0 * static_cast<double>(states) *
+                       static_cast<double>(4 * s.width() * s.state + 2 * s.mixed_width() * s.kernel);
+  const double attention =
+      6.0 * static_cast<double>(m.num_layers - states + m.num_mtp_layers) * widths * mean_keys + scans;
   double left_out = 0;
   if (!(m.tuning == FineTuning{})) {
     const std::int64_t idle = idle_blocks(m) - 1;  // layers

@@ -66,6 +66,26 @@ struct CapSpec {
   bool operator==(const CapSpec&) const = default;
 };
 
+// In place of attention in some layers: Mamba-2's mixer (Dao & Gu 2024, https://arxiv.org/abs/2405.21060) of
+// heads of channels, each channel with a state of so many numbers. In brackets the names of Hugging Face's
+// configurations.
+struct StateSpaceSpec {
+  std::int64_t heads = 0;     // 0: every layer has attention [mamba_n_heads]
+  std::int64_t head_dim = 0;  // [mamba_d_head]
+  std::int64_t groups = 1;    // of heads with one B and one C [mamba_n_groups]
+  std::int64_t state = 128;   // [mamba_d_state]
+  std::int64_t kernel = 4;    // positions that the convolution sees [mamba_d_conv]
+  bool conv_bias = true;      // [mamba_conv_bias]
+  // Positions whose weights for each other are computed at once: a matter of cost [mamba_chunk_size].
+  std::int64_t chunk = 64;
+  std::vector<std::int64_t> attention_layers = {};  // the others, rising [attn_layer_indices]
+
+  std::int64_t width() const { return heads * head_dim; }
+  std::int64_t mixed_width() const { return width() + 2 * groups * state; }  // that is convolved
+  bool in(std::int64_t layer) const;
+  bool operator==(const StateSpaceSpec&) const = default;
+};
+
 struct ModelSpec {
   std::string name;
   Family family = Family::llama;
@@ -135,6 +155,8 @@ struct ModelSpec {
   std::int64_t num_mtp_layers = 0;
   double mtp_weight = 0.3;
 
+  StateSpaceSpec state_space;
+
   FineTuning tuning;  // what of it is trained
 
   bool has_experts(std::int64_t layer) const { return experts != Experts::none && layer >= num_dense_layers; }
@@ -151,6 +173,8 @@ struct ModelSpec {
   std::int64_t shared_width() const {
     return num_shared_experts * (shared_hidden > 0 ? shared_hidden : expert_hidden);
   }
+  // Layers without attention.
+  std::int64_t num_state_space_layers() const;
   bool latent_attention() const { return kv_rank > 0; }
   // Of norms of heads, and of what latent attention compresses: DeepSeek's have one of their own.
   double head_norm_eps() const { return latent_attention() ? 1e-6 : norm_eps; }
@@ -170,6 +194,13 @@ struct ModelSpec {
   std::int64_t attention_width() const { return num_heads * head_dim; }
   std::int64_t kv_width() const { return num_kv_heads * head_dim; }
 };
+
+// Layers that are alike but for their number, and one of them; first those without experts.
+struct LayerKind {
+  std::int64_t layer = 0, count = 0;
+  const char* name = "layer";
+};
+std::vector<LayerKind> layer_kinds(const ModelSpec& model);
 
 // Throws RequestError naming the field unless the sizes make a model.
 void validate(const ModelSpec& model);
@@ -205,7 +236,8 @@ std::int64_t num_active_parameters(const ModelSpec& model);
 // Those that training changes.
 std::int64_t num_trained_parameters(const ModelSpec& model);
 // Training FLOPs of one token, forward and backward, causal attention, nothing recomputed: 6N + 12 L (H D) T
-// / 2, N those of num_active_parameters(), 4 for each that is frozen, 2 below what is trained. Where values
+// / 2, N those of num_active_parameters(), 4 for each that is frozen, 2 below what is trained. A layer with a
+// state space of N numbers a channel has 12 N of each channel instead, and its convolution's. Where values
 // are narrower than keys (latent attention) the mean of both stands for D.
 double model_flops_per_token(const ModelSpec& model, std::int64_t seq_len);
 // The same where a token sees so many keys on average.

@@ -12,7 +12,9 @@
 
 namespace echelon {
 
-enum class Init { zeros, ones, normal, uniform };
+// The last two are of a state space's heads (Mamba-2): the logarithm of a rate between 1 and 16, and what
+// softplus makes a step between 0.001 and 0.1 of, as likely in each decade.
+enum class Init { zeros, ones, normal, uniform, rate, step };
 
 // One of the pieces that a dimension is made of (q, k and v of GPT-2's fused c_attn, say). A piece is cut
 // over a tensor parallel group in whole units (a head; one row of the vocabulary). With fewer units than

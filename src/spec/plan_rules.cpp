@@ -81,6 +81,17 @@ Verdict of_tensor_parallel(const Plan& plan) {
   if (m.num_heads % tp != 0) return problem("the {} heads of {} do not divide", m.num_heads, m.name);
   if (m.num_kv_heads % tp != 0 && tp % m.num_kv_heads != 0)
     return problem("is neither a divisor nor a multiple of the {} key/value heads of {}", m.num_kv_heads, m.name);
+  if (const StateSpaceSpec& s = m.state_space; s.heads > 0) {
+    const auto of_scan = [&](std::int64_t legal, const std::string& why) {
+      return refused("tp", {remedy("tp", std::gcd(m.num_heads, legal), divisors)}, "{}", why);
+    };
+    if (s.heads % tp != 0)
+      return of_scan(s.heads, fmt::format("the {} state-space heads of {} do not divide", s.heads, m.name));
+    if (s.groups % tp != 0 && tp % s.groups != 0)
+      return of_scan(s.groups, fmt::format("is neither a divisor nor a multiple of the {} groups of "
+                                           "state-space heads of {}",
+                                           s.groups, m.name));
+  }
   if (m.vocab < tp) return problem("{} has a vocabulary of only {}", m.name, m.vocab);
   if (m.mlp_hidden < tp) return problem("{} has an MLP of only {}", m.name, m.mlp_hidden);
   if (m.experts != Experts::none && m.expert_hidden < tp)
@@ -154,6 +165,11 @@ Verdict of_layers(const Plan& plan) {
 Verdict of_context_parallel(const Plan& plan) {
   const int cp = plan.mesh.size(Axis::cp), tp = plan.mesh.size(Axis::tp);
   if (cp == 1) return {};
+  if (plan.model.state_space.heads > 0)
+    return refused("cp", {{"cp", "1"}},
+                   "{} has layers with a state space, whose states do not travel between ranks that share a "
+                   "sequence",
+                   plan.model.name);
   const bool is_hybrid = plan.context_kind == ContextKind::hybrid;
   if (is_hybrid && cp % plan.ulysses != 0)
     return refused("cp-ulysses", {remedy("cp-ulysses", cp, divisors)},
@@ -489,6 +505,11 @@ Verdict of_numerics(const Plan& plan) {
         "with --numerics invariant no number shows the mesh, and scales of fp8 are those of what a "
         "rank has");
   const Balancing& b = plan.balancing;
+  if (plan.model.state_space.heads > 0)
+    return refused("numerics", {{"numerics", "ordinary"}},
+                   "{} has layers with a state space, whose sums over heads and tokens have no grouping of "
+                   "their own",
+                   plan.model.name);
   if (plan.mesh.size(Axis::cp) > 1)
     if (Verdict verdict = of_invariant_context_parallel(plan)) return verdict;
   if (plan.cuts_vocabulary())

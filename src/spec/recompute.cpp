@@ -25,8 +25,8 @@ const std::map<std::string, std::string>& other_names() {
 
 // One layer stands for all that are alike.
 std::vector<BlockProgram> layers_of(const ModelSpec& m) {
-  std::vector<BlockProgram> layers{layer_program(m, m.num_layers - 1)};
-  if (!m.has_experts(0) && m.has_experts(m.num_layers - 1)) layers.push_back(layer_program(m, 0));
+  std::vector<BlockProgram> layers;
+  for (const LayerKind& kind : layer_kinds(m)) layers.push_back(layer_program(m, kind.layer));
   return layers;
 }
 

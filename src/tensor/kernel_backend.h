@@ -75,6 +75,17 @@ class KernelBackend {
   virtual void attention_sink(const Tensor& sinks, const AttentionShape& shape, InOut out, InOut lse) = 0;
   virtual void attention_sink_backward(const Tensor& sinks, const Tensor& lse, const Tensor& delta,
                                        const AttentionShape& shape, InOut dsinks) = 0;
+  virtual void convolve(const Tensor& x, const Tensor& w, const Tensor& bias, const SequenceRows& rows,
+                        Out y) = 0;
+  virtual void convolve_backward(const Tensor& x, const Tensor& w, const Tensor& bias,
+                                 const SequenceRows& rows, InOut dy, Out dx) = 0;
+  virtual void convolve_backward_weight(const Tensor& x, const Tensor& dy, const SequenceRows& rows,
+                                        InOut dw) = 0;
+  virtual void state_space(const StateSpaceTensors& in, const StateSpaceShape& shape, const Tensor& workspace,
+                           InOut state, Out y) = 0;
+  virtual void state_space_backward(const StateSpaceTensors& in, const StateSpaceShape& shape,
+                                    const Tensor& dy, const Tensor& workspace,
+                                    const StateSpaceGradients& out) = 0;
   virtual void embedding(const Tensor& ids, const Tensor& table, std::int64_t first_id, Out y) = 0;
   virtual void embedding_backward(const Tensor& ids, const Tensor& dy, std::int64_t first_id,
                                   InOut dtable) = 0;

@@ -470,6 +470,88 @@ void Kernels::attention_sink_backward(const Tensor& sinks, const Tensor& lse, co
   if (backend_) backend_->attention_sink_backward(sinks, lse, delta, shape, dsinks);
 }
 
+std::int64_t StateSpaceShape::workspace(bool backward) const {
+  const std::int64_t q = chunk_rows(), squares = (heads + groups) * q * q, of_rows = q * width();
+  const std::int64_t forward = 2 * rows.length * heads + 4 * of_rows + squares;
+  if (!backward) return forward + width() * state;  // where no state is given
+  return forward + (chunks() + 2) * width() * state + squares + 2 * of_rows + (2 * q + 1) * heads;
+}
+
+static bool is_sequences(const Tensor& x, const SequenceRows& rows) {
+  return is_float(x) && rows.batch >= 0 && rows.length >= 0 && x.rows() == rows.batch * rows.length &&
+         (!rows.first_positions.defined() || ids_of(rows.first_positions, x.rows()));
+}
+// Of x's shape, and wide.
+static bool widened(const Tensor& x, const Tensor& y) {
+  return is_wide(y) && y.dtype() == wide(x.dtype()) && same_shape(x, y);
+}
+static bool is_convolution(const Tensor& x, const Tensor& w, const Tensor& bias, const SequenceRows& rows) {
+  return is_sequences(x, rows) && like(x, w) && w.contiguous() && w.rows() == x.cols() && w.cols() > 0 &&
+         (!bias.defined() || vector_like(x, bias, x.cols()));
+}
+
+void Kernels::convolve(const Tensor& x, const Tensor& w, const Tensor& bias, const SequenceRows& rows,
+                       Out y) {
+  require(is_convolution(x, w, bias, rows), "convolve: x is no sequences, or w or bias not of its columns", x,
+          w, bias, rows.first_positions);
+  require(widened(x, y), "convolve: y is not as x, and wide", x, y);
+  if (backend_) backend_->convolve(x, w, bias, rows, y);
+}
+
+void Kernels::convolve_backward(const Tensor& x, const Tensor& w, const Tensor& bias,
+                                const SequenceRows& rows, InOut dy, Out dx) {
+  require(is_convolution(x, w, bias, rows),
+          "convolve_backward: x is no sequences, or w or bias not of its columns", x, w, bias,
+          rows.first_positions);
+  require(widened(x, dy) && same(x, dx), "convolve_backward: dy or dx is not as x", x, dy, dx);
+  if (backend_) backend_->convolve_backward(x, w, bias, rows, dy, dx);
+}
+
+void Kernels::convolve_backward_weight(const Tensor& x, const Tensor& dy, const SequenceRows& rows,
+                                       InOut dw) {
+  require(is_sequences(x, rows) && widened(x, dy), "convolve_backward_weight: dy is not as x", x, dy);
+  require(is_wide(dw) && dw->dtype() == dy.dtype() && dw->rows() == x.cols(),
+          "convolve_backward_weight: dw is not of x's columns, and wide", x, dw);
+  if (backend_) backend_->convolve_backward_weight(x, dy, rows, dw);
+}
+
+static bool is_state_space(const StateSpaceTensors& in, const StateSpaceShape& s, const Tensor& workspace,
+                           bool backward) {
+  const bool sizes =
+      s.heads > 0 && s.head_dim > 0 && s.groups > 0 && s.state > 0 && s.chunk > 0 && s.heads % s.groups == 0;
+  const auto of = [&](const Tensor& t, std::int64_t cols) {
+    return is_sequences(t, s.rows) && like(in.z, t) && t.cols() == cols;
+  };
+  return sizes && of(in.z, s.width()) && of(in.dt, s.heads) && is_wide(in.xbc) &&
+         in.xbc.dtype() == wide(in.z.dtype()) && in.xbc.rows() == in.z.rows() &&
+         in.xbc.cols() == s.mixed_width() && vector_like(in.z, in.dt_bias, s.heads) &&
+         vector_like(in.z, in.a_log, s.heads) && vector_like(in.z, in.d, s.heads) &&
+         wide_vector(in.z, workspace, s.workspace(backward));
+}
+
+void Kernels::state_space(const StateSpaceTensors& in, const StateSpaceShape& shape, const Tensor& workspace,
+                          InOut state, Out y) {
+  require(is_state_space(in, shape, workspace, false), "state_space: a tensor is not of its shape", in.z,
+          in.xbc, in.dt, in.dt_bias, in.a_log, in.d, workspace);
+  require(same(in.z, y), "state_space: y is not as z", in.z, y);
+  require(
+      !state->defined() || (shape.rows.batch == 1 && wide_vector(in.z, state, shape.width() * shape.state)),
+      "state_space: a state is of one sequence, and wide", in.z, state);
+  if (backend_) backend_->state_space(in, shape, workspace, state, y);
+}
+
+void Kernels::state_space_backward(const StateSpaceTensors& in, const StateSpaceShape& shape,
+                                   const Tensor& dy, const Tensor& workspace,
+                                   const StateSpaceGradients& out) {
+  require(is_state_space(in, shape, workspace, true), "state_space_backward: a tensor is not of its shape",
+          in.z, in.xbc, in.dt, in.dt_bias, in.a_log, in.d, workspace);
+  require(same(in.z, dy) && same(in.z, out.z) && same(in.dt, out.dt) && same(in.xbc, out.xbc) &&
+              is_wide(out.terms) && out.terms.dtype() == in.xbc.dtype() && out.terms.rows() == dy.rows() &&
+              out.terms.cols() == 3 * shape.heads,
+          "state_space_backward: a gradient is not as what it is of", dy, out.z, out.dt, out.xbc, out.terms);
+  if (backend_) backend_->state_space_backward(in, shape, dy, workspace, out);
+}
+
 void Kernels::embedding(const Tensor& ids, const Tensor& table, std::int64_t first_id, Out y) {
   require(is_float(y) && like(y, table) && table.cols() == y->cols(),
           "embedding: widths of the table and y differ", table, y);

@@ -62,6 +62,37 @@ struct AttentionShape {
   std::int64_t end_key(std::int64_t t) const { return causal_keys(q_offset + t * q_step, k_step, kv_len); }
 };
 
+// Sequences of `length` rows, one behind the other; first_positions (N, i32): where the document of each row
+// begins in its sequence; undefined: at 0.
+struct SequenceRows {
+  std::int64_t batch = 1, length = 0;
+  Tensor first_positions = {};
+};
+
+// H heads of P channels, each with a state of N numbers for every channel (Dao & Gu 2024,
+// https://arxiv.org/abs/2405.21060); B and C are those of a group of H/G heads. `chunk`: positions whose
+// weights for each other are computed at once, which changes no result but by rounding.
+struct StateSpaceShape {
+  SequenceRows rows = {};
+  std::int64_t heads = 1, head_dim = 0, groups = 1, state = 0;
+  std::int64_t chunk = 64;
+
+  std::int64_t width() const { return heads * head_dim; }
+  std::int64_t mixed_width() const { return width() + 2 * groups * state; }  // [x | B | C]
+  std::int64_t chunk_rows() const { return chunk < rows.length ? chunk : rows.length; }
+  std::int64_t chunks() const { return rows.length == 0 ? 0 : (rows.length + chunk - 1) / chunk; }
+  // Wide elements that its kernels work in.
+  std::int64_t workspace(bool backward) const;
+};
+struct StateSpaceTensors {
+  Tensor z, xbc, dt;  // (N, H P); (N, mixed_width(), wide) as convolve() left it; (N, H) before softplus
+  Tensor dt_bias, a_log, d;  // (H)
+};
+// xbc is wide; terms (N, 3 H, wide): of each row what it adds to the gradients of dt_bias, a_log and d.
+struct StateSpaceGradients {
+  Tensor z, xbc, dt, terms;
+};
+
 // How weights that are bf16 alone are updated: rounded up or down at random, as to nearest an
 // update below half a unit would never be seen. Which way depends on the parameter, the step and the logical
 // element alone, and so not on the mesh.
@@ -272,6 +303,23 @@ class Kernels {
   // dsinks (H, wide) +=: lse is that with the sinks, and delta of the output that they have left.
   void attention_sink_backward(const Tensor& sinks, const Tensor& lse, const Tensor& delta,
                                const AttentionShape& shape, InOut dsinks);
+
+  // y (N, C, wide) = SiLU of a causal convolution of each column of x, in whose sum w (C, K) has the weights
+  // of the K - 1 rows before and of its own, and of no other document's; bias (C) or undefined.
+  void convolve(const Tensor& x, const Tensor& w, const Tensor& bias, const SequenceRows& rows, Out y);
+  // dy becomes the gradient of what SiLU was given, whose column sums are the bias's.
+  void convolve_backward(const Tensor& x, const Tensor& w, const Tensor& bias, const SequenceRows& rows,
+                         InOut dy, Out dx);
+  // dw (C, K, wide) += ; dy as convolve_backward() left it.
+  void convolve_backward_weight(const Tensor& x, const Tensor& dy, const SequenceRows& rows, InOut dw);
+
+  // y (N, H P) = the scan of a state space (tensor/state_space_scan.h) times SiLU(z). `state` (H P, N, wide):
+  // of one sequence the state before its first row, which becomes the one behind its last; undefined: zeros.
+  // workspace (wide) has as many elements as the shape says.
+  void state_space(const StateSpaceTensors& in, const StateSpaceShape& shape, const Tensor& workspace,
+                   InOut state, Out y);
+  void state_space_backward(const StateSpaceTensors& in, const StateSpaceShape& shape, const Tensor& dy,
+                            const Tensor& workspace, const StateSpaceGradients& out);
 
   // y (N, C) = rows of table (V_local, C) for ids (N, i32) in [first_id, first_id + V_local), zero for other
   // ids.

@@ -209,6 +209,38 @@ class NoisyKernels final : public RoundingNoise {
     move(delta, shape.head_dim);
   }
 
+  void convolve(const Tensor& x, const Tensor& w, const Tensor& bias, const SequenceRows& rows,
+                Out y) override {
+    exact_.convolve(moved(x), moved(w), moved(bias), rows, y);
+    move(y, w.cols());
+  }
+
+  void convolve_backward(const Tensor& x, const Tensor& w, const Tensor& bias, const SequenceRows& rows,
+                         InOut dy, Out dx) override {
+    exact_.convolve_backward(moved(x), moved(w), moved(bias), rows, dy, dx);
+    move(dx, w.cols());
+  }
+
+  void convolve_backward_weight(const Tensor& x, const Tensor& dy, const SequenceRows& rows,
+                                InOut dw) override {
+    exact_.convolve_backward_weight(moved(x, x.rows()), moved(dy, x.rows()), rows, dw);
+    move(dw);
+  }
+
+  // Its products are moved one by one.
+  void state_space(const StateSpaceTensors& in, const StateSpaceShape& shape, const Tensor& workspace,
+                   InOut state, Out y) override {
+    HostBackend::state_space(moved(in), shape, workspace, state, y);
+    move(y);
+  }
+
+  void state_space_backward(const StateSpaceTensors& in, const StateSpaceShape& shape, const Tensor& dy,
+                            const Tensor& workspace, const StateSpaceGradients& out) override {
+    HostBackend::state_space_backward(moved(in), shape, moved(dy), workspace, out);
+    move(out.z);
+    move(out.dt);
+  }
+
   void attention_sink(const Tensor& sinks, const AttentionShape& shape, InOut out, InOut lse) override {
     exact_.attention_sink(moved(sinks), shape, out, lse);
     move(out);
@@ -335,6 +367,10 @@ class NoisyKernels final : public RoundingNoise {
     exact_.copy(x, copy);
     move(copy, terms);
     return copy;
+  }
+
+  StateSpaceTensors moved(const StateSpaceTensors& in) {
+    return {moved(in.z), moved(in.xbc), moved(in.dt), moved(in.dt_bias), moved(in.a_log), moved(in.d)};
   }
 
   Tensor moved_operand(const Tensor& x, std::int64_t terms) {

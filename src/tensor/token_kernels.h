@@ -10,7 +10,9 @@
 #include "tensor/rows/elements.h"
 #include "tensor/rows/experts.h"
 #include "tensor/rows/sinks.h"
+#include "tensor/rows/state_space.h"
 #include "tensor/rows/vocabulary.h"
+#include "tensor/state_space_scan.h"
 
 namespace echelon {
 
@@ -35,6 +37,40 @@ class TokenKernels : public KernelBackend, protected Launching<Launch> {
           rows::AttentionSinkBackward<T>{data<T>(sinks), {s.batch, s.q_len, s.num_heads, s.head_dim},
                                          data<F>(lse), data<F>(delta), data<F>(dsinks)});
     });
+  }
+
+  void convolve(const Tensor& x, const Tensor& w, const Tensor& bias, const SequenceRows& rows,
+                Out y) override {
+    with_stored_type(x, [&, this]<class T>(T) {
+      each_of_rows("convolve", x,
+                   rows::Convolve<T>{matrix<T>(x), taps<T>(w, bias, rows), matrix<Wide<T>>(y)});
+    });
+  }
+  void convolve_backward(const Tensor& x, const Tensor& w, const Tensor& bias, const SequenceRows& rows,
+                         InOut dy, Out dx) override {
+    with_stored_type(x, [&, this]<class T>(T) {
+      const rows::Taps<T> of = taps<T>(w, bias, rows);
+      each_of_rows("convolve_backward", x, rows::ConvolveBackward<T>{matrix<T>(x), of, matrix<Wide<T>>(dy)});
+      each_of_rows("convolve_backward_input", x,
+                   rows::ConvolveBackwardInput<T>{matrix<Wide<T>>(dy), of, matrix<T>(dx)});
+    });
+  }
+  void convolve_backward_weight(const Tensor& x, const Tensor& dy, const SequenceRows& rows,
+                                InOut dw) override {
+    with_stored_type(x, [&, this]<class T>(T) {
+      spread_blocks(this->launch(), this->team(), "convolve_backward_weight", x.cols(),
+                    rows::ConvolveBackwardWeight<T>{matrix<Wide<T>>(dy), matrix<T>(x), sequences(rows),
+                                                    matrix<Wide<T>>(dw)});
+    });
+  }
+
+  void state_space(const StateSpaceTensors& in, const StateSpaceShape& shape, const Tensor& workspace,
+                   InOut state, Out y) override {
+    StateSpaceScan<Launch>(this->launch(), *this, shape, in, workspace).forward(state, y);
+  }
+  void state_space_backward(const StateSpaceTensors& in, const StateSpaceShape& shape, const Tensor& dy,
+                            const Tensor& workspace, const StateSpaceGradients& out) override {
+    StateSpaceScan<Launch>(this->launch(), *this, shape, in, workspace).backward(dy, out);
   }
 
   void add_losses(const Tensor& sum, const Tensor& target, const Tensor& targets, InOut loss) final {
@@ -155,6 +191,23 @@ class TokenKernels : public KernelBackend, protected Launching<Launch> {
   }
 
  private:
+  rows::RowsOfSequences sequences(const SequenceRows& rows) const {
+    return {rows.length, data<std::int32_t>(rows.first_positions)};
+  }
+  template <class T>
+  rows::Taps<T> taps(const Tensor& w, const Tensor& bias, const SequenceRows& rows) const {
+    return {matrix<T>(w), data<T>(bias), sequences(rows)};
+  }
+  template <class Kernel>
+  void each_of_rows(const char* name, const Tensor& x, const Kernel& kernel) const {
+    if constexpr (std::is_same_v<Launch, HostLaunch>)
+      this->team().each_task(x.rows(), [&](std::int64_t i, int) {
+        for (std::int64_t j = 0; j < x.cols(); ++j) kernel(i, j);
+      });
+    else
+      this->elements(name, x, kernel);
+  }
+
   void route_tokens(const char* name, const TokenRouter& router, const Tensor& logits,
                     std::span<const double> bias, bool choose, const Tensor& ids, const Tensor& weights) {
     const auto of_choice = this->launch().upload(bias);

@@ -224,15 +224,20 @@ double call_seconds(const Plan& plan, const RunOptions& options, int ranks, int 
 
 }  // namespace
 
-RehearsedPlan rehearsed_plan(const Plan& plan, std::int64_t dense, std::int64_t experts) {
+RehearsedPlan rehearsed_plan(const Plan& plan, std::int64_t dense, std::int64_t others) {
   constexpr std::int64_t most_vocab = 8192, fewest_tokens = 16;
   const double most_flops = has_fast_kernels(plan.precision) ? 2e9 : 3e7;  // forward
   RehearsedPlan r;
   Plan& p = r.plan;
   p.model = plan.model;
   p.model.tuning.freeze.clear();  // layers are told apart by their FLOPs (plan/cost)
-  p.model.num_layers = dense + experts;
+  p.model.num_layers = dense + others;
   if (p.model.experts == Experts::deepseek) p.model.num_dense_layers = dense;
+  if (StateSpaceSpec& s = p.model.state_space; s.heads > 0) {
+    s.attention_layers.clear();
+    for (std::int64_t layer = 0; layer < dense; ++layer) s.attention_layers.push_back(layer);
+    if (others == 0) s = {};
+  }
   const int tp = plan.mesh.size(Axis::tp), cp = plan.mesh.size(Axis::cp), ep = plan.mesh.ep;
   p.model.vocab = std::min(p.model.vocab, tp * most_vocab);
   p.mesh.set(Axis::tp, tp);
@@ -274,21 +279,21 @@ PartSeconds rehearse(const Plan& plan, const RunOptions& options, const JobCores
   const ModelSpec& m = plan.model;
   const int ranks = plan.mesh.num_ranks();
   PartSeconds parts;
-  const bool has_experts = m.experts != Experts::none;
-  const bool has_dense = !has_experts || (m.experts == Experts::deepseek && m.num_dense_layers > 0);
-  const std::int64_t dense = has_dense ? 1 : 0, experts = has_experts ? 1 : 0;
-  const RehearsedPlan r = rehearsed_plan(plan, dense, experts);
+  const std::int64_t of_others = m.num_expert_layers() + m.num_state_space_layers();
+  const bool has_others = of_others > 0, has_dense = of_others < m.num_layers;
+  const std::int64_t dense = has_dense ? 1 : 0, others = has_others ? 1 : 0;
+  const RehearsedPlan r = rehearsed_plan(plan, dense, others);
   const Stand stand = stand_of(r.plan.mesh, ranks, cores);
-  const auto passes = [&](std::int64_t more_dense, std::int64_t more_experts) {
-    return passes_of(rehearsed_plan(plan, dense + more_dense, experts + more_experts).plan, stand, options);
+  const auto passes = [&](std::int64_t more_dense, std::int64_t more_others) {
+    return passes_of(rehearsed_plan(plan, dense + more_dense, others + more_others).plan, stand, options);
   };
   // One layer more: what it adds is a layer's, and what is left without any is that of both ends.
   const PartSeconds::Passes base = passes(0, 0);
   if (has_dense) parts.dense = passes(1, 0) - base;
-  if (has_experts) parts.experts = passes(0, 1) - base;
-  parts.ends = base - parts.dense - parts.experts;
+  if (has_others) parts.others = passes(0, 1) - base;
+  parts.ends = base - parts.dense - parts.others;
   parts.dense *= r.layer_share;
-  parts.experts *= r.layer_share;
+  parts.others *= r.layer_share;
   parts.ends *= r.head_share;
   parts.element = element_seconds(plan, stand_of(Mesh{}, ranks, cores), options);
   const int group = std::max(plan.mesh.dp_cp_size(), plan.mesh.size(Axis::pp));

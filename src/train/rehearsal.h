@@ -17,7 +17,7 @@ struct RehearsedPlan {
   // computes here.
   double layer_share = 1, head_share = 1;
 };
-RehearsedPlan rehearsed_plan(const Plan& plan, std::int64_t dense, std::int64_t experts);
+RehearsedPlan rehearsed_plan(const Plan& plan, std::int64_t dense, std::int64_t others);
 
 // On as many ranks at once as the job will have, or some of them; best of a few tries.
 PartSeconds rehearse(const Plan& plan, const RunOptions& options, const JobCores& cores);

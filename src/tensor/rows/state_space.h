@@ -1,0 +1,355 @@
+// Mamba-2 (Dao & Gu 2024, https://arxiv.org/abs/2405.21060): a causal convolution of each channel, and what
+// the chunked form of the scan has beside its products (tensor/state_space_scan.h, which says what is what).
+#pragma once
+
+#include <cmath>
+#include <cstdint>
+
+#include "base/bf16.h"
+#include "tensor/rows/activations.h"
+#include "tensor/rows/team.h"
+
+namespace echelon::rows {
+
+template <class F>
+ECHELON_HOST_DEVICE F softplus(F x) {
+  return (x > F(0) ? x : F(0)) + std::log1p(std::exp(x > F(0) ? -x : x));
+}
+template <class F>
+ECHELON_HOST_DEVICE F silu_slope(F x) {
+  const F s = sigmoid(x);
+  return s + x * s * (F(1) - s);
+}
+
+// Sequences of `length` rows, one behind the other, and of each row the position that its document begins at;
+// null: 0.
+struct RowsOfSequences {
+  std::int64_t length;
+  const std::int32_t* first;
+  ECHELON_HOST_DEVICE std::int64_t position(std::int64_t row) const { return row % length; }
+  ECHELON_HOST_DEVICE std::int64_t start(std::int64_t row) const { return first == nullptr ? 0 : first[row]; }
+};
+
+// w (C, K): of each channel the weights of the K - 1 positions before, and of its own.
+template <class T>
+struct Taps {
+  Matrix<T> w;
+  const T* bias;  // or null
+  RowsOfSequences sequences;
+  // What the convolution makes of x before its activation.
+  ECHELON_HOST_DEVICE Wide<T> sum(const Matrix<T>& x, std::int64_t row, std::int64_t c) const {
+    using F = Wide<T>;
+    const std::int64_t position = sequences.position(row), start = sequences.start(row);
+    F sum = bias == nullptr ? F(0) : F(bias[c]);
+    for (std::int64_t k = 0; k < w.cols; ++k) {
+      const std::int64_t before = w.cols - 1 - k;
+      if (position - before >= start) sum += F(w[c][k]) * F(x[row - before][c]);
+    }
+    return sum;
+  }
+};
+
+// y = SiLU of that.
+template <class T>
+struct Convolve {
+  Matrix<T> x;
+  Taps<T> taps;
+  Matrix<Wide<T>> y;
+  ECHELON_HOST_DEVICE void operator()(std::int64_t i, std::int64_t j) const {
+    const Wide<T> u = taps.sum(x, i, j);
+    y[i][j] = u * sigmoid(u);
+  }
+};
+// dy becomes the gradient of what SiLU was given.
+template <class T>
+struct ConvolveBackward {
+  Matrix<T> x;
+  Taps<T> taps;
+  Matrix<Wide<T>> dy;
+  ECHELON_HOST_DEVICE void operator()(std::int64_t i, std::int64_t j) const {
+    dy[i][j] *= silu_slope(taps.sum(x, i, j));
+  }
+};
+// du: what ConvolveBackward left.
+template <class T>
+struct ConvolveBackwardInput {
+  Matrix<Wide<T>> du;
+  Taps<T> taps;
+  Matrix<T> dx;
+  ECHELON_HOST_DEVICE void operator()(std::int64_t i, std::int64_t j) const {
+    using F = Wide<T>;
+    const std::int64_t position = taps.sequences.position(i);
+    F sum = 0;
+    for (std::int64_t behind = 0; behind < taps.w.cols; ++behind)
+      if (position + behind < taps.sequences.length && taps.sequences.start(i + behind) <= position)
+        sum += F(taps.w[j][taps.w.cols - 1 - behind]) * du[i + behind][j];
+    dx[i][j] = T(sum);
+  }
+};
+// A block for each channel.
+template <class T>
+struct ConvolveBackwardWeight {
+  Matrix<Wide<T>> du;
+  Matrix<T> x;
+  RowsOfSequences sequences;
+  Matrix<Wide<T>> dw;
+  template <class Team>
+  ECHELON_HOST_DEVICE void operator()(const Team& team, std::int64_t c) const {
+    using F = Wide<T>;
+    for (std::int64_t k = 0; k < dw.cols; ++k) {
+      const std::int64_t before = dw.cols - 1 - k;
+      F sum = 0;
+      for (std::int64_t row = team.lane(); row < du.rows; row += team.lanes())
+        if (sequences.position(row) - before >= sequences.start(row))
+          sum += du[row][c] * F(x[row - before][c]);
+      sum = sum_of(team, sum);
+      if (team.lane() == 0) dw[c][k] += sum;
+    }
+  }
+};
+
+// One sequence in chunks; rows are its positions.
+struct Chunks {
+  std::int64_t length, chunk;
+  const std::int32_t* first;  // of this sequence
+  ECHELON_HOST_DEVICE std::int64_t begin(std::int64_t c) const { return c * chunk; }
+  ECHELON_HOST_DEVICE std::int64_t end(std::int64_t c) const {
+    return (c + 1) * chunk < length ? (c + 1) * chunk : length;
+  }
+  ECHELON_HOST_DEVICE std::int64_t start(std::int64_t t) const { return first == nullptr ? 0 : first[t]; }
+  // Whether a position goes on with the state from before its chunk, which begins at `chunk_begin`.
+  ECHELON_HOST_DEVICE bool goes_on(std::int64_t t, std::int64_t chunk_begin) const {
+    return first == nullptr || first[t] < chunk_begin;
+  }
+};
+
+// The steps dt (T, H) of a sequence, and sums (T, H) of the logarithms dt A of decays from the first position
+// of a chunk on. A block for each chunk.
+template <class T>
+struct ScanSteps {
+  Matrix<T> raw;
+  const T* bias;
+  const T* a_log;
+  Chunks chunks;
+  Matrix<Wide<T>> steps, sums;
+  template <class Team>
+  ECHELON_HOST_DEVICE void operator()(const Team& team, std::int64_t c) const {
+    using F = Wide<T>;
+    for (std::int64_t h = team.lane(); h < raw.cols; h += team.lanes()) {
+      const F rate = -std::exp(F(a_log[h]));
+      F sum = 0;
+      for (std::int64_t t = chunks.begin(c); t < chunks.end(c); ++t) {
+        const F step = softplus(F(raw[t][h]) + F(bias[h]));
+        sum += step * rate;
+        steps[t][h] = step;
+        sums[t][h] = sum;
+      }
+    }
+  }
+};
+
+// What the blocks of one chunk share: all is wide, and rows count from the chunk's first.
+template <class F>
+struct OneChunk {
+  Chunks chunks;
+  std::int64_t begin, rows, head_dim, heads_of_group;
+  Matrix<F> steps, sums;  // of the chunk
+  ECHELON_HOST_DEVICE std::int64_t heads() const { return steps.cols; }
+  // How much of the state from before the chunk is left at a row.
+  ECHELON_HOST_DEVICE F left(std::int64_t t, std::int64_t h) const {
+    return chunks.goes_on(begin + t, begin) ? std::exp(sums[t][h]) : F(0);
+  }
+  // How much of row s's input is left at row t, which is no earlier.
+  ECHELON_HOST_DEVICE F between(std::int64_t s, std::int64_t t, std::int64_t h) const {
+    return begin + s >= chunks.start(begin + t) ? std::exp(sums[t][h] - sums[s][h]) : F(0);
+  }
+};
+
+// dt x, and what of it is left at the chunk's end. A block for each row.
+template <class F>
+struct ScanInputs {
+  OneChunk<F> at;
+  Matrix<F> x, stepped, last;
+  template <class Team>
+  ECHELON_HOST_DEVICE void operator()(const Team& team, std::int64_t t) const {
+    for (std::int64_t h = 0; h < at.heads(); ++h) {
+      const F step = at.steps[t][h], kept = at.between(t, at.rows - 1, h);
+      for (std::int64_t j = h * at.head_dim + team.lane(); j < (h + 1) * at.head_dim; j += team.lanes()) {
+        stepped[t][j] = step * x[t][j];
+        last[t][j] = kept * stepped[t][j];
+      }
+    }
+  }
+};
+
+// Of each head and row t the weights of the rows s up to it: C_t . B_s, which `products` (groups x rows,
+// rows) has, times what is left. A block for each head and row.
+template <class F>
+struct ScanWeights {
+  OneChunk<F> at;
+  Matrix<F> products, weights;
+  template <class Team>
+  ECHELON_HOST_DEVICE void operator()(const Team& team, std::int64_t i) const {
+    const std::int64_t h = i / at.rows, t = i % at.rows;
+    const F* const product = products[h / at.heads_of_group * at.rows + t];
+    for (std::int64_t s = team.lane(); s < at.rows; s += team.lanes())
+      weights[i][s] = s <= t ? product[s] * at.between(s, t, h) : F(0);
+  }
+};
+// The gradient of the products: a block for each group and row.
+template <class F>
+struct ScanWeightsBackward {
+  OneChunk<F> at;
+  Matrix<F> d_weights, d_products;
+  template <class Team>
+  ECHELON_HOST_DEVICE void operator()(const Team& team, std::int64_t i) const {
+    const std::int64_t group = i / at.rows, t = i % at.rows;
+    for (std::int64_t s = team.lane(); s < at.rows; s += team.lanes()) {
+      F sum = 0;
+      for (std::int64_t h = group * at.heads_of_group; s <= t && h < (group + 1) * at.heads_of_group; ++h)
+        sum += d_weights[h * at.rows + t][s] * at.between(s, t, h);
+      d_products[i][s] = sum;
+    }
+  }
+};
+
+// to = from, of each head times what is left of it at the chunk's end: states (H P, N), a block for each row.
+// They may be the same.
+template <class F>
+struct ScanDecay {
+  OneChunk<F> at;
+  Matrix<F> from, to;
+  template <class Team>
+  ECHELON_HOST_DEVICE void operator()(const Team& team, std::int64_t i) const {
+    const F left = at.left(at.rows - 1, i / at.head_dim);
+    for (std::int64_t n = team.lane(); n < to.cols; n += team.lanes()) to[i][n] = left * from[i][n];
+  }
+};
+
+// y = (what the earlier state gives + what the chunk gives + D x) SiLU(z). A block for each row.
+template <class T>
+struct ScanOutput {
+  using F = Wide<T>;
+  OneChunk<F> at;
+  Matrix<F> x, of_state, of_chunk;
+  const T* d;
+  Matrix<T> z, y;
+  template <class Team>
+  ECHELON_HOST_DEVICE void operator()(const Team& team, std::int64_t t) const {
+    for (std::int64_t h = 0; h < at.heads(); ++h) {
+      const F left = at.left(t, h), through = F(d[h]);
+      for (std::int64_t j = h * at.head_dim + team.lane(); j < (h + 1) * at.head_dim; j += team.lanes()) {
+        const F gate = F(z[t][j]), sum = left * of_state[t][j] + of_chunk[t][j] + through * x[t][j];
+        y[t][j] = T(sum * gate * sigmoid(gate));
+      }
+    }
+  }
+};
+// of_chunk becomes the gradient of what was gated, of_state that of what the earlier state gives. `read` (T,
+// H) is the product of the gradient with what states give, d_through (T, H) the part of D's gradient.
+template <class T>
+struct ScanOutputBackward {
+  using F = Wide<T>;
+  OneChunk<F> at;
+  Matrix<F> x, of_state, of_chunk;
+  const T* d;
+  Matrix<T> z, dy, dz;
+  Matrix<F> read, d_through;
+  template <class Team>
+  ECHELON_HOST_DEVICE void operator()(const Team& team, std::int64_t t) const {
+    for (std::int64_t h = 0; h < at.heads(); ++h) {
+      const F left = at.left(t, h), through = F(d[h]);
+      F of_states = 0, of_input = 0;
+      for (std::int64_t j = h * at.head_dim + team.lane(); j < (h + 1) * at.head_dim; j += team.lanes()) {
+        const F gate = F(z[t][j]), states = left * of_state[t][j] + of_chunk[t][j], input = x[t][j];
+        const F whole = F(dy[t][j]), inner = whole * gate * sigmoid(gate);
+        dz[t][j] = T(whole * (states + through * input) * silu_slope(gate));
+        of_chunk[t][j] = inner;
+        of_state[t][j] = left * inner;
+        of_states += inner * states;
+        of_input += inner * input;
+      }
+      of_states = sum_of(team, of_states);
+      of_input = sum_of(team, of_input);
+      if (team.lane() == 0) read[t][h] = of_states, d_through[t][h] = of_input;
+    }
+  }
+};
+
+// dx: of dt x what the chunk's own rows make of it and what the state at its end does, and D. `written` (T,
+// H) is the product of x with the gradient of dt x.
+template <class T>
+struct ScanInputsBackward {
+  using F = Wide<T>;
+  OneChunk<F> at;
+  Matrix<F> x, dy, d_stepped, d_last;
+  const T* d;
+  Matrix<F> dx, written;
+  template <class Team>
+  ECHELON_HOST_DEVICE void operator()(const Team& team, std::int64_t t) const {
+    for (std::int64_t h = 0; h < at.heads(); ++h) {
+      const F step = at.steps[t][h], kept = at.between(t, at.rows - 1, h), through = F(d[h]);
+      F sum = 0;
+      for (std::int64_t j = h * at.head_dim + team.lane(); j < (h + 1) * at.head_dim; j += team.lanes()) {
+        const F gradient = d_stepped[t][j] + kept * d_last[t][j];
+        sum += x[t][j] * gradient;
+        dx[t][j] = step * gradient + through * dy[t][j];
+      }
+      sum = sum_of(team, sum);
+      if (team.lane() == 0) written[t][h] = sum;
+    }
+  }
+};
+
+// Of each head the product of a state (H P, N) with its gradient: a block for each head.
+template <class F>
+struct ScanStateProduct {
+  std::int64_t head_dim;
+  Matrix<F> state, gradient;
+  F* products;
+  template <class Team>
+  ECHELON_HOST_DEVICE void operator()(const Team& team, std::int64_t h) const {
+    F sum = 0;
+    for (std::int64_t i = h * head_dim; i < (h + 1) * head_dim; ++i)
+      for (std::int64_t n = team.lane(); n < state.cols; n += team.lanes())
+        sum += state[i][n] * gradient[i][n];
+    sum = sum_of(team, sum);
+    if (team.lane() == 0) products[h] = sum;
+  }
+};
+
+// The gradient of the logarithm of position t's decay is that of the state behind it times what came from
+// before: with g the gradient of a state h, g_t . a_t h_t-1 = g_t . h_t - (dt x)_t . its gradient, and g_t .
+// h_t is y_t . dy_t and the same of t + 1. So it is a sum from the end on, and at the end that of the state
+// and its gradient (`at_end`). One block; of `terms` (T, 3 H) the parts of the gradients of dt's bias, which
+// is the gradient of dt before its softplus too, of A's logarithm, and of D, which is there.
+template <class T>
+struct ScanStepsBackward {
+  using F = Wide<T>;
+  OneChunk<F> at;
+  Matrix<T> raw;
+  const T* bias;
+  const T* a_log;
+  Matrix<F> read, written;
+  const F* at_end;
+  Matrix<T> d_raw;
+  Matrix<F> terms;
+  template <class Team>
+  ECHELON_HOST_DEVICE void operator()(const Team& team, std::int64_t) const {
+    for (std::int64_t h = team.lane(); h < at.heads(); h += team.lanes()) {
+      const F rate = -std::exp(F(a_log[h]));
+      F sum = at_end[h];
+      for (std::int64_t t = at.rows; t-- > 0;) {
+        const F step = at.steps[t][h];
+        sum += read[t][h] - step * written[t][h];
+        if (at.begin + t == at.chunks.start(at.begin + t)) sum = 0;  // nothing comes from before
+        const F gradient = (rate * sum + written[t][h]) * sigmoid(F(raw[t][h]) + F(bias[h]));
+        d_raw[t][h] = T(gradient);
+        terms[t][h] = gradient;
+        terms[t][at.heads() + h] = step * rate * sum;
+      }
+    }
+  }
+};
+
+}  // namespace echelon::rows
