@@ -45,6 +45,7 @@ struct FileTensor {
   std::vector<ParamSpec> parts;
   std::int64_t rows_in_turn = 0;  // 0: all
   std::int64_t expert_parts = 0;  // 0: not of experts
+  bool depthwise = false;         // of a convolution of each channel by itself: (channels, 1, positions)
 
   std::vector<std::int64_t> shape() const {
     std::vector<std::int64_t> whole = parts.front().shape;
@@ -55,6 +56,7 @@ struct FileTensor {
       return whole;
     }
     for (std::size_t i = 1; i < parts.size(); ++i) whole.front() += parts[i].shape.front();
+    if (depthwise) whole.insert(whole.begin() + 1, 1);
     return whole;
   }
   std::int64_t numel() const {
@@ -98,6 +100,7 @@ std::vector<FileTensor> file_tensors(const ModelSpec& model) {
   constexpr std::array<std::pair<const char*, const char*>, 2> latent{
       {{"self_attn.kv_a_proj.", "self_attn.kv_a_proj_with_mqa."},
        {"self_attn.k_rope_proj.", "self_attn.kv_a_proj_with_mqa."}}};
+  constexpr std::array<const char*, 2> of_state_space{"mamba.in_proj.", "mamba.conv1d."};
   constexpr std::array<std::pair<const char*, const char*>, 5> fused{
       {{"self_attn.q_proj.", "self_attn.qkv_proj."},
        {"self_attn.k_proj.", "self_attn.qkv_proj."},
@@ -126,6 +129,13 @@ std::vector<FileTensor> file_tensors(const ModelSpec& model) {
     for (const auto& [part, whole] : latent)
       if (const auto at = name.find(part); at != std::string::npos)
         name.replace(at, std::string(part).size(), whole);
+    bool depthwise = false;
+    for (const char* whole : of_state_space)
+      if (const auto at = name.find(whole); at != std::string::npos) {
+        const auto part = at + std::string(whole).size();
+        name.erase(part, name.find('.', part) + 1 - part);
+        depthwise = spec.shape.size() > 1 && whole == of_state_space.back();
+      }
     name = renamed(type, name);
     std::int64_t rows_in_turn = 0;
     for (const char* part : head_by_head)
@@ -133,7 +143,8 @@ std::vector<FileTensor> file_tensors(const ModelSpec& model) {
         name.replace(at, std::string(part).size(), "attention.query_key_value.");
         rows_in_turn = model.head_dim;
       }
-    if (tensors.empty() || tensors.back().name != name) tensors.push_back({name, {}, rows_in_turn, 0});
+    if (tensors.empty() || tensors.back().name != name)
+      tensors.push_back({name, {}, rows_in_turn, 0, depthwise});
     tensors.back().parts.push_back(spec);
   }
   for (const std::int64_t layer : biased_layers(model)) {
@@ -358,7 +369,8 @@ void write_shard(CheckpointReader& reader, const Shard& shard, const Adapters& a
       const FileTensor piece{tensor.name,
                              {begin, begin + static_cast<std::ptrdiff_t>(each)},
                              tensor.rows_in_turn,
-                             tensor.expert_parts};
+                             tensor.expert_parts,
+                             tensor.depthwise};
       const std::vector<std::byte> bytes = bytes_in_file(reader, piece, adapters, dtype);
       writer.write(tensor.name, bytes.data(), bytes.size());
     }

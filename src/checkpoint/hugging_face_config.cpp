@@ -68,8 +68,8 @@ void add_rope(const ModelSpec& m, ordered_json& config) {
       config["no_rope_layers"].push_back(m.is_turned(layer) ? 1 : 0);
   }
   const std::string type = config["model_type"];
-  const bool always =
-                 type == "stablelm" || type == "nemotron" || type == "minimax_m2" || type.starts_with("glm"),
+  const bool always = type == "stablelm" || type == "nemotron" || type == "minimax_m2" || type == "bamba" ||
+                      type.starts_with("glm"),
              partial = always || (m.rotary_dim > 0 && m.fused_projections);  // others turn whole heads
   if (partial) config["partial_rotary_factor"] = rotary_part(m);
   const bool scaled = r.scaling != RopeScaling::none;
@@ -171,6 +171,38 @@ void add_later_families(const ModelSpec& m, ordered_json& config) {
     config["attention_bias"] = m.qkv_bias;
   }
   if (type == "glm4_moe") config["use_qk_norm"] = m.qk_norm;
+}
+
+void add_state_space(const ModelSpec& m, ordered_json& config) {
+  const StateSpaceSpec& s = m.state_space;
+  if (s.heads == 0) return;
+  if (s.width() % m.hidden != 0)
+    refuse(
+        "model {}: transformers has state spaces of a multiple of hidden = {} channels alone, and ssm_heads "
+        "x "
+        "ssm_head_dim = {} x {}; legal: a product that is one",
+        m.name, m.hidden, s.heads, s.head_dim);
+  config["mamba_n_heads"] = s.heads;
+  config["mamba_d_head"] = s.head_dim;
+  config["mamba_n_groups"] = s.groups;
+  config["mamba_d_state"] = s.state;
+  config["mamba_d_conv"] = s.kernel;
+  config["mamba_expand"] = s.width() / m.hidden;
+  config["mamba_chunk_size"] = s.chunk;
+  config["mamba_conv_bias"] = s.conv_bias;
+  config["mamba_proj_bias"] = false;
+  if (config["model_type"] == "bamba") {
+    config["attn_layer_indices"] = s.attention_layers;
+    return;
+  }
+  config.erase("mlp_bias");
+  config["shared_intermediate_size"] = m.mlp_hidden;
+  config["num_local_experts"] = 0;
+  config["num_experts_per_tok"] = 0;
+  config["position_embedding_type"] = m.rope.unturned_every == 1 ? "nope" : "rope";
+  config["layer_types"] = json::array();
+  for (std::int64_t layer = 0; layer < m.num_layers; ++layer)
+    config["layer_types"].push_back(s.in(layer) ? "linear_attention" : "full_attention");
 }
 
 void add_latent(const ModelSpec& m, ordered_json& config) {
@@ -321,7 +353,7 @@ std::string hugging_face_config(const ModelSpec& m, DType dtype) {
         config["query_pre_attn_scalar"] = std::llround(scalar);
       else
         config["query_pre_attn_scalar"] = scalar;
-    } else if (type == "granite") {
+    } else if (type == "granite" || type == "granitemoehybrid") {
       config["embedding_multiplier"] = m.scales.embedding;
       config["attention_multiplier"] =
           m.scales.attention > 0 ? m.scales.attention : 1 / std::sqrt(static_cast<double>(m.head_dim));
@@ -330,6 +362,7 @@ std::string hugging_face_config(const ModelSpec& m, DType dtype) {
     }
   }
   if (m.family == Family::llama) add_later_families(m, config);
+  add_state_space(m, config);
   config["vocab_size"] = m.vocab;
   config["tie_word_embeddings"] = m.tied_embedding;
   config["initializer_range"] = m.init_std;

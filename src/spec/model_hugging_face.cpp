@@ -291,6 +291,7 @@ struct LlamaDefaults {
   std::optional<double> rotary_part = {};  // without a value its family turns whole heads
   bool dropped = false;                    // its dropout is left out
   std::int64_t head_dim = 0;               // which other keys say; 0: as usual
+  bool mixed = false;                      // layer_types say which layers have attention
 };
 
 void read_llama(const Config& config, const LlamaDefaults& defaults, ModelSpec& m) {
@@ -328,7 +329,8 @@ void read_llama(const Config& config, const LlamaDefaults& defaults, ModelSpec& 
   if (!defaults.mlp_biased) config.only_boolean("mlp_bias", false);
   if (!defaults.dropped) config.only_real("attention_dropout", 0.0);
   if (m.num_layers > 100000) config.wrong("num_hidden_layers", "at most 100000");
-  read_window(config, defaults.windowed && config.has("sliding_window"), defaults.typed, m);
+  if (!defaults.mixed)
+    read_window(config, defaults.windowed && config.has("sliding_window"), defaults.typed, m);
 }
 
 // What balances the experts in training (router_aux_loss_coef) is a run's to say.
@@ -462,13 +464,85 @@ void read_smollm3(const Config& config, ModelSpec& m) {
       config.wrong("no_rope_layers", "ones with a zero in each n-th place");
 }
 
-void read_granite(const Config& config, ModelSpec& m) {
-  read_llama(config, {.dropped = true}, m);
+void read_granite_factors(const Config& config, ModelSpec& m) {
   m.scales.embedding = config.real_or("embedding_multiplier", 1);
   const double attention = config.real_or("attention_multiplier", 1);
   m.scales.attention = attention == 1 / std::sqrt(static_cast<double>(m.head_dim)) ? 0 : attention;
   m.scales.residual = config.real_or("residual_multiplier", 1);
   m.scales.logits_divisor = config.real_or("logits_scaling", 1);
+}
+
+void read_granite(const Config& config, ModelSpec& m) {
+  read_llama(config, {.dropped = true}, m);
+  read_granite_factors(config, m);
+}
+
+// Mamba-2's mixer in layers that are not attention_layers. With several groups its norm would be of each.
+void read_state_space(const Config& config, std::vector<std::int64_t> attention_layers, ModelSpec& m) {
+  if (std::ssize(attention_layers) == m.num_layers) return;
+  StateSpaceSpec& s = m.state_space;
+  s.attention_layers = std::move(attention_layers);
+  s.heads = config.integer("mamba_n_heads");
+  const std::int64_t width = config.integer_or("mamba_expand", 2) * m.hidden;
+  if (width % s.heads != 0)
+    config.wrong("mamba_n_heads", fmt::format("a divisor of mamba_expand x hidden_size = {}", width));
+  s.head_dim = width / s.heads;
+  if (config.has("mamba_d_head") && config.required("mamba_d_head") != "auto" &&
+      config.required("mamba_d_head") != s.head_dim)
+    config.wrong("mamba_d_head", fmt::format("mamba_expand x hidden_size / mamba_n_heads = {}", s.head_dim));
+  s.groups = config.integer_or("mamba_n_groups", 1);
+  if (s.groups != 1) config.wrong("mamba_n_groups", "1");
+  config.required("mamba_d_state");  // transformers would take 256
+  s.state = config.integer("mamba_d_state");
+  s.kernel = config.integer_or("mamba_d_conv", 4);
+  s.conv_bias = config.boolean_or("mamba_conv_bias", true);
+  s.chunk = config.integer_or("mamba_chunk_size", 256);
+  config.only_boolean("mamba_proj_bias", false);
+  // JSON has no word for it.
+  const Json infinity = {{"__float__", "Infinity"}};
+  if (config.has("time_step_limit") && config.required("time_step_limit") != Json::array({0.0, infinity}))
+    config.wrong("time_step_limit", fmt::format("null or [0.0, {}]", infinity.dump()));
+}
+
+void read_bamba(const Config& config, ModelSpec& m) {
+  config.required("num_key_value_heads");  // transformers would take 8
+  read_llama(config, {.norm_eps = 1e-5, .biased = false, .mlp_biased = true, .rotary_part = 0.5}, m);
+  std::vector<std::int64_t> layers;
+  if (config.has("attn_layer_indices")) {
+    const Json& list = config.required("attn_layer_indices");
+    if (!list.is_array()) config.wrong("attn_layer_indices", "a list of layers");
+    for (const Json& layer : list) {
+      if (!layer.is_number_integer()) config.wrong("attn_layer_indices", "a list of layers");
+      layers.push_back(layer.get<std::int64_t>());
+    }
+  }
+  read_state_space(config, std::move(layers), m);
+}
+
+// Granite 4's, of the sizes without routed experts: the MLP of each layer is the shared one.
+void read_granite_hybrid(const Config& config, ModelSpec& m) {
+  m.fused_mlp = true;
+  read_llama(config, {.biased = false, .mixed = true}, m);
+  if (!config.has("num_local_experts") || config.required("num_local_experts") != 0)
+    config.wrong("num_local_experts", "0");
+  m.mlp_hidden = config.integer("shared_intermediate_size");
+  read_granite_factors(config, m);
+  if (config.text_or("position_embedding_type", "nope") == "rope")
+    m.rope.unturned_every = 0;
+  else
+    m.rope.unturned_every = 1;
+  config.only_text("position_embedding_type", "nope", {"nope", "rope"});
+  const Json& types = config.required("layer_types");
+  if (!types.is_array() || std::ssize(types) != m.num_layers)
+    config.wrong("layer_types", "a list of one for each layer");
+  std::vector<std::int64_t> layers;
+  for (std::size_t i = 0; i < types.size(); ++i) {
+    const bool attends = types[i] == "full_attention" || types[i] == "attention";
+    if (!attends && types[i] != "linear_attention" && types[i] != "mamba")
+      config.wrong("layer_types", "full_attention (attention) and linear_attention (mamba)");
+    if (attends) layers.push_back(static_cast<std::int64_t>(i));
+  }
+  read_state_space(config, std::move(layers), m);
 }
 
 void read_olmo2(const Config& config, ModelSpec& m) {
@@ -933,6 +1007,18 @@ const std::vector<ModelType>& model_types() {
   static const std::vector<ModelType> all{
       {{"gpt2", "GPT2LMHeadModel"}, read_gpt2, [](M m) { return m.family == Family::gpt2; }},
       {{"gpt_neox", "GPTNeoXForCausalLM"}, read_neox, [](M m) { return m.family == Family::neox; }},
+      {{"granitemoehybrid",
+        "GraniteMoeHybridForCausalLM",
+        {{"mlp.gate_up_proj.", "shared_mlp.input_linear."}, {"mlp.down_proj.", "shared_mlp.output_linear."}}},
+       read_granite_hybrid,
+       [](M m) { return m.state_space.heads > 0 && m.fused_mlp; }},
+      {{"bamba",
+        "BambaForCausalLM",
+        {{"post_attention_layernorm.", "pre_ff_layernorm."},
+         {".mlp.", ".feed_forward."},
+         {"model.norm.", "model.final_layernorm."}}},
+       read_bamba,
+       [](M m) { return m.state_space.heads > 0; }},
       {{"starcoder2", "Starcoder2ForCausalLM"},
        read_starcoder2,
        [](M m) { return m.norm_kind == NormKind::layer && m.activation == Activation::gelu; }},
@@ -1066,8 +1152,12 @@ constexpr OtherType other_types[] = {
     {"hunyuan_v1_dense", "norms of queries and keys behind their rotation"},
     {"hunyuan_v1_moe", "norms of queries and keys behind their rotation"},
     {"apertus", "an activation with weights of its own (xIELU)"},
-    {"mamba", "state spaces in place of attention"},
-    {"mamba2", "state spaces in place of attention"},
+    {"mamba", "a state space for each channel (Mamba-1)"},
+    {"mamba2", "layers without MLPs"},
+    {"nemotron_h", "layers of one part each, attention, a state space or an MLP"},
+    {"falcon_h1", "attention and a state space side by side in each layer"},
+    {"jamba", "a state space for each channel (Mamba-1)"},
+    {"zamba2", "attention that several layers share"},
     {"t5", "an encoder"},
     {"bert", "attention to later tokens"},
 };
