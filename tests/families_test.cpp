@@ -89,6 +89,7 @@ std::vector<Plan> plans_of(const ModelSpec& model) {
     plans.back().zero = zero;
   }
   for (ContextKind kind : {ContextKind::ring, ContextKind::allgather}) {
+    if (model.state_space.heads > 0) break;  // states do not travel
     plans.push_back(odd_plan(model, 1, 2, kind == ContextKind::ring));
     plans.back().mesh.set(Axis::cp, 2);
     plans.back().context_kind = kind;
@@ -139,6 +140,8 @@ TEST_P(Families, TomlSaysThem) {
 // A model in Hugging Face's layout, filled by a formula, comes in and goes out as it was.
 TEST_P(Families, TransformersModelsComeInAndGoOut) {
   const ModelSpec model = model_of(GetParam());
+  if (model.state_space.heads > 0)  // in groups, whose norms are others there
+    return expect_refusal([&] { hugging_face_config(model, DType::f32); }, {"transformers", "hidden"});
   if (GetParam().type == nullptr) {
     const std::string field = differences(model, odd_llama()).back().field;
     return expect_refusal([&] { hugging_face_config(model, DType::f32); }, {field, "transformers"});
@@ -327,6 +330,13 @@ const Row rows[] = {
      },
      {},
      "cohere2"},
+    {"bamba",
+     [](ModelSpec& m) { m.state_space = {4, 3, 2, 5, 3, true, 4, {0}}; },
+     {"mamba.in_proj.z.weight", "mamba.in_proj.x.weight", "mamba.in_proj.b.weight", "mamba.in_proj.c.weight",
+      "mamba.in_proj.dt.weight", "mamba.conv1d.x.weight", "mamba.conv1d.b.weight", "mamba.conv1d.c.weight",
+      "mamba.conv1d.x.bias", "mamba.conv1d.b.bias", "mamba.conv1d.c.bias", "mamba.dt_bias", "mamba.A_log",
+      "mamba.D", "mamba.norm.weight", "mamba.out_proj.weight"},
+     nullptr},
     {"olmo", [](ModelSpec& m) { m.norm_kind = NormKind::layer_plain; }, {}, "olmo"},
     {"sinks", [](ModelSpec& m) { m.attention_sinks = true; }, {"self_attn.sinks"}, nullptr},
     {"out_bias", [](ModelSpec& m) { m.attention_out_bias = true; }, {"self_attn.o_proj.bias"}, "seed_oss"},
@@ -346,6 +356,54 @@ void expect_verified_and_predicted(const Plan& plan) {
   EXPECT_TRUE(report.pass) << to_json(report, plan);
   EXPECT_LE(report.grad_max_rel_diff, 1e-10);
   expect_predicted(plan);
+}
+
+// States and convolutions begin anew with each document. Four ranks share the one group, and two each
+// key/value head.
+TEST(StateSpaces, KeepDocumentsApart) {
+  ModelSpec model = odd_llama();
+  model.state_space = {4, 3, 1, 5, 3, false, 4, {1}};
+  for (const int tp : {1, 4}) {
+    Plan plan = odd_plan(model, 2, tp, tp > 1);
+    plan.mask = AttentionMask::document;
+    plan.document_end = 3;
+    expect_verified_and_predicted(plan);
+  }
+}
+
+TEST(StateSpaces, AreRefusedWhereSomethingIsLeftOut) {
+  ModelSpec model = odd_llama();
+  model.state_space = {4, 3, 1, 5, 3, true, 4, {0}};
+  const auto refused_plan = [&](void (*change)(Plan & plan), const std::vector<std::string>& words) {
+    Plan plan = odd_plan(model, 1, 2, false);
+    change(plan);
+    expect_refusal([&] { validate(plan); }, words);
+  };
+  refused_plan(
+      [](Plan& p) {
+        p.mesh.set(Axis::cp, 2);
+        p.seq_len = 12;
+      },
+      {"--cp 2", "state space", "legal: 1"});
+  refused_plan([](Plan& p) { p.numerics = Numerics::invariant; },
+               {"--numerics invariant", "state space", "ordinary"});
+  refused_plan([](Plan& p) { p.model.state_space.heads = 3; }, {"--tp 2", "3 state-space heads", "legal: 1"});
+  refused_plan(
+      [](Plan& p) {
+        p.model.state_space.heads = 6;
+        p.model.state_space.groups = 3;
+      },
+      {"--tp 2", "3 groups", "legal: 1"});
+  refused_plan([](Plan& p) { p.model.tuning.freeze = {"*norm*"}; }, {"freeze", "state space"});
+  model.state_space.attention_layers = {0, 1};
+  expect_refusal([&] { validate(model); }, {"attention_layers", "ssm_heads"});
+  model.state_space.attention_layers = {1, 0};
+  expect_refusal([&] { validate(model); }, {"attention_layers", "rising"});
+  model.state_space = {4, 3, 3, 5, 3, true, 4, {0}};
+  expect_refusal([&] { validate(model); }, {"ssm_groups = 3", "divisor of 4"});
+  model.state_space = {4, 3, 1, 5, 3, true, 4, {0}};
+  model.window.size = 4;
+  expect_refusal([&] { validate(model); }, {"window", "ssm_heads"});
 }
 
 // Heads that are exchanged have their scores capped where they are computed.

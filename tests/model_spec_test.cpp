@@ -78,7 +78,8 @@ TEST(ModelSpec, PublishedCountsAreExact) {
       {"olmo-1b", 1176764416},         {"stablelm-2-1.6b", 1644515328},
       {"qwen1.5-moe-a2.7b", 14315784192}, {"glm-4.5-air", 106852245504},
       {"glm-4.7-flash", 29943390976},  {"kimi-k2", 1026408209408},   {"minimax-m2", 228689748992},
-      {"exaone-4-32b", 32003216384},   {"mistral-small-3.1-24b", 23572403200}};
+      {"exaone-4-32b", 32003216384},   {"mistral-small-3.1-24b", 23572403200},
+      {"bamba-9b", 9780235392},        {"bamba-tiny", 448272}};
   std::set<std::string> names;
   for (const std::string& name : model_preset_names()) names.insert(name);
   for (const auto& [name, count] : published) {
@@ -172,8 +173,10 @@ TEST(ModelSpec, ParametersOfEveryPresetAreConsistent) {
       if (p.multiplies) multiplying += p.numel();
       const bool vector = p.shape.size() == 1;
       EXPECT_EQ(p.decay, !vector) << p.name;
-      EXPECT_EQ(p.init != Init::normal, vector && !p.name.ends_with("sinks")) << p.name;  // these are scores
-      EXPECT_TRUE(p.init != Init::ones || p.name.ends_with("weight")) << p.name;
+      // Sinks are scores, and taps of convolutions begin as torch's.
+      const bool taps = p.name.find("conv1d") != std::string::npos;
+      EXPECT_EQ(p.init != Init::normal, (vector && !p.name.ends_with("sinks")) || taps) << p.name;
+      EXPECT_TRUE(p.init != Init::ones || p.name.ends_with("weight") || p.name.ends_with(".D")) << p.name;
       EXPECT_FALSE(vector && p.multiplies) << p.name;
       if (p.shard_dim < 0) {
         EXPECT_TRUE(p.pieces.empty());

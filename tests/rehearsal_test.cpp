@@ -24,15 +24,20 @@ Plan with_mesh(ModelSpec model, int dp, int tp, int pp, int cp = 1) {
 
 // Each is a plan that runs, on the ranks that share a layer's work.
 TEST(Rehearsal, RunsALayerOnTheRanksThatShareIt) {  // long
-  for (const ModelSpec& model : {odd_gpt2(), odd_llama(), odd_mixtral(), odd_deepseek(), even_mixtral(2)})
+  ModelSpec hybrid = odd_llama();
+  hybrid.state_space = {4, 3, 1, 5, 3, true, 4, {1}};
+  for (const ModelSpec& model :
+       {odd_gpt2(), odd_llama(), odd_mixtral(), odd_deepseek(), even_mixtral(2), hybrid})
     for (const auto& [dp, tp, cp, ep] :
          {std::tuple{1, 1, 1, 1}, {2, 2, 1, 1}, {1, 1, 2, 1}, {1, 2, 2, 2}, {4, 1, 1, 4}}) {
       if (ep > 1 && (model.experts == Experts::none || model.num_experts % ep != 0)) continue;
+      const bool is_hybrid = model.state_space.heads > 0;
+      if (cp > 1 && is_hybrid) continue;
       Plan plan = with_mesh(model, dp, tp, 1, cp);
       plan.mesh.ep = ep;
       SCOPED_TRACE(describe(plan));
       const bool is_mixtral = model.experts == Experts::mixtral, has_experts = model.experts != Experts::none;
-      const RehearsedPlan r = rehearsed_plan(plan, is_mixtral ? 0 : 1, has_experts);
+      const RehearsedPlan r = rehearsed_plan(plan, is_mixtral ? 0 : 1, has_experts || is_hybrid);
       EXPECT_NO_THROW(validate(r.plan));
       EXPECT_EQ(r.plan.mesh.num_ranks(), std::max(cp, ep) * tp);
       EXPECT_DOUBLE_EQ(r.layer_share, 1);
@@ -45,7 +50,7 @@ TEST(Rehearsal, RunsALayerOnTheRanksThatShareIt) {  // long
       if (is_mixtral) {
         EXPECT_EQ(parts.dense.forward + parts.dense.backward, 0);
       }
-      if (!has_experts) {
+      if (!has_experts && !is_hybrid) {
         EXPECT_EQ(parts.others.forward + parts.others.backward, 0);
       }
       EXPECT_GT(parts.element, 0);

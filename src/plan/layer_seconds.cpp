@@ -346,7 +346,7 @@ class Pricer {
                                                       2 * width * width_ + 3 * heads * rows * wide));
     t_.forward.compute += products + passes;
     t_.backward_input.compute += 3.5 * products + 3 * passes;
-    kernels_ += 8;
+    kernels_ += w_.software.is_this_trainer ? chunks * (heads + 3 * groups + 4) : 8;
   }
 
   void attention() {

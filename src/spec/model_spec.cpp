@@ -90,6 +90,7 @@ void check_state_space(const ModelSpec& m) {
   refuse_beside(m.parallel_residual, "parallel_residual = true", "false");
   refuse_beside(m.latent_attention(), "latent attention (kv_rank)", "0");
   refuse_beside(m.window.size > 0, "a window", "0");
+  refuse_beside(m.norms_less_one, "norms_less_one = true", "false");
   refuse_beside(m.num_mtp_layers > 0, "num_mtp_layers", "0");
 }
 

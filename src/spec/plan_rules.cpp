@@ -91,6 +91,14 @@ Verdict of_tensor_parallel(const Plan& plan) {
       return of_scan(s.groups, fmt::format("is neither a divisor nor a multiple of the {} groups of "
                                            "state-space heads of {}",
                                            s.groups, m.name));
+    // Copies of both are added up over ranks of one group, or over all.
+    const std::int64_t of_keys = std::max<std::int64_t>(tp / m.num_kv_heads, 1),
+                       of_groups = std::max<std::int64_t>(tp / s.groups, 1);
+    if (of_keys > 1 && of_groups > 1 && of_keys != of_groups && of_keys != tp && of_groups != tp)
+      return of_scan(std::min(s.groups, m.num_kv_heads),
+                     fmt::format("{} ranks would share each key/value head of {} and {} each group of "
+                                 "state-space heads",
+                                 of_keys, m.name, of_groups));
   }
   if (m.vocab < tp) return problem("{} has a vocabulary of only {}", m.name, m.vocab);
   if (m.mlp_hidden < tp) return problem("{} has an MLP of only {}", m.name, m.mlp_hidden);

@@ -29,8 +29,8 @@ void GradientCompletion::group_done(int group) {
   if (!late_groups_.contains(group)) finish_group(group);
 }
 
-// Ranks that share a key/value head each saw their own query heads only, so its gradient is the sum over
-// them.
+// Ranks that share a key/value head, or a group of a state space's heads, each saw their own heads only, so
+// its gradient is the sum over them.
 void GradientCompletion::finish_group(int group) {
   const int tp = rank_.size(Axis::tp);
   if (faults_.narrow_gradients)
@@ -43,7 +43,9 @@ void GradientCompletion::finish_group(int group) {
   for (const Parameter& p : parameters_.all()) {
     const int replicas = tp_replicas(p.spec, tp);
     if (p.group == group && !p.spec.frozen && p.spec.shard_dim >= 0 && replicas > 1)
-      rank_.group(GroupKind::tp_replicas, replicas).all_reduce(p.gradient).wait();
+      (replicas == tp ? rank_.along(Axis::tp) : rank_.group(GroupKind::tp_replicas, replicas))
+          .all_reduce(p.gradient)
+          .wait();
   }
   parameters_.end_gradients(group);
   for (const Range& range : parameters_.gradient_ranges(group)) reduction_->ready(range);

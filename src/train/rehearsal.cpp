@@ -268,7 +268,9 @@ RehearsedPlan rehearsed_plan(const Plan& plan, std::int64_t dense, std::int64_t 
       p.seq_len /= 2;
     fit_batch();
   }
-  r.layer_share = sequences == 0 ? 0 : flops(plan) / flops(p);
+  Plan whole = plan;
+  whole.model = p.model;  // whose first layer may be of another kind
+  r.layer_share = sequences == 0 ? 0 : flops(whole) / flops(p);
   r.head_share = static_cast<double>(sequences * plan.seq_len) /
                  static_cast<double>(p.micro_batch * p.seq_len) * static_cast<double>(plan.model.vocab) /
                  static_cast<double>(p.model.vocab);
