@@ -102,6 +102,16 @@ TEST(DeviceTraining, DataAndTensorParallel) {
   expect_bits_of_the_host(in("bf16", odd_plan(odd_gpt2(), 2, 2, true)));
 }
 
+TEST(DeviceTraining, IsThatOfTheHostWithStateSpaces) {
+  ModelSpec hybrid = odd_llama();
+  hybrid.state_space = {4, 3, 2, 5, 3, true, 4, {1}};
+  expect_bits_of_the_host(odd_plan(hybrid, 2, 2, true), 3);
+  Plan plan = in("bf16", odd_plan(hybrid, 1, 1, false));
+  plan.mask = AttentionMask::document;
+  plan.document_end = 3;
+  expect_bits_of_the_host(plan);
+}
+
 TEST(DeviceTraining, ADeviceForEachRank) {  // long
   expect_bits_of_the_host(odd_plan(odd_llama(), 2, 2, true), 3, 4);
   expect_bits_of_the_host(odd_plan(odd_gpt2(false), 3, 1, false), 1, 2);  // one alone, two on the other
