@@ -34,8 +34,12 @@ struct Problem {
     conv_bias = random(arena, {shape.mixed_width()}, 3);
     xbc = constant(arena, {rows, shape.mixed_width()}, 0);
     y = constant(arena, {rows, shape.width()}, 0);
-    in = {random_strided(arena, rows, shape.width(), 4), xbc, random_strided(arena, rows, shape.heads, 5),
-          random(arena, {shape.heads}, 6), random(arena, {shape.heads}, 7), random(arena, {shape.heads}, 8)};
+    in = {random_strided(arena, rows, shape.width(), 4),
+          xbc,
+          random_strided(arena, rows, shape.heads, 5),
+          random(arena, {shape.heads}, 6),
+          random(arena, {shape.heads}, 7),
+          random(arena, {shape.heads}, 8)};
   }
 
   std::int64_t start(std::int64_t row) const {
@@ -57,7 +61,8 @@ struct Problem {
       if (row % shape.rows.length == start(row)) std::fill(state.begin(), state.end(), 0.0);
       for (std::int64_t j = 0; j < shape.width(); ++j) {
         const std::int64_t h = j / P, b = shape.width() + h / of_group * N, c = b + shape.groups * N;
-        const double step = std::log1p(std::exp(at(in.dt, row, h) + at(in.dt_bias.reshape({shape.heads, 1}), h)));
+        const double step =
+            std::log1p(std::exp(at(in.dt, row, h) + at(in.dt_bias.reshape({shape.heads, 1}), h)));
         const double decay = std::exp(-step * std::exp(at(in.a_log.reshape({shape.heads, 1}), h)));
         double sum = at(in.d.reshape({shape.heads, 1}), h) * at(xbc, row, j);
         for (std::int64_t n = 0; n < N; ++n) {
@@ -105,18 +110,21 @@ TEST(StateSpace, GoesOnFromAState) {
   p.shape.rows = {1, 11, {}};
   const auto rows_of = [&](std::int64_t begin, std::int64_t end) {
     StateSpaceTensors in = p.in;
-    in.z = in.z.row_range(begin, end), in.xbc = in.xbc.row_range(begin, end), in.dt = in.dt.row_range(begin, end);
+    in.z = in.z.row_range(begin, end), in.xbc = in.xbc.row_range(begin, end),
+    in.dt = in.dt.row_range(begin, end);
     return in;
   };
   p.kernels->convolve(p.x.row_range(0, 11), p.taps, p.conv_bias, p.shape.rows, p.xbc.row_range(0, 11));
-  const Tensor whole = constant(p.arena, {11, p.shape.width()}, 0), parts = constant(p.arena, whole.shape(), 0),
+  const Tensor whole = constant(p.arena, {11, p.shape.width()}, 0),
+               parts = constant(p.arena, whole.shape(), 0),
                state = constant(p.arena, {p.shape.width(), p.shape.state}, 0);
   p.kernels->state_space(rows_of(0, 11), p.shape, p.room(false), Tensor(), whole);
   for (std::int64_t begin = 0, end = 6; begin < 11; begin = end++) {
     p.shape.rows.length = end - begin;
     p.kernels->state_space(rows_of(begin, end), p.shape, p.room(false), state, parts.row_range(begin, end));
   }
-  for_each(whole, [&](std::int64_t i, std::int64_t j) { EXPECT_NEAR(at(whole, i, j), at(parts, i, j), 1e-13); });
+  for_each(whole,
+           [&](std::int64_t i, std::int64_t j) { EXPECT_NEAR(at(whole, i, j), at(parts, i, j), 1e-13); });
 }
 
 TEST(StateSpace, GradientsAreDerivatives) {
@@ -150,7 +158,8 @@ TEST(StateSpace, GradientsAreDerivatives) {
         v = before - step;
         const double less = loss();
         v = before;
-        EXPECT_NEAR(at(gradient, i, j), (more - less) / (2 * step), 2e-8 * (1 + std::abs(more))) << what << i << " " << j;
+        EXPECT_NEAR(at(gradient, i, j), (more - less) / (2 * step), 2e-8 * (1 + std::abs(more)))
+            << what << i << " " << j;
       });
     };
     const auto column = [](const Tensor& t) { return t.reshape({t.numel(), 1}); };
