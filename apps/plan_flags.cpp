@@ -205,13 +205,7 @@ SearchRequest PlanSearchFlags::request() const {
                      "with --expert-placement load",
                      {advice("--expert-placement", "order")}});
     if (!document_lengths_.empty() && (dynamic_context_ || r.work.software.context_cuts_documents))
-      needs.push_back({"--cp-balance",
-                       false,
-                       dynamic_context_
-                           ? "with --dynamic-cp, under which each document is cut by itself"
-                           : fmt::format("with --document-lengths, each of which {} cuts by itself",
-                                         r.work.software.name),
-                       {}});
+      needs.push_back({"--cp-balance", false, what_cuts_documents(r.work.software, dynamic_context_), {}});
     needs.push_back({"--expert-imbalance", expert_load_.empty(), "with --expert-load", {}});
     for (const char* flag : {"--expert-placement", "--expert-replicas"})
       needs.push_back(

@@ -334,6 +334,14 @@ TEST_F(PackedCommand, SaysWhatDocumentsAreAndWhatWouldGain) {
   EXPECT_EQ(run(asked + "--out plan.toml").status, 0);
   refused("--plan plan.toml", {"--mask document", "--document-lengths"});
   EXPECT_EQ(run("--plan plan.toml --document-lengths lengths.txt").status, 0);
+  std::string plan = read("plan.toml");
+  plan.replace(plan.find("cp-balance = 'zigzag'"), 21, "cp-balance = 'stripe'");
+  write("stripe.toml", plan);
+  refused("--plan stripe.toml --document-lengths lengths.txt",
+          {"--cp-balance stripe: has no effect", "current cuts by itself", "legal: zigzag"});
+  refused("--plan stripe.toml --document-lengths lengths.txt --dynamic-cp",
+          {"--cp-balance stripe", "--dynamic-cp"});
+  EXPECT_EQ(run("--plan stripe.toml --document-lengths lengths.txt --software echelon").status, 0);
 }
 
 class PackingSimulated : public checks::VerbTest {

@@ -118,6 +118,12 @@ bool cuts_each_document(const Workload& work) {
   return !work.documents.empty() && (work.software.context_cuts_documents || work.dynamic_context);
 }
 
+std::string what_cuts_documents(const Software& software, bool dynamic_context) {
+  return dynamic_context
+             ? "with --dynamic-cp, under which each document is cut by itself"
+             : fmt::format("with --document-lengths, each of which {} cuts by itself", software.name);
+}
+
 std::string no_host(const Workload& work, const Plan& plan) {
   const Software& s = work.software;
   const Machine& m = work.machine;

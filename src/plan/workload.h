@@ -62,6 +62,8 @@ std::vector<std::string> not_run(const Workload& work, const Plan& plan);
 
 // Whether the ranks of cp cut each packed document by itself: no --cp-balance acts then.
 bool cuts_each_document(const Workload& work);
+// Then says so: "with --dynamic-cp, under which each document is cut by itself".
+std::string what_cuts_documents(const Software& software, bool dynamic_context);
 
 // Why the program does not keep this on the machine's hosts; empty where it can.
 std::string no_host(const Workload& work, const Plan& plan);
