@@ -117,9 +117,13 @@ const PackedAttention& PackedDocuments::of(const Plan& c) {
   return found->second;
 }
 
-PackedAttention PackedDocuments::fixed(const Plan& c) {
+const PackedDocuments::Visits& PackedDocuments::visits(const Plan& c) {
   const std::vector<double>& of_ranks = rank_pairs(c);
   const std::size_t ring = of_ranks.size() / sequences_.size();
+  const auto [found, is_new] =
+      visits_.try_emplace({c.mesh.dp(), ring, static_cast<int>(c.context_balance), c.micro_batch});
+  Visits& all = found->second;
+  if (!is_new) return all;
   const std::int64_t dp = c.mesh.dp(), each = (c.global_batch + dp - 1) / dp,
                      microbatches = (each + c.micro_batch - 1) / c.micro_batch;
   // Of many microbatches the first stand for all of a rank.
@@ -128,16 +132,11 @@ PackedAttention PackedDocuments::fixed(const Plan& c) {
       std::min(microbatches,
                std::max(least_visited, most_visits / (dp * c.micro_batch * static_cast<std::int64_t>(ring))));
   const std::int64_t seen = std::min(each, visited * c.micro_batch);
-  struct Rank {
-    double busy = 0, most = 0, visited = 0, microbatches = 0;
-  };
-  std::vector<Rank> ranks;
-  double total = 0, mean = 0, all_visited = 0;  // mean: of all ranks
   std::vector<double> held(ring);
   for (std::int64_t d = 0; d < dp; ++d) {
     const std::int64_t samples = std::min(each, c.global_batch - d * each);
     if (samples <= 0) break;
-    Rank& rank = ranks.emplace_back();
+    Visits::Rank& rank = all.ranks.emplace_back();
     const std::int64_t begin = d * seen, end = begin + std::min(seen, samples);
     for (std::int64_t first = begin; first < end; first += c.micro_batch) {
       std::fill(held.begin(), held.end(), 0);
@@ -147,20 +146,26 @@ PackedAttention PackedDocuments::fixed(const Plan& c) {
       }
       double waited = 0;
       for (double one : held)
-        waited = std::max(waited, one * real(static_cast<std::int64_t>(ring))), mean += one;
+        waited = std::max(waited, one * real(static_cast<std::int64_t>(ring))), all.mean += one;
       rank.busy += waited;
       rank.most = std::max(rank.most, waited);
       rank.visited += 1;
     }
     rank.microbatches = real((samples + c.micro_batch - 1) / c.micro_batch);
-    total += rank.busy;
-    all_visited += rank.visited;
+    all.total += rank.busy;
+    all.all_visited += rank.visited;
   }
+  return all;
+}
+
+PackedAttention PackedDocuments::fixed(const Plan& c) {
+  const auto& [ranks, total, mean, all_visited] = visits(c);
+  const std::int64_t dp = c.mesh.dp();
   PackedAttention a;
   a.in_group = total / mean;
   double longest = -1, all = 0;
   const double of_one = total / all_visited, pipeline = c.mesh.pp() - 1;
-  for (Rank& rank : ranks) {
+  for (Visits::Rank rank : ranks) {
     all += rank.microbatches;
     // A sum of n times as many is off the mean by the root of n times as much.
     if (rank.visited < rank.microbatches)

@@ -46,6 +46,16 @@ class PackedDocuments {
  private:
   double pairs(const ContextLayout& layout, int ring_index, const DocumentStarts& starts) const;
   const std::vector<double>& rank_pairs(const Plan& c);
+  // What the data-parallel ranks wait for in the microbatches that are looked at.
+  struct Visits {
+    struct Rank {
+      double busy = 0, most = 0, visited = 0, microbatches = 0;
+    };
+    std::vector<Rank> ranks;
+    double total = 0, mean = 0, all_visited = 0;  // mean: of all ranks
+  };
+  // Pipelines of any depth have the same, and so has any cp where documents are cut by themselves.
+  const Visits& visits(const Plan& c);
   PackedAttention fixed(const Plan& c);
   PackedAttention dynamic(const Plan& c) const;
 
@@ -55,6 +65,7 @@ class PackedDocuments {
       drawn_;  // of each of a step's samples its sequence; of later ones the same again
   double windowed_, all_pairs_ = 0, mean_length_ = 0, mean_documents_ = 0;
   std::map<std::pair<int, int>, std::vector<double>> rank_pairs_;  // of each sequence, of each ring index
+  std::map<std::tuple<int, std::size_t, int, std::int64_t>, Visits> visits_;
   std::map<Key, PackedAttention> known_;
 };
 
