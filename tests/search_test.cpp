@@ -613,6 +613,24 @@ TEST(Search, OtherProgramsGainWhatTheirOwnSearchFinds) {
   EXPECT_NE(explain_programs({}, best, r.work).find("no preset is predicted"), std::string::npos);
 }
 
+// A program of which no mixture was measured has experts for nothing: it would seem twice as fast.
+TEST(Search, ComparesMixturesOnlyWithProgramsThatSayWhatExpertsCost) {
+  SearchRequest r = request("mixtral-8x7b", 64, 64);
+  r.pin("pp", 2);
+  r.pin("micro-batch", 1);
+  const Estimate best = search(r).plans.front();
+  const std::vector<OtherProgram> others = other_programs(r, best);
+  for (const OtherProgram& other : others)
+    EXPECT_TRUE(other.name.empty() || load_software(other.name).expert_launch_seconds > 0) << other.name;
+  const std::vector<std::string> unknown = not_compared(r.work);
+  EXPECT_NE(std::find(unknown.begin(), unknown.end(), "fsdp"), unknown.end());
+  EXPECT_EQ(std::find(unknown.begin(), unknown.end(), "deepseek-v3"), unknown.end());
+  EXPECT_NE(explain_programs(others, best, r.work).find("not compared, as their numbers"), std::string::npos);
+  EXPECT_TRUE(not_compared(request("llama-3-8b", 8, 8).work).empty());
+  r.work.software = load_software("fsdp");  // knows no more than the others
+  EXPECT_TRUE(not_compared(r.work).empty());
+}
+
 // By how much, however little that is.
 TEST(Search, SaysByHowMuchAPlanDoesNotFit) {
   SearchRequest r = request("gpt2-1.5b", 1, 8);

@@ -428,7 +428,12 @@ std::string explain_programs(const std::vector<OtherProgram>& others, const Esti
   const auto out = std::back_inserter(text);
   fmt::format_to(out, "\nwhat other programs would gain over {}{}:\n", work.software.name,
                  dated(work.software.as_of));
-  if (others.empty()) return text + "  no preset is predicted to take 1% less\n";
+  const std::vector<std::string> unknown = not_compared(work);
+  const std::string rest =
+      unknown.empty() ? ""
+                      : fmt::format("  not compared, as their numbers do not say what experts cost: {}\n",
+                                    fmt::join(unknown, ", "));
+  if (others.empty()) return text + "  no preset is predicted to take 1% less\n" + rest;
   for (const OtherProgram& other : others) {
     fmt::format_to(out, "  {}{}: {}, {:.1f}% less: {}",
                    other.name.empty() ? "itself " + other.how : other.name,
@@ -440,7 +445,7 @@ std::string explain_programs(const std::vector<OtherProgram>& others, const Esti
       text += "; the intervals do not tell the two apart";
     text += "\n";
   }
-  return text;
+  return text + rest;
 }
 
 std::string explain_nothing(const SearchResult& result, int gpus) {

@@ -19,7 +19,21 @@ std::optional<Estimate> best_within(SearchRequest request, double most_seconds) 
   return std::move(result.plans.front());
 }
 
+// Without any such number an expert's products are priced as a dense layer's.
+bool knows_experts(const Software& s) { return s.expert_launch_seconds > 0 || s.expert_efficiency != 1; }
+
 }  // namespace
+
+std::vector<std::string> not_compared(const Workload& work) {
+  std::vector<std::string> names;
+  if (work.plan.model.experts == Experts::none || !knows_experts(work.software)) return names;
+  for (const std::string& name : software_preset_names()) {
+    const Software software = load_software(name);
+    if (name != work.software.name && !software.is_this_trainer && !knows_experts(software))
+      names.push_back(name);
+  }
+  return names;
+}
 
 std::vector<OtherProgram> other_programs(const SearchRequest& request, const Estimate& best) {
   std::vector<OtherProgram> found;
@@ -57,9 +71,12 @@ std::vector<OtherProgram> other_programs(const SearchRequest& request, const Est
       if (not_run(dynamic.work, plan->plan).empty())
         found.push_back({"", "with --dynamic-cp", own.as_of, {}, std::move(*plan)});
   }
+  const std::vector<std::string> unknown = not_compared(request.work);
   for (const std::string& name : software_preset_names()) {
     const Software software = load_software(name);
-    if (name != own.name && !software.is_this_trainer) look(name, "", software);
+    if (name != own.name && !software.is_this_trainer &&
+        std::find(unknown.begin(), unknown.end(), name) == unknown.end())
+      look(name, "", software);
   }
   std::sort(found.begin(), found.end(), [](const auto& a, const auto& b) {
     return std::tie(a.plan.seconds, b.as_of) < std::tie(b.plan.seconds, a.as_of);

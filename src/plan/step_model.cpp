@@ -367,7 +367,7 @@ Estimate StepModel::estimate_seconds(const Plan& c) {
     for (std::size_t r = 0; r < s.ranks.size(); ++r) add_host(e, r, counted_activations(c, r));
   }
   e.seconds = to_twelve_digits(whole_step(c, latest));
-  parts.other = e.seconds - latest;
+  parts.other = std::max(0.0, e.seconds - latest);  // not the rounding of a step that has none
 
   const Interval interval = interval_of(work_, c, num_parameters_);
   e.low = e.seconds * interval.low;
