@@ -273,7 +273,9 @@ TEST(CalibrateFrom, FindsAProgramsNumbers) {  // long
   EXPECT_FALSE(few.steps[0].left_out_seconds);
   EXPECT_EQ(few.software.low, start.low);
   EXPECT_GT(mean_error(all.steps, &FitRow::before_seconds), 0.15);
-  EXPECT_LT(mean_error(all.steps, &FitRow::fitted_seconds), 0.01);
+  // A step counts as 8% off, and what is usual holds the numbers back: of six exact steps less than half of
+  // that is left.
+  EXPECT_LT(mean_error(all.steps, &FitRow::fitted_seconds), 0.04);
   EXPECT_TRUE(all.steps[0].left_out_seconds);
   EXPECT_LT(mean_left_out_error(all.steps), 0.05);
   for (std::size_t i = 3; i < steps.size(); ++i)
