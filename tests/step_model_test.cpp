@@ -166,6 +166,54 @@ TEST(OpSeconds, OnlyRingsOverNodesWait) {
   EXPECT_NEAR(slow.ring_wait(Verb::all_gather, 32, 1), 3e-3, 1e-12);
 }
 
+// NCCL's rings go through all ranks, seven hops of eight inside a node; little goes through trees.
+TEST(OpSeconds, LargeAllReducesOverNodesGoAroundAllRanks) {
+  const Machine machine = load_machine("h100");
+  Machine distant = machine;
+  distant.tiers.back().latency_seconds += 1e-6;
+  const Software software;
+  const OpSeconds near(machine, software, Precision::bf16), far(distant, software, Precision::bf16);
+  const auto hops_over_nodes = [&](double bytes, std::int64_t size) {
+    return (far.collective(Verb::all_reduce, bytes, size, 1) -
+            near.collective(Verb::all_reduce, bytes, size, 1)) /
+           1e-6;
+  };
+  EXPECT_NEAR(hops_over_nodes(64e6, 256), 2 * 255 / 8.0, 1e-3);
+  EXPECT_NEAR(hops_over_nodes(64e6, 16), 2 * 15 / 8.0, 1e-3);
+  EXPECT_NEAR(hops_over_nodes(1e6, 256), 4 * std::log2(32) + 8, 1e-3);  // 4 KB a rank
+}
+
+// Of rows that begin at multiples of 8, 4 and 2 bytes the rate falls in three equal steps.
+TEST(OpSeconds, RowsThatBeginOffSixteenBytesAreSlower) {
+  Machine machine = load_machine("a100-80");
+  machine.gemm_unaligned = 0.125;
+  const Software software;
+  const OpSeconds ops(machine, software, Precision::bf16), f32(machine, software, Precision::f32);
+  EXPECT_EQ(ops.unaligned(50304), 1);
+  EXPECT_NEAR(ops.unaligned(12564), 2, 1e-12);
+  EXPECT_NEAR(ops.unaligned(50258), 4, 1e-12);
+  EXPECT_NEAR(ops.unaligned(50257), 8, 1e-12);
+  EXPECT_EQ(f32.unaligned(12564), 1);
+  EXPECT_NEAR(f32.unaligned(50257), 4, 1e-12);
+}
+
+// GPT-2's vocabulary is odd: a program that does not pad it pays in the output layer alone.
+TEST(StepModel, AVocabularyThatIsNotPaddedSlowsTheOutputLayer) {
+  Workload work = workload("gpt2-1.5b", 8, "a100-80");
+  work.plan.seq_len = 1024;
+  const auto seconds = [&](bool pads, double rate) {
+    work.software.pads_vocabulary = pads;
+    work.machine.gemm_unaligned = rate;
+    Plan c = work.plan;
+    c.micro_batch = 1;
+    return StepModel(work).estimate(c).seconds;
+  };
+  EXPECT_EQ(seconds(true, 1), seconds(true, 0.25));
+  EXPECT_NEAR(seconds(false, 1) / seconds(true, 1), 1, 1e-3);
+  // 50257 of 48 x 12 x 1600 columns take four times as long, and products a quarter of the step at least.
+  EXPECT_GT(seconds(false, 0.25), seconds(true, 1) * (1 + 3 * 50257 / (48 * 12 * 1600 + 50257.0) / 4));
+}
+
 double step_seconds(const Workload& work, const Plan& c) { return StepModel(work).estimate(c).seconds; }
 
 // A layer takes no less than the host: for each of its collectives the same, and as much again for each rank.
@@ -178,8 +226,9 @@ TEST(StepModel, CallsOfCollectivesHoldUpSmallLayers) {
   const double without = step_seconds(work, c);
   work.software.collective_rank_seconds = 1e-3;
   const double with = step_seconds(work, c);
-  // Ten collectives of a layer, forwards and backwards; what the device takes is behind it.
-  const double host = 12 * 10 * 4 * 1e-3;
+  // Ten collectives of a layer, forwards and backwards, two of the embedding and three of the output layer;
+  // what the device takes is behind it.
+  const double host = (12 * 10 + 5) * 4 * 1e-3;
   EXPECT_GT(with, host);
   EXPECT_LT(with, host + without);
 }

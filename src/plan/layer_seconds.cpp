@@ -1,6 +1,7 @@
 #include "plan/layer_seconds.h"
 
 #include <algorithm>
+#include <cmath>
 
 #include "base/error.h"
 #include "base/real.h"
@@ -74,21 +75,27 @@ class Pricer {
   // Embedding, or final norm and output matrix.
   LayerSeconds end(const BlockProgram& program) {
     t_ = {};
+    kernels_ = collectives_ = waits_ = 0;
     beside_ = {};
     for (const BlockOp& op : program.ops) price(program, op);
     show_what_nothing_hides();
+    wait_for_launches(0);
     return t_;
   }
 
   // Cross-entropy: logits to f32, maximum, exponentials and sum; the gradient in their place.
   LayerSeconds loss() {
     t_ = {};
+    kernels_ = collectives_ = waits_ = 0;
+    // Maximum, difference, the target's, exponentials, sum, logarithm, quotient.
+    kernels_ += 7;
     const double losses = real(1 + m_.num_mtp_layers);
     const double logits = losses * tokens_ * real(m_.vocab) / tp_ * w_.software.loss_passes;
     t_.forward.compute += ops_.elementwise(logits * 14);
     t_.backward_input.compute += ops_.elementwise(logits * 8);
     if (tp_ > 1)
       t_.forward.tensor += 3 * losses * ops_.collective(Verb::all_reduce, tokens_ * 4, mesh_.tp(), 1);
+    wait_for_launches(0);
     return t_;
   }
 
@@ -180,11 +187,13 @@ class Pricer {
       case OpKind::loss:  // its product; see loss()
         // This trainer runs the output layer forwards and backwards at once, on one input.
         enter(w_.software.regathers_sequence && !w_.software.is_this_trainer);
-        return product(tokens_, width_here(op.inputs[0]), real(op.weights.front().shape[0]) / tp_);
+        return product(tokens_, width_here(op.inputs[0]),
+                       columns_of_logits(real(op.weights.front().shape[0]) / tp_));
       case OpKind::embedding:
         return lookup();
       case OpKind::positions:
-        return;  // in lookup()
+        kernels_ += 2;  // of their rows and of the sum, whose bytes are in lookup()
+        return;
     }
   }
 
@@ -192,7 +201,9 @@ class Pricer {
     const double bytes = tokens_ * real(m_.hidden) * width_;
     t_.forward.compute += ops_.elementwise(2 * bytes);
     t_.backward_weight.compute += ops_.elementwise(3 * bytes);
+    kernels_ += 1;
     if (w_.software.dropout) {
+      kernels_ += 1;
       t_.forward.compute += ops_.elementwise(2.5 * here_ * real(m_.hidden) * width_);
       t_.backward_input.compute += ops_.elementwise(2.5 * here_ * real(m_.hidden) * width_);
     }
@@ -200,11 +211,18 @@ class Pricer {
     if (c_.shards_sequence()) gather_rows(t_.backward_weight);
   }
 
+  double columns_of_logits(double columns) const {
+    constexpr double aligned = 16;  // elements, of 8 bits at least
+    return w_.software.pads_vocabulary ? aligned * std::ceil(columns / aligned) : columns;
+  }
+
   void product(double rows, double depth, double cols, double count = 1) {
     t_.backward_weight.compute += ops_.memory_pass(w_.software.accumulation_bytes * count * depth * cols);
-    t_.forward.compute += ops_.product(rows, depth, cols, count);
-    t_.backward_input.compute += ops_.product(rows, cols, depth, count);
-    t_.backward_weight.compute += ops_.product(depth, rows, cols, count);
+    // Each of the three reads or writes rows of both lengths.
+    const double slower = std::max(ops_.unaligned(depth), ops_.unaligned(cols));
+    t_.forward.compute += slower * ops_.product(rows, depth, cols, count);
+    t_.backward_input.compute += slower * ops_.product(rows, cols, depth, count);
+    t_.backward_weight.compute += slower * ops_.product(depth, rows, cols, count);
     kernels_ += 1;
     if (narrow_ && w_.software.is_this_trainer) {
       // Each product rounds both of its operands: read twice in 16 bits, for the scale and then to be
@@ -510,15 +528,21 @@ class Pricer {
   // A pass takes no less than the host needs to launch its kernels, of which the backward pass has twice as
   // many. What must be computed again is launched again.
   void hosted(const PassSeconds& again, bool with_experts) {
+    const double launch = wait_for_launches(with_experts ? w_.software.expert_launch_seconds : 0);
+    t_.backward_input += again;
+    if (recompute_.everything()) t_.backward_input.compute += std::max(0.0, launch - again.total());
+  }
+
+  // Seconds that the host takes for a forward pass; `more` of them for what is not counted as kernels.
+  double wait_for_launches(double more) {
     const double launch =
-        w_.software.launch_seconds * kernels_ + (with_experts ? w_.software.expert_launch_seconds : 0) +
+        w_.software.launch_seconds * kernels_ + more +
         (w_.software.collective_launch_seconds + ops_.call_seconds(mesh_.tp())) * collectives_ / 3 +
         waits_ / 3;
     const double forward = t_.forward.total(), backward = t_.backward();
     t_.forward.compute += std::max(0.0, launch - forward);
     t_.backward_input.compute += std::max(0.0, 2 * launch - backward);
-    t_.backward_input += again;
-    if (recompute_.everything()) t_.backward_input.compute += std::max(0.0, launch - again.total());
+    return launch;
   }
 
   const ModelPrograms& programs_;

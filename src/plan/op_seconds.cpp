@@ -4,12 +4,16 @@
 #include <cmath>
 
 #include "base/error.h"
+#include "base/real.h"
 
 namespace echelon {
 namespace {
 
 // Heights of a large, a medium and a small tile, over their width.
 constexpr double tile_heights[] = {2, 1, 0.5};
+
+// Bytes for each rank from which on all-reduces over nodes go around rings, not through trees.
+constexpr double least_of_rings = 32 * 1024;
 
 }  // namespace
 
@@ -64,6 +68,14 @@ double OpSeconds::product(double rows, double depth, double cols, double count) 
          machine_.launch_seconds;
 }
 
+double OpSeconds::unaligned(double columns) const {
+  const auto whole = static_cast<std::int64_t>(std::ceil(columns));
+  double halvings = 0;
+  for (auto elements = static_cast<std::int64_t>(16 / operand_); whole % elements != 0; elements /= 2)
+    halvings += 1;
+  return std::pow(machine_.gemm_unaligned, -std::min(halvings, 3.0) / 3);
+}
+
 double OpSeconds::attention_forward(double flops, double length) const {
   return flops * (1 + machine_.attention_half_length / length) /
              (attention_flops_ * machine_.attention_forward) +
@@ -99,9 +111,14 @@ double OpSeconds::ring(Verb verb, double bytes, double ranks, std::size_t tier) 
   if (verb == Verb::all_reduce) hops = std::min(hops, 2 * passes * std::log2(ranks) + 8);
   const Tier& links = machine_.tiers[tier];
   const double hop = links.latency_seconds + (verb == Verb::all_reduce ? 0 : links.ring_seconds);
+  return hops * hop + moved(verb, bytes, ranks, tier);
+}
+
+double OpSeconds::moved(Verb verb, double bytes, double ranks, std::size_t tier) const {
+  const double passes = verb == Verb::all_reduce ? 2 : 1;
   // Few ranks keep fewer links busy: a group of two inside a node reaches four fifths of what eight do.
   const double lost = tier == 0 ? machine_.small_group_loss / (ranks - 1) : 0;
-  return hops * hop + passes * (ranks - 1) / ranks * bytes * (1 + lost) / bandwidth(tier);
+  return passes * (ranks - 1) / ranks * bytes * (1 + lost) / bandwidth(tier);
 }
 
 std::int64_t OpSeconds::inside_node(std::int64_t size, std::int64_t stride) const {
@@ -131,6 +148,13 @@ double OpSeconds::collective(Verb verb, double bytes, std::int64_t size, std::in
     return seconds;
   }
   if (across == 1) return seconds + ring(verb, bytes, inner_ranks, 0);
+  if (verb == Verb::all_reduce && bytes >= least_of_rings * real(size)) {
+    // NCCL's rings go through all ranks, of which one hop in so many leaves the node.
+    const double node_hop = machine_.tiers[0].latency_seconds,
+                 hop = ((inner_ranks - 1) * node_hop + machine_.tiers[outer].latency_seconds) / inner_ranks;
+    return seconds + 2 * (real(size) - 1) * hop + (inside > 1 ? moved(verb, bytes, inner_ranks, 0) : 0) +
+           moved(verb, bytes / inner_ranks, outer_ranks, outer);
+  }
   if (inside == 1) return seconds + ring(verb, bytes, outer_ranks, outer);
   return seconds + ring(verb, bytes, inner_ranks, 0) + ring(verb, bytes / inner_ranks, outer_ranks, outer);
 }

@@ -21,6 +21,9 @@ class OpSeconds {
   // `count` products of (rows x depth) by (depth x cols): the smallest time over the tile sizes, or of moving
   // operands and result, whichever is longer.
   double product(double rows, double depth, double cols, double count = 1) const;
+  // How many times as long a product takes whose matrices have rows of `columns` elements: 1 where they begin
+  // at multiples of 16 bytes, which is what tensor cores' fastest kernels load at once.
+  double unaligned(double columns) const;
   // Fused attention of `flops` over sequences of `length` keys.
   double attention_forward(double flops, double length) const;
   double attention_backward(double flops, double length) const;
@@ -49,6 +52,7 @@ class OpSeconds {
 
  private:
   double ring(Verb verb, double bytes, double ranks, std::size_t tier) const;
+  double moved(Verb verb, double bytes, double ranks, std::size_t tier) const;  // a ring without its hops
   std::size_t tier_of(std::int64_t span) const;
   std::int64_t inside_node(std::int64_t size, std::int64_t stride) const;
   double bandwidth(std::size_t tier) const;

@@ -26,6 +26,7 @@ const std::vector<Field<Machine>>& machine_fields() {
       {"gemm_wave_rounding", &Machine::gemm_wave_rounding, 0, 1},
       {"gemm_medium_tile", &Machine::gemm_medium_tile, 1e-3, 1},
       {"gemm_small_tile", &Machine::gemm_small_tile, 1e-3, 1},
+      {"gemm_unaligned", &Machine::gemm_unaligned, 1e-3, 1},
       {"gemm_fp8_efficiency", &Machine::gemm_fp8_efficiency, 1e-3, 1},
       {"gemm_fp4_efficiency", &Machine::gemm_fp4_efficiency, 1e-3, 1},
       {"attention_forward", &Machine::attention_forward, 1e-3, 1},

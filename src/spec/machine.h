@@ -46,6 +46,9 @@ struct Machine {
   double gemm_half_depth = 0;
   double gemm_wave_rounding = 0;
   double gemm_medium_tile = 1, gemm_small_tile = 1;
+  // Part of the rate that is left where rows of a matrix begin at multiples of 2 bytes only, not of 16 (a
+  // vocabulary that is odd, not padded); of 8 and of 4 bytes the first two of three equal steps down to it.
+  double gemm_unaligned = 1;
   double gemm_fp8_efficiency = 1, gemm_fp4_efficiency = 1;  // of these products, in place of gemm_efficiency
   // Fused attention: parts of the peak on long sequences, and the length at which half of it is reached.
   double attention_forward = 1, attention_backward = 1;
