@@ -8,6 +8,7 @@
 #include "checkpoint/checkpoint.h"
 #include "expert_runs.h"
 #include "mesh_runs.h"
+#include "parallel/logits_room.h"
 #include "plan/memory.h"
 #include "schedule/schedules.h"
 #include "spec/fp8.h"
@@ -164,6 +165,36 @@ TEST(PrecisionTraining, IsPredictedToTheByte) {
         EXPECT_EQ(dry.traffic, rank.traffic() - before) << describe(plan) << " " << plan.mesh.describe();
       });
     }
+}
+
+TEST(LogitsRoom, HoldsTheGradientsOfAllPiecesAndTheLogitsOfOne) {
+  const Plan plan = plan_in("bf16", odd_gpt2(), 1, 1);
+  on_mesh(plan, [](const Rank& rank) {
+    for (std::int64_t rows : {1, 2, 3, 4, 7, 62, 512}) {
+      const std::int64_t width = 53;
+      const LogitsRoom room(rank, rows, width);
+      EXPECT_LE(rank.arena().live()[MemoryCategory::activations],
+                (rows + std::max<std::int64_t>(2, rows / 4)) * width * 2 + 64);
+      for (const std::int64_t here : {rows, (rows + 1) / 2}) {
+        std::int64_t next = 0;
+        double number = 0;  // of a piece
+        std::vector<double> expected;
+        room.each_piece(here, [&](Range piece, const Tensor& logits, const Tensor& gradients) {
+          EXPECT_EQ(piece.begin, next);
+          EXPECT_GT(piece.size(), 0);
+          EXPECT_EQ(logits.rows(), piece.size());
+          rank.kernels().fill(gradients, -1.0);  // whose rows nobody reads any more
+          rank.kernels().fill(logits, 7.0);
+          for (double x : as_doubles(logits)) ASSERT_EQ(x, 7);
+          rank.kernels().fill(gradients, ++number);
+          expected.insert(expected.end(), static_cast<std::size_t>(piece.size() * width), number);
+          next = piece.end;
+        });
+        EXPECT_EQ(next, here);
+        EXPECT_EQ(as_doubles(room.gradients(here).flat()), expected) << rows << " rows, " << here << " here";
+      }
+    }
+  });
 }
 
 // A parameter's weights are kept in two bytes where layers compute with it, and in two more beside it, or

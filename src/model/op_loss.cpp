@@ -7,6 +7,7 @@
 
 #include "base/split.h"
 #include "model/op.h"
+#include "parallel/logits_room.h"
 #include "parallel/softmax_blocks.h"
 #include "parallel/vocabulary_logits.h"
 #include "parallel/whole_rows.h"
@@ -140,14 +141,10 @@ class LossOp final : public OpRunner {
       term.dx = part_ ? run.statistic(shape) : run.partial_sum(shape);
     }
     const std::vector<Range> runs = run.sums().runs();
-    const Tensor buffer = make_chunk(runs.front());
-    // The gradient takes the logits' place where it is as wide as they.
-    const PrecisionRecipe& precision = run.rank().precision();
-    const Tensor gradients =
-        precision.statistics == precision.activations ? buffer : run.activation(buffer.shape());
+    const LogitsRoom room(run.rank(), std::min(runs.front().size(), logits_chunk_rows), table.value.rows());
     const auto take = [&](Range rows, std::span<const Tensor> of_table, bool onto) {
       for (const Term& term : terms)
-        add_loss_of(run, rows, term, {buffer, gradients}, of_table.empty() ? Tensor() : of_table[0],
+        add_loss_of(run, rows, term, room, of_table.empty() ? Tensor() : of_table[0],
                     onto || &term != &terms.front());
     };
     const Weight* const one[] = {&table};
@@ -160,42 +157,43 @@ class LossOp final : public OpRunner {
   }
   bool has_part() const { return !part_ || mine_.size() > 0; }
 
-  struct Buffers {
-    Tensor logits, gradients;  // of a chunk
-  };
   // Of these rows, which are all, or a sequence.
-  void add_loss_of(const BlockRun& run, Range rows, const Term& term, const Buffers& buffers,
+  void add_loss_of(const BlockRun& run, Range rows, const Term& term, const LogitsRoom& room,
                    const Tensor& d_table, bool onto) const {
     Kernels& kernels = run.kernels();
-    const Weight& table = logits().table();
     const Tensor loss_sum = logits_.make_loss();
     const double weight = term.next || !op().next ? op().scale : 1,
                  gradient_scale = logits_.scale() * weight * run.loss().gradient_scale;
     each_chunk(rows, [&](Range range) {
-      const Tensor of_chunk = buffers.logits.row_range(0, range.size()),
-                   d_logits = buffers.gradients.row_range(0, range.size()),
-                   x = term.given.x.row_range(range.begin, range.end),
+      const Tensor x = term.given.x.row_range(range.begin, range.end),
                    dx_here = term.dx.row_range(range.begin, range.end),
-                   targets = term.given.targets.flat_range(range.begin, range.end);
-      if (has_part()) logits().multiply(x, of_chunk);
-      if (softmax_) {
-        const SoftmaxBlocks::Whole whole = merged(run, of_chunk, targets);
-        add_losses(run, whole, targets, loss_sum);
-        if (!has_part()) return kernels.fill(dx_here, -0.0);
-        const std::int64_t first = softmax_->here().begin, end = softmax_->here().end;
-        const Tensor scales = whole.scales.flat_range(first * range.size(), end * range.size());
-        if (d_logits.dtype() != of_chunk.dtype()) kernels.copy(of_chunk, d_logits);
-        add_terms(run, d_logits.dtype() == of_chunk.dtype() ? of_chunk : d_logits, scales, targets,
-                  gradient_scale, dx_here);
-        softmax_->make_gradients(of_chunk, scales, targets, gradient_scale, d_logits);
-      } else {
-        const VocabularyLogits::Sums sums = add_losses(run, of_chunk, targets, loss_sum);
-        if (!has_part()) return kernels.fill(dx_here, -0.0);
-        kernels.cross_entropy_backward(of_chunk, sums.sum, targets, logits().first_id(), gradient_scale,
-                                       d_logits, {logits_.cap(), sums.max});
-        kernels.matmul(d_logits, Transpose::no, table.value, Transpose::no, dx_here, false,
+                   targets = term.given.targets.flat_range(range.begin, range.end),
+                   sum = run.statistic({range.size()}), target = run.statistic({range.size()});
+      room.each_piece(range.size(), [&](Range piece, const Tensor& of_piece, const Tensor& d_logits) {
+        const auto of = [&](const Tensor& numbers) { return numbers.flat_range(piece.begin, piece.end); };
+        if (has_part()) logits().multiply(x.row_range(piece.begin, piece.end), of_piece);
+        if (softmax_) {
+          const SoftmaxBlocks::Whole whole = merged(run, of_piece, of(targets));
+          kernels.copy(whole.sum, of(sum));
+          kernels.copy(whole.target, of(target));
+          if (has_part())
+            make_gradients(run, of_piece, whole.scales, of(targets), gradient_scale, d_logits,
+                           dx_here.row_range(piece.begin, piece.end));
+        } else {
+          const VocabularyLogits::Sums sums = logits().exponentials(of_piece, of(targets));
+          kernels.copy(sums.sum, of(sum));
+          kernels.copy(sums.target, of(target));
+          if (has_part())
+            kernels.cross_entropy_backward(of_piece, sums.sum, of(targets), logits().first_id(),
+                                           gradient_scale, d_logits, {logits_.cap(), sums.max});
+        }
+      });
+      kernels.add_losses(sum, target, targets, loss_sum);
+      if (!has_part()) return kernels.fill(dx_here, -0.0);
+      const Tensor d_logits = room.gradients(range.size());
+      if (!softmax_)
+        kernels.matmul(d_logits, Transpose::no, logits().table().value, Transpose::no, dx_here, false,
                        logits().blocks());
-      }
       if (d_table.defined())
         kernels.matmul(d_logits, Transpose::yes, x, Transpose::no, d_table, onto || range.begin > rows.begin);
     });
@@ -222,6 +220,15 @@ class LossOp final : public OpRunner {
     gather(Axis::tp,
            std::vector(static_cast<std::size_t>(run.rank().size(Axis::tp)), std::ssize(logits_.blocks())));
     return softmax_->merge(numbers, targets);
+  }
+  // Of a softmax in blocks: the gradients of the input too, from exponentials as products take them.
+  void make_gradients(const BlockRun& run, const Tensor& exponentials, const Tensor& all_scales,
+                      const Tensor& targets, double factor, const Tensor& d_logits, const Tensor& dx) const {
+    const std::int64_t rows = targets.numel();
+    const Tensor scales = all_scales.flat_range(softmax_->here().begin * rows, softmax_->here().end * rows);
+    if (d_logits.dtype() != exponentials.dtype()) run.kernels().copy(exponentials, d_logits);
+    add_terms(run, d_logits, scales, targets, factor, dx);
+    softmax_->make_gradients(exponentials, scales, targets, factor, d_logits);
   }
   static void add_losses(const BlockRun& run, const SoftmaxBlocks::Whole& whole, const Tensor& targets,
                          const Tensor& loss_sum) {

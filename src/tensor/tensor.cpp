@@ -175,6 +175,15 @@ Tensor Tensor::flat_range(std::int64_t begin, std::int64_t end) const {
   return t;
 }
 
+Tensor Tensor::typed(std::int64_t begin, DType dtype, std::vector<std::int64_t> shape) const {
+  Tensor t = flat_range(begin, begin + product(shape) * element_bytes(dtype));
+  check(dtype_ == DType::u8 && t.offset_ % element_bytes(dtype) == 0, "bytes are read as aligned elements");
+  t.dtype_ = dtype;
+  t.shape_ = std::move(shape);
+  t.row_stride_ = t.cols();
+  return t;
+}
+
 void Tensor::swap_memory(const Tensor& a, const Tensor& b) {
   check(a.owner_ && b.owner_ && a.owner_->bytes == b.owner_->bytes && a.owner_->arena == b.owner_->arena,
         "memory is swapped between allocations of one size");

@@ -76,6 +76,9 @@ class Tensor {
   // Elements [begin, end) of a contiguous tensor as a 1-D view.
   Tensor flat_range(std::int64_t begin, std::int64_t end) const;
   Tensor flat() const { return flat_range(0, numel()); }
+  // Of bytes (u8, contiguous): those from `begin` on as a tensor of another dtype, whose elements are aligned
+  // there.
+  Tensor typed(std::int64_t begin, DType dtype, std::vector<std::int64_t> shape) const;
 
   // The memory of the whole allocation behind this tensor, and so behind all its views, goes back to the
   // arena and comes again with undefined contents.
