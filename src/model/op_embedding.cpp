@@ -22,7 +22,8 @@ class EmbeddingOp final : public OpRunner {
   EmbeddingOp(const BlockOp& op, const OpSetting& s)
       : OpRunner(op),
         table_(op.next ? s.parameters.next_table() : s.stacked(op.weights)),
-        first_id_(first_id_here(op.weights.front(), s)) {}
+        first_id_(first_id_here(op.weights.front(), s)),
+        waits_in_(!op.next && s.parameters.lookups_wait() ? &s.parameters : nullptr) {}
 
  protected:
   void run_forward(BlockRun& run) const override {
@@ -36,7 +37,7 @@ class EmbeddingOp final : public OpRunner {
     if (!table_.gradient.defined()) return;
     run.weight_gradient([&k = run.kernels(), sums = run.sums(), tp = run.tensor_parallel(), table = table_,
                          first_id = first_id_, ids = ids(run), d = run.take_gradient_as_left(out()),
-                         scale = op().scale, rank = &run.rank()] {
+                         scale = op().scale, rank = &run.rank(), waits_in = waits_in_] {
       Tensor dy = tp.leave_backward(d, ids.numel()).get();
       if (scale != 1) {
         const Tensor scaled = rank->activation({dy.rows(), dy.cols()});
@@ -44,7 +45,10 @@ class EmbeddingOp final : public OpRunner {
         k.scale(scaled, scale);
         dy = scaled;
       }
-      add_rows(sums, k, ids, dy, first_id, table);
+      if (waits_in != nullptr)
+        waits_in->add_lookups(ids, dy, first_id);
+      else
+        add_rows(sums, k, ids, dy, first_id, table);
     });
   }
 
@@ -55,6 +59,7 @@ class EmbeddingOp final : public OpRunner {
 
   Weight table_;  // (V_local, C): vocabulary rows from first_id_ on
   std::int64_t first_id_;
+  const ParameterStore* waits_in_;  // what lookups add, or nullptr: it does not wait
 };
 
 class PositionsOp final : public OpRunner {

@@ -110,6 +110,14 @@ template void store_values(std::span<const float>, Range, const Parameter&);
 template void store_values(std::span<const double>, Range, const Parameter&);
 template void store_values(std::span<const bf16>, Range, const Parameter&);
 
+// Of the gradients of all rows that a rank looks up in an update.
+static std::int64_t bytes_of_lookups(const Plan& plan, const Rank& rank) {
+  std::int64_t rows = 0;
+  for (const Range& samples : microbatches(plan, rank.coordinate(Axis::dp)))
+    rows += samples.size() * plan.seq_len / rank.size(Axis::cp);
+  return rows * plan.model.hidden * element_bytes(rank.precision().activations);
+}
+
 ParameterStore::ParameterStore(const Rank& rank, const Plan& plan, const PipelineLayout& pipeline,
                                std::uint64_t seed, const Faults& faults, Moments moments,
                                FirstValues first_values)
@@ -146,8 +154,11 @@ ParameterStore::ParameterStore(const Rank& rank, const Plan& plan, const Pipelin
   draw_initial_values(seed, first_values);
   if (find_here(shared_name_) == nullptr || find(shared_name_).spec.frozen) return;
   const int pp_rank = rank.coordinate(Axis::pp);
-  if (keeps_tied_gradient_apart(plan, pipeline, rank.coordinate(Axis::dp), pp_rank))
-    tied_gradient_ = gradient_apart(tied_waiting_);
+  if (keeps_tied_gradient_apart(plan, pipeline, rank.coordinate(Axis::dp), pp_rank)) {
+    lookups_wait_ = !tree_ && output_name_ == shared_name_ && plan.model.num_mtp_layers == 0 &&
+                    bytes_of_lookups(plan, rank) < find(shared_name_).gradient.bytes();
+    if (!lookups_wait_) tied_gradient_ = gradient_apart(tied_waiting_);
+  }
   // Of a microbatch the output layer adds to a tied table at another time than the next tokens' embedding.
   if (tree_ && plan.model.tied_embedding && plan.model.num_mtp_layers > 0 && pipeline.ends_on(pp_rank))
     next_gradient_ = gradient_apart(next_waiting_);
@@ -390,7 +401,21 @@ Weight ParameterStore::next_table() const {
   return table;
 }
 
+void ParameterStore::add_up_lookups_apart() {
+  if (!lookups_wait_) return;
+  lookup_gradient_ = Tensor(rank_->arena(), MemoryCategory::gradients, rank_->precision().gradients,
+                            find(shared_name_).gradient.shape());
+}
+
+void ParameterStore::add_lookups(Tensor ids, Tensor dy, std::int64_t first_id) const {
+  if (lookup_gradient_.defined())
+    return rank_->kernels().embedding_backward(ids, dy, first_id, lookup_gradient_);
+  lookups_.push_back({std::move(ids), std::move(dy), first_id});
+}
+
 void ParameterStore::begin_gradients() const {
+  lookups_.clear();  // of a step that was not finished
+  if (lookup_gradient_.defined()) rank_->kernels().fill(lookup_gradient_, 0.0);
   if (zero_ >= 2) {
     for (const Unit& unit : units_)
       if (unit.own_gradient.has_memory()) unit.own_gradient.release_memory();
@@ -455,7 +480,27 @@ void ParameterStore::end_gradients(int group) const {
 
 void ParameterStore::end_whole_gradients() const { end_unit(trained_units_ - 1); }
 
+// What all lookups add is summed before it meets the output layer's sum, some rows of the table at a time.
+void ParameterStore::add_waiting_lookups() const {
+  Kernels& kernels = rank_->kernels();
+  const Tensor& gradient = find(shared_name_).gradient;
+  if (lookup_gradient_.defined()) return kernels.add(lookup_gradient_, gradient);
+  constexpr std::int64_t rows_at_once = 1024;
+  const Tensor room(rank_->arena(), MemoryCategory::other, gradient.dtype(),
+                    {std::min(rows_at_once, gradient.rows()), gradient.cols()});
+  for (std::int64_t begin = 0; begin < gradient.rows(); begin += rows_at_once) {
+    const std::int64_t end = std::min(begin + rows_at_once, gradient.rows());
+    const Tensor sum = room.row_range(0, end - begin);
+    kernels.fill(sum, 0.0);
+    for (const Lookups& some : lookups_)
+      kernels.embedding_backward(some.ids, some.dy, some.first_id + begin, sum);
+    kernels.add(sum, gradient.row_range(begin, end));
+  }
+  lookups_.clear();
+}
+
 void ParameterStore::add_tied_gradient() const {
+  if (lookups_wait_) return add_waiting_lookups();
   if (next_gradient_.defined())
     rank_->kernels().add(next_gradient_,
                          tied_gradient_.defined() ? tied_gradient_ : find(shared_name_).gradient);

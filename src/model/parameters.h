@@ -82,8 +82,9 @@ class ParameterStore {
   // one vector.
   Weight stacked(const std::vector<std::string>& names) const;
   // The matrix of the output layer. Where a tied table is looked up on the same rank and there are several
-  // microbatches, its gradient is kept apart until add_tied_gradient(), so that the sum is grouped as on two
-  // pipeline ranks: the same bits.
+  // microbatches, what the lookups add is kept apart from what the output layer does until
+  // add_tied_gradient(), so that the sum is grouped as on two pipeline ranks: the same bits. Where they are
+  // fewer bytes than the table has, the rows of the lookups wait; else this gradient is a table of its own.
   Weight output_weight() const;
   // The embedding's table where a module behind the last layer looks next tokens up: its gradient as there.
   Weight next_table() const;
@@ -113,6 +114,13 @@ class ParameterStore {
   void need_gradients(int group) const;
   void need_output_gradient() const;
   void add_tied_gradient() const;
+  // What a microbatch adds to the embedding's table, rows dy of these ids; the table begins with first_id. Of
+  // a tied table it may wait for add_tied_gradient(): then this keeps it.
+  bool lookups_wait() const { return lookups_wait_; }
+  void add_lookups(Tensor ids, Tensor dy, std::int64_t first_id) const;
+  // From now on what waits is added up in memory of its own: of passes that run again as graphs, whose memory
+  // is not to be kept.
+  void add_up_lookups_apart();
   // What is summed over dp, in the order in which the backward pass completes it.
   const std::vector<GradientBucket>& gradient_buckets() const { return buckets_; }
   // In a layer group: ranges that have their gradients when its backward passes are over.
@@ -174,6 +182,7 @@ class ParameterStore {
   ShardedUnit sharded(const Unit& unit) const;
   // A flat range that begins with a parameter, in that parameter's unit.
   Weight view(const Parameter& first, Range range, const std::vector<std::int64_t>& shape) const;
+  void add_waiting_lookups() const;
   void begin_unit(std::size_t index) const;
   void end_unit(std::size_t index) const;
 
@@ -188,6 +197,13 @@ class ParameterStore {
   Tensor tied_gradient_;                               // defined where it is kept apart: of shared_name_
   Tensor next_gradient_;                               // see next_gradient()
   std::vector<Tensor> tied_waiting_, next_waiting_;
+  struct Lookups {
+    Tensor ids, dy;
+    std::int64_t first_id = 0;
+  };
+  bool lookups_wait_ = false;
+  mutable std::vector<Lookups> lookups_;  // of the microbatches so far, in order
+  Tensor lookup_gradient_;                // or their sum: see add_up_lookups_apart()
   std::unique_ptr<SequenceTree> tree_;  // under invariant numerics
   std::vector<Tensor> waiting_;         // whole and flat, as gradients_
   std::string output_name_;

@@ -75,7 +75,7 @@ struct TrainingParts {
   const TrainerHooks hooks;
   const std::shared_ptr<const PipelineLayout> pipeline;
   const StepPrograms& programs;
-  const ParameterStore parameters;
+  ParameterStore parameters;
   GradientCompletion gradients;
   const HeldStages stages;
   std::int64_t more_updates = 0;  // than `step` steps make
