@@ -18,7 +18,8 @@ class LogitsRoom {
         narrow_(rank.precision().activations),
         width_(width),
         room_(rows + (wide_ == narrow_ ? 0 : std::max(ratio(), rows / 4))),
-        bytes_(rank.arena(), MemoryCategory::activations, DType::u8, {room_ * row_bytes() + alignment}) {}
+        bytes_(rank.arena(), MemoryCategory::activations, DType::u8,
+               {room_ * row_bytes() + (wide_ == narrow_ ? 0 : alignment)}) {}
 
   // (rows, width), once visit() has made them.
   Tensor gradients(std::int64_t rows) const { return bytes_.typed(0, narrow_, {rows, width_}); }
