@@ -404,7 +404,7 @@ TEST(LaunchFiles, ArgumentsThatMegatronRefuses) {
            {"--recompute-granularity full", "--recompute-granularity some"},
            {"--num-layers 32", "--num-layers 31"},
            {"--nnodes 8", "--nnodes 7"},
-           {"--vocab-size 128255", "--vocab-size 128256"},
+          {"--make-vocab-size-divisible-by 16", "--make-vocab-size-divisible-by 1"},
            {"--use-distributed-optimizer", ""},
            {"--ffn-hidden-size 14336", "--ffn-hidden-size 1.4e4"},
            {"--lr 3e-4", "--lr"},

@@ -14,6 +14,8 @@
 #include <string>
 #include <vector>
 
+#include "spec/software.h"
+
 namespace echelon::checks {
 
 // Throws std::runtime_error with what Megatron-LM would refuse.
@@ -200,8 +202,8 @@ class MegatronArguments {
     ask(groups % tp == 0, "each rank has whole query groups");
     ask(!has("--num-query-groups") || has("--group-query-attention"), "query groups are asked for");
     divides(tp, "--ffn-hidden-size");
-    ask((number("--vocab-size") + 1) % (tp * number("--make-vocab-size-divisible-by", 128)) == 0,
-        "the vocabulary, with NullTokenizer's end of a document, is not padded");
+    ask(number("--make-vocab-size-divisible-by", 128) == padded_vocabulary_multiple,
+        "the vocabulary is padded as it is priced");
     ask(number("--max-position-embeddings") >= number("--seq-length"), "sequences have positions");
     if (has("--sequence-parallel")) {
       ask(tp > 1, "sequence parallelism has tp");

@@ -187,7 +187,7 @@ std::vector<LaunchFile> launch_megatron_core(const LaunchRequest& r) {
                  {"tokenizer-type", "NullTokenizer"},
                  {"vocab-size", fmt::format("{}", r.model().vocab - 1)},  // and the end of a document
 
-                 {"make-vocab-size-divisible-by", "1"},
+                 {"make-vocab-size-divisible-by", fmt::format("{}", padded_vocabulary_multiple)},
                  {"mock-data", ""},
                  {"log-interval", "1"}}})
     all.insert(all.end(), more.begin(), more.end());

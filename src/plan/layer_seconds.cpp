@@ -212,8 +212,9 @@ class Pricer {
   }
 
   double columns_of_logits(double columns) const {
-    constexpr double aligned = 16;  // elements, of 8 bits at least
-    return w_.software.pads_vocabulary ? aligned * std::ceil(columns / aligned) : columns;
+    return w_.software.pads_vocabulary
+               ? padded_vocabulary_multiple * std::ceil(columns / padded_vocabulary_multiple)
+               : columns;
   }
 
   void product(double rows, double depth, double cols, double count = 1) {

@@ -11,6 +11,10 @@
 
 namespace echelon {
 
+// Of a tp rank's part of the vocabulary, where a program pads it: rows of logits then begin at multiples of 16
+// bytes, in 8 bits too.
+inline constexpr int padded_vocabulary_multiple = 16;
+
 struct Software {
   std::string name;
   std::string as_of;  // which version of the program this is, by its date: "2025-11"; empty: not said
@@ -69,7 +73,7 @@ struct Software {
   // Attention without its scores in memory (Dao et al. 2022), and only the half that a causal mask leaves.
   bool fused_attention = true;
   bool older_attention = false;  // fused by kernels for the machines before (FlashAttention 2 on H100)
-  bool pads_vocabulary = true;   // so that each tp rank's part begins rows of logits at multiples of 16 bytes
+  bool pads_vocabulary = true;   // each tp rank's part to a multiple of padded_vocabulary_multiple
   bool dropout = false;          // keeps masks of one byte an element
   bool sharded_states = true;    // gradients and parameters of ZeRO 1 travel as reduce_scatter and all_gather
   // Bytes that training keeps for each parameter, beside its 2-byte value.
