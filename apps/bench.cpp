@@ -101,7 +101,7 @@ int bench_train(BenchTrainFlags& f) {
         peaks.push_back(driver != nullptr
                             ? measure_device_matmul_flops(*driver, run.device_of(0), plan.precision) *
                                   run.devices_in_use(ranks)
-                            : measure_matmul_flops(plan.precision, teams, threads) / (teams * threads) *
+                            : measure_matmul_flops(plan.precision, teams, threads, 2048) / (teams * threads) *
                                   workers);
       }
       if (index == 0) loss = step_loss;

@@ -122,21 +122,22 @@ double measure_device_matmul_flops(DeviceDriver& driver, int device, const Preci
   }
 }
 
-// Small ones first, up to one that takes long enough to hide what starting it costs: what is larger leaves
-// the cache, and is more often interrupted by what else runs on the machine.
-double measure_matmul_flops(const PrecisionRecipe& precision, int teams, int threads) {
-  constexpr std::int64_t smallest = 64, largest = 8192;
+// Of the first size that takes long enough to hide what starting it costs: what is larger is more often
+// interrupted by what else runs on the machine.
+double measure_matmul_flops(const PrecisionRecipe& precision, int teams, int threads, std::int64_t smallest) {
+  constexpr std::int64_t largest = 8192;
   constexpr double long_enough_seconds = 1e-3;
-  // Of each size, until nothing better has been seen for a while: what else runs slows single tries down.
-  constexpr int patience = 3, most = 32;
+  // Until nothing better has been seen for a while, and for longer than a thread that shares its core waits.
+  constexpr int patience = 3;
+  constexpr double least_seconds = 0.04;
   prepare_kernels(precision);
-  std::vector<double> best(static_cast<std::size_t>(teams));
+  double best = 0;
   ThreadWorld world(teams, std::chrono::hours(1));
   run_ranks(world, [&](int team) {
     const auto all = world.join(team, everyone(teams), "measuring this machine");
+    const HostGroup group(*all);
     Arena arena;
     const auto kernels = make_kernels(arena, precision, threads);
-    double& mine = best[static_cast<std::size_t>(team)];
     for (std::int64_t size = smallest;; size *= 2) {
       const auto matrix = [&] {
         const Tensor m(arena, MemoryCategory::other, precision.activations, {size, size});
@@ -144,21 +145,27 @@ double measure_matmul_flops(const PrecisionRecipe& precision, int teams, int thr
         return m;
       };
       const Tensor a = matrix(), b = matrix(), c = matrix();
-      double least = std::numeric_limits<double>::infinity();
-      int last_gain = 0;
-      for (int k = 0; k < most && k - last_gain <= patience; ++k) {
+      // Of the slowest team: what all reach together.
+      const auto product_seconds = [&] {
         all->barrier().wait();
         const auto begin = Clock::now();
         kernels->matmul(a, Transpose::no, b, Transpose::no, c, false);
-        const double seconds = seconds_since(begin);
-        if (HostGroup(*all).max(seconds < 0.99 * least ? 1 : 0) > 0) last_gain = k;
+        return group.max(seconds_since(begin));
+      };
+      double least = product_seconds(), spent = least;
+      if (size < largest && least < long_enough_seconds) least = std::min(least, product_seconds());
+      if (size < largest && least < long_enough_seconds) continue;
+      for (int since_gain = 0; since_gain <= patience || spent < least_seconds;) {
+        const double seconds = product_seconds();
+        spent += seconds;
+        since_gain = seconds < 0.99 * least ? 0 : since_gain + 1;
         least = std::min(least, seconds);
       }
-      mine = std::max(mine, 2.0 * static_cast<double>(size * size * size) / least);
-      if (size == largest || HostGroup(*all).max(least) > long_enough_seconds) return;
+      if (team == 0) best = teams * 2.0 * static_cast<double>(size * size * size) / least;
+      return;
     }
   });
-  return std::accumulate(best.begin(), best.end(), 0.0);
+  return best;
 }
 
 }  // namespace echelon

@@ -10,15 +10,16 @@
 namespace echelon {
 
 // FLOP/s of `teams` of `threads` compute threads each, all at once, each team on square matrix products of
-// its own, as ranks compute: the sum of the best that each has reached.
-double measure_matmul_flops(const PrecisionRecipe& precision, int teams, int threads);
+// its own, as ranks compute. `smallest`: the matrices' size, doubled until a product takes a millisecond.
+double measure_matmul_flops(const PrecisionRecipe& precision, int teams, int threads,
+                            std::int64_t smallest = 64);
 
 // The same of a device, on products that are large enough for it.
 double measure_device_matmul_flops(DeviceDriver& driver, int device, const PrecisionRecipe& precision);
 
 // What the ranks of a plan will hold in memory, and what there is.
 double predicted_bytes(const Plan& plan, const DryRunOptions& options = {});  // of one rank
-double memory_limit();                     // of this process: the machine's memory, or its container's
+double memory_limit();  // of this process: the machine's memory, or its container's
 
 // Cores that this process may use: those that it is bound to, or what its container's quota of CPU time is
 // worth; and how many threads can use them without waiting for one another.
