@@ -480,14 +480,14 @@ void ParameterStore::end_gradients(int group) const {
 
 void ParameterStore::end_whole_gradients() const { end_unit(trained_units_ - 1); }
 
-// What all lookups add is summed before it meets the output layer's sum, some rows of the table at a time.
+// What all lookups add is summed before it meets the output layer's sum, an eighth of the table at a time: each
+// goes over all lookups, a launch a microbatch on a device, and what activations took is free by then.
 void ParameterStore::add_waiting_lookups() const {
   Kernels& kernels = rank_->kernels();
   const Tensor& gradient = find(shared_name_).gradient;
   if (lookup_gradient_.defined()) return kernels.add(lookup_gradient_, gradient);
-  constexpr std::int64_t rows_at_once = 1024;
-  const Tensor room(rank_->arena(), MemoryCategory::other, gradient.dtype(),
-                    {std::min(rows_at_once, gradient.rows()), gradient.cols()});
+  const std::int64_t rows_at_once = (gradient.rows() + 7) / 8;
+  const Tensor room(rank_->arena(), MemoryCategory::other, gradient.dtype(), {rows_at_once, gradient.cols()});
   for (std::int64_t begin = 0; begin < gradient.rows(); begin += rows_at_once) {
     const std::int64_t end = std::min(begin + rows_at_once, gradient.rows());
     const Tensor sum = room.row_range(0, end - begin);
