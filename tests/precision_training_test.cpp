@@ -90,15 +90,16 @@ TEST(PrecisionTraining, IsProvedOnEveryAxis) {
       const VerifyReport report = verify_with(plan);
       EXPECT_TRUE(report.pass) << (report.first_difference ? report.first_difference->tensor : "");
       ASSERT_TRUE(report.wide);
-      // Rounding to 8 bits shows, and is far from a half; to fp8 by no more than products at random make of it.
+      // Rounding to 8 bits shows, and is far from a half; to fp8 by no more than products at random make of
+      // it.
       const double products = 4.0 * static_cast<double>(plan.model.num_layers + 1);
       EXPECT_GT(report.wide->grad_rel_diff, 0x1p-10);
       EXPECT_LT(report.wide->grad_rel_diff,
                 multiplies_in_fp8(plan.precision)
                     ? std::sqrt(products) * std::hypot(fp8_epsilon(Fp8::e4m3), fp8_epsilon(Fp8::e5m2))
                     : 0.5);
-      // Where nothing regroups activations they have the same bits, and weights' gradients are sums in f32. In
-      // fp8 an expert's rows from several ranks have one scale.
+      // Where nothing regroups activations they have the same bits, and weights' gradients are sums in f32.
+      // In fp8 an expert's rows from several ranks have one scale.
       if (!regroups_activations(plan) && !(multiplies_in_fp8(plan.precision) && plan.mesh.ep > 1)) {
         EXPECT_LT(report.grad_max_rel_diff, 1e-4);
       }
@@ -172,7 +173,13 @@ TEST(LogitsRoom, HoldsTheGradientsOfAllPiecesAndTheLogitsOfOne) {
   on_mesh(plan, [](const Rank& rank) {
     for (std::int64_t rows : {1, 2, 3, 4, 7, 62, 512}) {
       const std::int64_t width = 53;
-      const LogitsRoom room(rank, rows, width);
+      {
+        const LogitsRoom all(rank, rows, width, true);
+        int pieces = 0;
+        all.each_piece(rows, [&](Range, const Tensor&, const Tensor&) { ++pieces; });
+        EXPECT_EQ(pieces, 1);
+      }
+      const LogitsRoom room(rank, rows, width, false);
       EXPECT_LE(rank.arena().live()[MemoryCategory::activations],
                 (rows + std::max<std::int64_t>(2, rows / 4)) * width * 2 + 64);
       for (const std::int64_t here : {rows, (rows + 1) / 2}) {

@@ -141,7 +141,9 @@ class LossOp final : public OpRunner {
       term.dx = part_ ? run.statistic(shape) : run.partial_sum(shape);
     }
     const std::vector<Range> runs = run.sums().runs();
-    const LogitsRoom room(run.rank(), std::min(runs.front().size(), logits_chunk_rows), table.value.rows());
+    const bool waits = run.rank().size(Axis::tp) > 1 || (softmax_ && run.rank().size(Axis::cp) > 1);
+    const LogitsRoom room(run.rank(), std::min(runs.front().size(), logits_chunk_rows), table.value.rows(),
+                          waits);
     const auto take = [&](Range rows, std::span<const Tensor> of_table, bool onto) {
       for (const Term& term : terms)
         add_loss_of(run, rows, term, room, of_table.empty() ? Tensor() : of_table[0],

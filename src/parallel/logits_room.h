@@ -1,7 +1,8 @@
 // Where the logits of a chunk of tokens become their gradients. As wide as these they share the memory, chunk
 // by chunk. Wider (f32 beside gradients in bf16), the logits exist for some rows of the chunk at a time,
 // behind the gradients of the rows before them, and each time for as many as there is room for: a quarter
-// more than the gradients take lets all rows through in few products.
+// more than the gradients take lets all rows through in few products. Where each piece would wait for other
+// ranks, which have parts of the vocabulary, there is room for all rows at once.
 #pragma once
 
 #include <algorithm>
@@ -13,11 +14,13 @@ namespace echelon {
 class LogitsRoom {
  public:
   // For chunks of at most so many rows, `width` columns.
-  LogitsRoom(const Rank& rank, std::int64_t rows, std::int64_t width)
+  LogitsRoom(const Rank& rank, std::int64_t rows, std::int64_t width, bool in_one_piece)
       : wide_(rank.precision().statistics),
         narrow_(rank.precision().activations),
         width_(width),
-        room_(rows + (wide_ == narrow_ ? 0 : std::max(ratio(), rows / 4))),
+        room_(rows + (wide_ == narrow_ ? 0
+                      : in_one_piece   ? ratio() * rows
+                                       : std::max(ratio(), rows / 4))),
         bytes_(rank.arena(), MemoryCategory::activations, DType::u8,
                {room_ * row_bytes() + (wide_ == narrow_ ? 0 : alignment)}) {}
 
