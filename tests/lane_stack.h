@@ -7,6 +7,9 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#if defined(__SANITIZE_ADDRESS__)
+#include <sanitizer/asan_interface.h>
+#endif
 
 #if defined(__x86_64__) && !defined(__SANITIZE_THREAD__)
 #define ECHELON_SWITCHES_STACKS 1
@@ -46,6 +49,9 @@ class LaneStack {
   // The next resume() calls `enter`, whose last word is pause().
   void begin(void (*enter)()) {
 #if ECHELON_SWITCHES_STACKS
+#if defined(__SANITIZE_ADDRESS__)
+    __asan_unpoison_memory_region(stack_.get(), bytes);  // of a lane that never returned
+#endif
     // As if `enter` had been called with its stack aligned, and had paused before its first instruction.
     constexpr std::size_t registers = 6, alignment = 16;
     const auto end = reinterpret_cast<std::uintptr_t>(stack_.get() + bytes) / alignment * alignment;

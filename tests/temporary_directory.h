@@ -16,9 +16,14 @@
 namespace echelon::checks {
 
 // Where tests have their files: in memory where there is room for them, since a checkpoint is flushed to the
-// disk many times and a disk may be slow or busy. Programs are started there too. TMPDIR names another place.
+// disk many times and a disk may be slow or busy. A container may have less memory than the file system says.
+// Programs are started there too. TMPDIR names another place.
 inline std::filesystem::path place_of_temporary_directories() {
   constexpr std::uint64_t room = std::uint64_t{2} << 30;
+  std::uint64_t limit = 0, used = 0;
+  if (std::ifstream("/sys/fs/cgroup/memory.max") >> limit &&
+      std::ifstream("/sys/fs/cgroup/memory.current") >> used && limit < used + 2 * room)
+    return std::filesystem::temp_directory_path();
   const char* const memory = "/dev/shm";
   struct statvfs found {};
   const bool fits = ::statvfs(memory, &found) == 0 && ::access(memory, W_OK | X_OK) == 0 &&
