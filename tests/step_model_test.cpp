@@ -264,6 +264,16 @@ TEST(StepModel, MessagesInPartsAreFaster) {
   EXPECT_EQ(StepModel(work).estimate(c).costs.message, parts);
 }
 
+// Fused kernels write the weights of no head, only C B of each group: with heads half as wide, and twice as
+// many, little of a scan changes for them.
+TEST(StepModel, ScansOfOtherProgramsWriteNoWeightsOfHeads) {
+  Workload work = workload("bamba-9b", 8);
+  const double before = StepModel(work).estimate(work.plan).seconds;
+  work.plan.model.state_space.heads *= 2;
+  work.plan.model.state_space.head_dim /= 2;
+  EXPECT_LT(StepModel(work).estimate(work.plan).seconds, 1.05 * before);
+}
+
 TEST(StepModel, IntervalsAreWiderFarFromWhatWasMeasured) {
   Workload work = workload("llama-3-8b", 64);
   Software& s = work.software;

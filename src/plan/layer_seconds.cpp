@@ -348,8 +348,9 @@ class Pricer {
   }
 
   // The products of its chunks, in f32 here, and passes over what is wide: the convolution, dt x twice, what
-  // comes out of both sums, and the weights of each head's rows. The backward pass makes all that again, has
-  // two products for each of them, and as many passes.
+  // comes out of both sums, and the weights of each head's rows. Fused kernels of others write no weights of
+  // a head, but C B of each group, and states of chunks, which they read and write three more times. The
+  // backward pass makes all that again, has two products for each of them, and as many passes.
   void state_space() {
     const StateSpaceSpec& s = m_.state_space;
     const double rows = real(std::min(s.chunk, c_.seq_len)), chunks = tokens_ / rows, wide = 4,
@@ -361,8 +362,10 @@ class Pricer {
                             of_scan.product(rows, rows, real(s.head_dim), chunks * heads) +
                             of_scan.product(rows, state, width / groups, chunks * groups) +
                             of_scan.product(width / groups, rows, state, chunks * groups);
-    const double passes = ops_.elementwise(tokens_ * (mixed * (width_ + wide) + 7 * width * wide +
-                                                      2 * width * width_ + 3 * heads * rows * wide));
+    const double of_chunks =
+        w_.software.is_this_trainer ? 3 * heads * rows : 2 * groups * rows + 4 * width * state / rows;
+    const double passes = ops_.elementwise(
+        tokens_ * (mixed * (width_ + wide) + 7 * width * wide + 2 * width * width_ + of_chunks * wide));
     t_.forward.compute += products + passes;
     t_.backward_input.compute += 3.5 * products + 3 * passes;
     kernels_ += w_.software.is_this_trainer ? chunks * (heads + 3 * groups + 4) : 8;
