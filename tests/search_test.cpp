@@ -631,6 +631,20 @@ TEST(Search, ComparesMixturesOnlyWithProgramsThatSayWhatExpertsCost) {
   EXPECT_TRUE(not_compared(r.work).empty());
 }
 
+// No program was measured with a scan: what one of them gains over another would be guessed.
+TEST(Search, ComparesStateSpacesWithNoOtherProgram) {
+  SearchRequest r = request("bamba-9b", 16, 16);
+  r.pin("micro-batch", 1);
+  const Estimate best = search(r).plans.front();
+  const std::vector<OtherProgram> others = other_programs(r, best);
+  for (const OtherProgram& other : others) EXPECT_EQ(other.name, "");
+  const std::vector<std::string> unknown = not_compared(r.work);
+  EXPECT_NE(std::find(unknown.begin(), unknown.end(), "torchtitan"), unknown.end());
+  const std::string text = explain_programs(others, best, r.work);
+  EXPECT_NE(text.find("do not say what layers with a state space cost"), std::string::npos) << text;
+  EXPECT_EQ(text.find("no preset is predicted"), std::string::npos) << text;
+}
+
 // By how much, however little that is.
 TEST(Search, SaysByHowMuchAPlanDoesNotFit) {
   SearchRequest r = request("gpt2-1.5b", 1, 8);

@@ -299,6 +299,9 @@ TEST(StepModel, IntervalsAreWiderFarFromWhatWasMeasured) {
   expect(work, 8, 0.9, 1.1, "dense models on one node");
   expect(work, 16, 0.8, 1.2, "several nodes");
   expect(mixture, 8, 0.7, 1.3, "mixtures");
+  Workload hybrid = work;
+  hybrid.plan.model = load_model("bamba-9b");
+  expect(hybrid, 8, 0.5, 2, "of layers with a state space");
   // Twice as much is near, more is far.
   expect(work, 32, 0.8, 1.2, "several nodes");
   expect(work, 64, 0.5, 2, "on about 64 GPUs");

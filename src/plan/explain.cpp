@@ -431,8 +431,11 @@ std::string explain_programs(const std::vector<OtherProgram>& others, const Esti
   const std::vector<std::string> unknown = not_compared(work);
   const std::string rest =
       unknown.empty() ? ""
-                      : fmt::format("  not compared, as their numbers do not say what experts cost: {}\n",
+                      : fmt::format("  not compared, as their numbers do not say what {} cost: {}\n",
+                                    work.plan.model.num_state_space_layers() > 0 ? "layers with a state space"
+                                                                                 : "experts",
                                     fmt::join(unknown, ", "));
+  if (others.empty() && work.plan.model.num_state_space_layers() > 0) return text + rest;
   if (others.empty()) return text + "  no preset is predicted to take 1% less\n" + rest;
   for (const OtherProgram& other : others) {
     fmt::format_to(out, "  {}{}: {}, {:.1f}% less: {}",

@@ -32,6 +32,7 @@ Interval interval_of(const Workload& work, const Plan& plan, std::int64_t parame
     if (plan.offload != Offload::none) return far("with state on the host");
     if (plan.mesh.ep > 1 && work.expert_load.is_placed) return far("with experts placed by their load");
     if (!work.documents.empty()) return far("of packed documents");
+    if (plan.model.num_state_space_layers() > 0) return far("of layers with a state space");
     if (s.measured_on && std::find(s.measured_on->begin(), s.measured_on->end(), on) == s.measured_on->end())
       return far(fmt::format("on {} in {}", work.machine.name, precision_name(work.precision)));
     if (!is_inside(s.measured_gpus, plan.mesh.num_ranks()))

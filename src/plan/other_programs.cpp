@@ -26,10 +26,13 @@ bool knows_experts(const Software& s) { return s.expert_launch_seconds > 0 || s.
 
 std::vector<std::string> not_compared(const Workload& work) {
   std::vector<std::string> names;
-  if (work.plan.model.experts == Experts::none || !knows_experts(work.software)) return names;
+  // No preset has a number of a scan yet.
+  const bool scans = work.plan.model.num_state_space_layers() > 0;
+  const bool routes = work.plan.model.experts != Experts::none && knows_experts(work.software);
+  if (!scans && !routes) return names;
   for (const std::string& name : software_preset_names()) {
     const Software software = load_software(name);
-    if (name != work.software.name && !software.is_this_trainer && !knows_experts(software))
+    if (name != work.software.name && !software.is_this_trainer && (scans || !knows_experts(software)))
       names.push_back(name);
   }
   return names;

@@ -21,8 +21,9 @@ struct OtherProgram {
 // whatever it pins. This repository's trainer is not among them: its numbers are of thread ranks on a CPU.
 std::vector<OtherProgram> other_programs(const SearchRequest& request, const Estimate& best);
 
-// Presets that are left out of it for a mixture, by name: their numbers do not say what experts cost, where
-// the program's own do, so all of them would seem faster.
+// Presets that are left out of it, by name. For a mixture: their numbers do not say what experts cost, where
+// the program's own do, so all of them would seem faster. For layers with a state space all are: none was
+// measured with them.
 std::vector<std::string> not_compared(const Workload& work);
 
 }  // namespace echelon
