@@ -71,42 +71,46 @@ Verdict of_ranges(const Plan& plan) {
   return {};
 }
 
-Verdict of_tensor_parallel(const Plan& plan) {
-  const ModelSpec& m = plan.model;
-  const int tp = plan.mesh.size(Axis::tp);
-  const auto problem = [&](auto form, const auto&... args) {
-    return refused("tp", {remedy("tp", m.num_heads, divisors)}, "{}",
-                   fmt::format(fmt::runtime(form), args...));
-  };
-  if (m.num_heads % tp != 0) return problem("the {} heads of {} do not divide", m.num_heads, m.name);
-  if (m.num_kv_heads % tp != 0 && tp % m.num_kv_heads != 0)
-    return problem("is neither a divisor nor a multiple of the {} key/value heads of {}", m.num_kv_heads, m.name);
+// Why a model is not cut over so many ranks; empty where it is.
+std::string tensor_parallel_problem(const ModelSpec& m, std::int64_t tp) {
+  const bool attends = m.num_state_space_layers() < m.num_layers;
+  if (attends && m.num_heads % tp != 0)
+    return fmt::format("the {} heads of {} do not divide", m.num_heads, m.name);
+  if (attends && m.num_kv_heads % tp != 0 && tp % m.num_kv_heads != 0)
+    return fmt::format("is neither a divisor nor a multiple of the {} key/value heads of {}", m.num_kv_heads,
+                       m.name);
   if (const StateSpaceSpec& s = m.state_space; s.heads > 0) {
-    const auto of_scan = [&](std::int64_t legal, const std::string& why) {
-      return refused("tp", {remedy("tp", std::gcd(m.num_heads, legal), divisors)}, "{}", why);
-    };
     if (s.heads % tp != 0)
-      return of_scan(s.heads, fmt::format("the {} state-space heads of {} do not divide", s.heads, m.name));
+      return fmt::format("the {} state-space heads of {} do not divide", s.heads, m.name);
     if (s.groups % tp != 0 && tp % s.groups != 0)
-      return of_scan(s.groups, fmt::format("is neither a divisor nor a multiple of the {} groups of "
-                                           "state-space heads of {}",
-                                           s.groups, m.name));
+      return fmt::format("is neither a divisor nor a multiple of the {} groups of state-space heads of {}",
+                         s.groups, m.name);
     // Copies of both are added up over ranks of one group, or over all.
-    const std::int64_t of_keys = std::max<std::int64_t>(tp / m.num_kv_heads, 1),
+    const std::int64_t of_keys = attends ? std::max<std::int64_t>(tp / m.num_kv_heads, 1) : 1,
                        of_groups = std::max<std::int64_t>(tp / s.groups, 1);
     if (of_keys > 1 && of_groups > 1 && of_keys != of_groups && of_keys != tp && of_groups != tp)
-      return of_scan(std::min(s.groups, m.num_kv_heads),
-                     fmt::format("{} ranks would share each key/value head of {} and {} each group of "
-                                 "state-space heads",
-                                 of_keys, m.name, of_groups));
+      return fmt::format(
+          "{} ranks would share each key/value head of {} and {} each group of state-space heads", of_keys,
+          m.name, of_groups);
   }
-  if (m.vocab < tp) return problem("{} has a vocabulary of only {}", m.name, m.vocab);
-  if (m.mlp_hidden < tp) return problem("{} has an MLP of only {}", m.name, m.mlp_hidden);
+  if (m.vocab < tp) return fmt::format("{} has a vocabulary of only {}", m.name, m.vocab);
+  if (m.mlp_hidden < tp) return fmt::format("{} has an MLP of only {}", m.name, m.mlp_hidden);
   if (m.experts != Experts::none && m.expert_hidden < tp)
-    return problem("{} has experts of only {}", m.name, m.expert_hidden);
+    return fmt::format("{} has experts of only {}", m.name, m.expert_hidden);
   if (m.experts == Experts::gpt_oss && m.hidden < tp)
-    return problem("{} has experts' biases of only {}", m.name, m.hidden);
+    return fmt::format("{} has experts' biases of only {}", m.name, m.hidden);
   return {};
+}
+
+Verdict of_tensor_parallel(const Plan& plan) {
+  const ModelSpec& m = plan.model;
+  const std::string problem = tensor_parallel_problem(m, plan.mesh.size(Axis::tp));
+  if (problem.empty()) return {};
+  const std::int64_t heads = m.num_state_space_layers() == m.num_layers ? m.state_space.heads : m.num_heads;
+  Refusal refusal = refused("tp", {}, "{}", problem);
+  for (std::int64_t n = 1; n <= heads; ++n)
+    if (heads % n == 0 && tensor_parallel_problem(m, n).empty()) refusal.remedies.push_back(remedy("tp", n));
+  return refusal;
 }
 
 Verdict of_data_parallel(const Plan& plan) {
