@@ -152,7 +152,8 @@ class HuggingFace : public testing::TestWithParam<const char*> {
       return name.substr(0, at) + ".experts." +
              (name.find("down_proj") == std::string::npos ? "gate_up_proj" : "down_proj") +
              (name.ends_with("bias") ? "_bias" : "");
-    if (model.state_space.heads > 0) return name_of_hybrid(model, std::move(name));
+    if (model.state_space.heads > 0 || (model.fused_mlp && !model.interleaved_rope))
+      return name_of_hybrid(model, std::move(name));
     for (const char* part : {"kv_a_proj.", "k_rope_proj."})
       if (const auto at = name.find(part); at != std::string::npos)
         return name.replace(at, std::string(part).size(), "kv_a_proj_with_mqa.");
@@ -548,7 +549,7 @@ INSTANTIATE_TEST_SUITE_P(Models, HuggingFace,
                                          "deepseek-v3-mtp", "starcoder2", "stablelm", "cohere", "cohere2",
                                          "glm", "glm4", "olmo", "nemotron", "ernie4-5", "qwen2-moe",
                                          "glm4-moe", "ministral", "exaone4", "minimax-m2", "dots1",
-                                         "glm4-moe-lite", "bamba", "granite-hybrid"),
+                                         "glm4-moe-lite", "bamba", "granite-hybrid", "granite-dense"),
                          [](const auto& instance) {
                            std::string name = instance.param;
                            std::erase(name, '-');
@@ -583,6 +584,8 @@ TEST(HuggingFaceConfig, IsOfTheTypeThatSaysTheModel) {
   EXPECT_EQ(written("minimax-m2", {{"rope_parameters", "left out"}, {"rotary_dim", 2}}), "minimax_m2");
   EXPECT_EQ(written("deepseek-v3", {{"model_type", "kimi_k2"}}), "deepseek_v3");
   EXPECT_EQ(written("glm4-moe-lite", {{"hidden_size", 26}}), "deepseek_v3");
+  EXPECT_EQ(written("granite-hybrid", {{"layer_types", {"attention", "attention", "attention"}}}),
+            "granitemoehybrid");
   EXPECT_EQ(written("glm4-moe-lite", {{"mlp_layer_types", {"sparse", "sparse"}}}), "deepseek_v3");
   // transformers heeds the types of layers of some models alone.
   const auto refused = [&](const char* fixture, const json& changes, const std::vector<std::string>& words) {

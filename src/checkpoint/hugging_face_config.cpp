@@ -175,22 +175,26 @@ void add_later_families(const ModelSpec& m, ordered_json& config) {
 
 void add_state_space(const ModelSpec& m, ordered_json& config) {
   const StateSpaceSpec& s = m.state_space;
-  if (s.heads == 0) return;
+  if (s.heads == 0 && config["model_type"] != "granitemoehybrid") return;
   if (s.width() % m.hidden != 0)
     refuse(
         "model {}: transformers has state spaces of a multiple of hidden = {} channels alone, and ssm_heads "
         "x "
         "ssm_head_dim = {} x {}; legal: a product that is one",
         m.name, m.hidden, s.heads, s.head_dim);
-  config["mamba_n_heads"] = s.heads;
-  config["mamba_d_head"] = s.head_dim;
-  config["mamba_n_groups"] = s.groups;
-  config["mamba_d_state"] = s.state;
-  config["mamba_d_conv"] = s.kernel;
-  config["mamba_expand"] = s.width() / m.hidden;
-  config["mamba_chunk_size"] = s.chunk;
-  config["mamba_conv_bias"] = s.conv_bias;
-  config["mamba_proj_bias"] = false;
+  if (s.heads > 0) {
+    config["mamba_n_heads"] = s.heads;
+    config["mamba_d_head"] = s.head_dim;
+    config["mamba_n_groups"] = s.groups;
+    config["mamba_d_state"] = s.state;
+    config["mamba_d_conv"] = s.kernel;
+    config["mamba_expand"] = s.width() / m.hidden;
+    config["mamba_chunk_size"] = s.chunk;
+    config["mamba_conv_bias"] = s.conv_bias;
+    config["mamba_proj_bias"] = false;
+  } else {
+    config["mamba_n_heads"] = 1;  // of no layer, but its default of 128 would have to divide as well
+  }
   if (config["model_type"] == "bamba") {
     config["attn_layer_indices"] = s.attention_layers;
     return;

@@ -519,7 +519,8 @@ void read_bamba(const Config& config, ModelSpec& m) {
   read_state_space(config, std::move(layers), m);
 }
 
-// Granite 4's, of the sizes without routed experts: the MLP of each layer is the shared one.
+// Granite 4's, of the sizes without routed experts: the MLP of each layer is the shared one. In some of them
+// all layers have attention.
 void read_granite_hybrid(const Config& config, ModelSpec& m) {
   m.fused_mlp = true;
   read_llama(config, {.biased = false, .mixed = true}, m);
@@ -1011,7 +1012,7 @@ const std::vector<ModelType>& model_types() {
         "GraniteMoeHybridForCausalLM",
         {{"mlp.gate_up_proj.", "shared_mlp.input_linear."}, {"mlp.down_proj.", "shared_mlp.output_linear."}}},
        read_granite_hybrid,
-       [](M m) { return m.state_space.heads > 0 && m.fused_mlp; }},
+       [](M m) { return m.fused_mlp && (m.state_space.heads > 0 || !m.interleaved_rope); }},
       {{"bamba",
         "BambaForCausalLM",
         {{"post_attention_layernorm.", "pre_ff_layernorm."},
