@@ -600,6 +600,46 @@ TEST(HuggingFaceConfig, IsOfTheTypeThatSaysTheModel) {
   refused("dots1", {{"layer_types", mixed}, {"sliding_window", 4}}, {"layer_types", "full_attention"});
 }
 
+// Bamba's layers may be named in any order, and Python's word for no limit stands bare in older files.
+TEST(HuggingFaceConfig, OfABambaIsReadAsTransformersReadsIt) {
+  const std::string text = read_text((fixtures / "bamba/config.json").string());
+  const auto with = [&](const char* key, const json& value) {
+    json config = json::parse(text);
+    config[key] = value;
+    return config.dump();
+  };
+  const auto read = [](const std::string& config) {
+    return model_from_hugging_face(config, "x/config.json");
+  };
+  const auto refused = [&](const char* key, const json& value, const std::string& legal) {
+    expect_refusal([&] { read(with(key, value)); }, {key, legal});
+  };
+  EXPECT_EQ(read(with("attn_layer_indices", {2, 0, 2})).state_space.attention_layers,
+            (std::vector<std::int64_t>{0, 2}));
+  refused("attn_layer_indices", {1, 3}, "from 0 to 2");
+  refused("attn_layer_indices", {-1}, "from 0 to 2");
+  refused("attn_layer_indices", {0, 1, 2}, "lacks at least one");
+  refused("z_loss_coefficient", 0.5, "only 0 is");
+  // transformers overwrites what stands beside rope_parameters.
+  const ModelSpec model = read(text);
+  EXPECT_EQ(model.rotary_dim, 2);
+  EXPECT_EQ(read(with("partial_rotary_factor", 1.0)).rotary_dim, 2);
+  const ModelSpec whole =
+      read(with("rope_parameters", {{"rope_type", "default"}, {"partial_rotary_factor", 1.0}}));
+  EXPECT_EQ(whole.rotary_dim, 0);
+  const json written = json::parse(hugging_face_config(whole, DType::f32));
+  EXPECT_EQ(written["rope_parameters"]["partial_rotary_factor"], 1.0);
+  EXPECT_FALSE(written.contains("partial_rotary_factor"));
+  const auto limited = [&](const std::string& most) {
+    std::string config = with("time_step_limit", {0.0, "most"});
+    return config.replace(config.find("\"most\""), 6, most);
+  };
+  EXPECT_EQ(to_toml(read(limited("Infinity"))), to_toml(model));
+  expect_refusal([&] { read(limited("-Infinity")); }, {"not JSON"});
+  expect_refusal([&] { read(limited("\"a, Infinity\"")); }, {"time_step_limit = [0.0,\"a, Infinity\"]"});
+  expect_refusal([&] { read(limited("1.0")); }, {"time_step_limit"});
+}
+
 // The weights of its norms are small numbers there, and here 1 more.
 TEST(HuggingFaceConfig, NormsLessOneAreNotImportedInBf16) {
   const TemporaryDirectory directory;

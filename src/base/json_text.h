@@ -13,4 +13,8 @@ std::string json_text(const nlohmann::ordered_json& value);
 // would overflow a stack.
 nlohmann::json parse_json(const std::string& text, const std::string& where);
 
+// As Python and with it older versions of transformers may have written it: a value Infinity, which JSON has
+// no word for, is read as what newer versions write, {"__float__": "Infinity"}.
+nlohmann::json parse_python_json(const std::string& text, const std::string& where);
+
 }  // namespace echelon

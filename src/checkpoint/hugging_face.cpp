@@ -612,7 +612,7 @@ static void refuse_other_layout(const std::string& directory) {
 // Weights of 8 or 4 bits with scales beside them. What the model is its configuration says all the same.
 static void refuse_quantized(const std::string& directory) {
   const std::string path = (fs::path(directory) / "config.json").string();
-  const json config = parse_json(read_text(path), path);
+  const json config = parse_python_json(read_text(path), path);
   if (!config.is_object() || !config.contains("quantization_config")) return;
   const json& object = config["quantization_config"];
   if (object.is_null()) return;

@@ -68,15 +68,17 @@ void add_rope(const ModelSpec& m, ordered_json& config) {
       config["no_rope_layers"].push_back(m.is_turned(layer) ? 1 : 0);
   }
   const std::string type = config["model_type"];
-  const bool always = type == "stablelm" || type == "nemotron" || type == "minimax_m2" || type == "bamba" ||
-                      type.starts_with("glm"),
-             partial = always || (m.rotary_dim > 0 && m.fused_projections);  // others turn whole heads
+  const bool always =
+                 type == "stablelm" || type == "nemotron" || type == "minimax_m2" || type.starts_with("glm"),
+             is_bamba = type == "bamba",  // whose part is in rope_parameters alone
+      partial = always || (m.rotary_dim > 0 && m.fused_projections);  // others turn whole heads
   if (partial) config["partial_rotary_factor"] = rotary_part(m);
   const bool scaled = r.scaling != RopeScaling::none;
-  if (!scaled && r.local_theta == 0 && m.experts != Experts::gpt_oss) return;  // whose own are scaled
+  if (!scaled && r.local_theta == 0 && m.experts != Experts::gpt_oss && !is_bamba)
+    return;  // whose own are scaled
   ordered_json rope{{"rope_type", scaled ? name_of(r.scaling) : "default"}, {"rope_theta", r.theta}};
   if (scaled) rope["factor"] = r.factor;
-  if (partial) rope["partial_rotary_factor"] = config["partial_rotary_factor"];
+  if (partial || is_bamba) rope["partial_rotary_factor"] = rotary_part(m);
   if (r.scaling == RopeScaling::dynamic)
     config["max_position_embeddings"] = r.original_length;
   else if (r.scaling > RopeScaling::linear)

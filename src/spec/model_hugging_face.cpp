@@ -226,9 +226,14 @@ void read_partial_rotary(const Config& config, std::optional<double> otherwise, 
   m.rotary_dim = part < 1 ? static_cast<std::int64_t>(static_cast<double>(m.head_dim) * part) : 0;
 }
 
-void read_rope(const Config& config, double theta, std::optional<double> rotary_part, ModelSpec& m) {
+// `heeded`: not of rope_parameters alone, as Bamba's is.
+void read_rope(const Config& config, double theta, std::optional<double> rotary_part, bool heeded,
+               ModelSpec& m) {
   m.rope.theta = config.real_or("rope_theta", theta);
-  read_partial_rotary(config, rotary_part, m);
+  if (heeded)
+    read_partial_rotary(config, rotary_part, m);
+  else
+    m.rotary_dim = static_cast<std::int64_t>(static_cast<double>(m.head_dim) * *rotary_part);
   for (const char* key : {"rope_scaling", "rope_parameters"}) {
     if (!config.has(key)) continue;
     const std::string where = fmt::format("{}, {}", config.where(), key);
@@ -289,6 +294,7 @@ struct LlamaDefaults {
   const char* norm_eps_key = "rms_norm_eps";
   const char* bias_key = "attention_bias";
   std::optional<double> rotary_part = {};  // without a value its family turns whole heads
+  bool rotary_part_on_top = true;          // beside rope_parameters too
   bool dropped = false;                    // its dropout is left out
   std::int64_t head_dim = 0;               // which other keys say; 0: as usual
   bool mixed = false;                      // layer_types say which layers have attention
@@ -308,7 +314,7 @@ void read_llama(const Config& config, const LlamaDefaults& defaults, ModelSpec& 
   m.max_seq = config.integer("max_position_embeddings");
   m.tied_embedding = config.boolean_or("tie_word_embeddings", defaults.tied);
   m.norm_eps = config.real_or(defaults.norm_eps_key, defaults.norm_eps);
-  read_rope(config, defaults.rope_theta, defaults.rotary_part, m);
+  read_rope(config, defaults.rope_theta, defaults.rotary_part, defaults.rotary_part_on_top, m);
   m.activation = defaults.activation;
   const char* const geglu = config.has("hidden_activation") ? "hidden_activation" : "hidden_act";
   if (m.activation == Activation::geglu && defaults.gelu_is_tanh)
@@ -498,24 +504,37 @@ void read_state_space(const Config& config, std::vector<std::int64_t> attention_
   s.conv_bias = config.boolean_or("mamba_conv_bias", true);
   s.chunk = config.integer_or("mamba_chunk_size", 256);
   config.only_boolean("mamba_proj_bias", false);
-  // JSON has no word for it.
-  const Json infinity = {{"__float__", "Infinity"}};
+  const Json infinity = {{"__float__", "Infinity"}};  // which JSON has no word for
   if (config.has("time_step_limit") && config.required("time_step_limit") != Json::array({0.0, infinity}))
     config.wrong("time_step_limit", fmt::format("null or [0.0, {}]", infinity.dump()));
 }
 
 void read_bamba(const Config& config, ModelSpec& m) {
+  const char* const key = "attn_layer_indices";
   config.required("num_key_value_heads");  // transformers would take 8
-  read_llama(config, {.norm_eps = 1e-5, .biased = false, .mlp_biased = true, .rotary_part = 0.5}, m);
+  read_llama(config,
+             {.norm_eps = 1e-5,
+              .biased = false,
+              .mlp_biased = true,
+              .rotary_part = 0.5,
+              .rotary_part_on_top = false},
+             m);
+  config.only_real("z_loss_coefficient", 0.0);
   std::vector<std::int64_t> layers;
-  if (config.has("attn_layer_indices")) {
-    const Json& list = config.required("attn_layer_indices");
-    if (!list.is_array()) config.wrong("attn_layer_indices", "a list of layers");
+  if (config.has(key)) {
+    const Json& list = config.required(key);
+    const std::string legal = fmt::format("a list of layers from 0 to {}", m.num_layers - 1);
+    if (!list.is_array()) config.wrong(key, legal);
     for (const Json& layer : list) {
-      if (!layer.is_number_integer()) config.wrong("attn_layer_indices", "a list of layers");
+      if (!layer.is_number_integer() || layer < 0 || layer >= m.num_layers) config.wrong(key, legal);
       layers.push_back(layer.get<std::int64_t>());
     }
   }
+  // In any order, and twice, transformers takes them too.
+  std::sort(layers.begin(), layers.end());
+  layers.erase(std::unique(layers.begin(), layers.end()), layers.end());
+  // A model that has no state space is one of Llama's kind here, whose weights have other names.
+  if (std::ssize(layers) == m.num_layers) config.wrong(key, "a list that lacks at least one layer");
   read_state_space(config, std::move(layers), m);
 }
 
@@ -1211,7 +1230,7 @@ const TransformersType& transformers_type(const ModelSpec& m) {
 }
 
 ModelSpec model_from_hugging_face(const std::string& config_json, const std::string& where) {
-  return model_of(parse_json(config_json, where), where);
+  return model_of(parse_python_json(config_json, where), where);
 }
 
 }  // namespace echelon
