@@ -139,6 +139,8 @@ TEST(LaunchFiles, TorchtitansJobAndSchedule) {
   files = files_of("torchtitan", r);
   EXPECT_FALSE(files.contains("schedule.csv"));
   EXPECT_NE(files.at("torchtitan.toml").find("\"ZBVZeroBubble\""), std::string::npos);
+  const SearchRequest longer = request_of("llama-3.1-8b", 8, 64, "torchtitan", {{"zero", "3"}});
+  EXPECT_NE(files_of("torchtitan", longer).at("torchtitan.toml").find("flavor = \"8B\""), std::string::npos);
 }
 
 TEST(LaunchFiles, NanotronsAndDeepSpeeds) {
@@ -265,7 +267,13 @@ TEST(LaunchFiles, RefusesWhatAProgramDoesNotRun) {  // long
        {"--recompute linear", "selective, full, mlp"}},
       {"megatron-core", "gemma-2-2b", {{"pp", "1"}}, {"--model gemma-2-2b", "windows"}},
       {"torchtitan", "llama-3-8b", {{"zero", "1"}}, {"--zero 1", "0, 2, 3"}},
-      {"torchtitan", "llama-2-7b", {{"zero", "3"}}, {"--model llama-2-7b", "llama-3-8b"}},
+      {"torchtitan", "llama-2-7b", {{"zero", "3"}}, {"--model llama-2-7b", "num_kv_heads", "llama-3-8b"}},
+      {"torchtitan", "bamba-9b", {{"zero", "3"}}, {"--model bamba-9b", "llama-3-8b", "ssm_heads"}},
+      {"nanotron", "bamba-9b", {}, {"--model bamba-9b", "state space"}},
+      {"deepspeed",
+       "bamba-9b",
+       {{"tp", "2"}, {"pp", "1"}, {"zero", "1"}, {"recompute", "full"}},
+       {"--tp 2", "state spaces", "legal: 1"}},
       {"torchtitan",
        "llama-3-8b",
        {{"cp", "2"}, {"cp-kind", "ulysses"}, {"zero", "3"}},

@@ -7,28 +7,43 @@
 #include "plan/launch_parts.h"
 #include "schedule/schedules.h"
 #include "schedule/text.h"
+#include "spec/model_spec.h"
 
 namespace echelon {
 namespace {
 
 struct Flavor {
-  const char *name, *model;
-  std::int64_t layers, hidden, heads, kv_heads, mlp_hidden, vocab;
+  const char *name, *model, *preset;
 };
 // torchtitan's models are flavors in its source.
-constexpr Flavor flavors[] = {{"8B", "llama3", 32, 4096, 32, 8, 14336, 128256},
-                              {"70B", "llama3", 80, 8192, 64, 8, 28672, 128256},
-                              {"405B", "llama3", 126, 16384, 128, 8, 53248, 128256}};
+constexpr Flavor flavors[] = {
+    {"8B", "llama3", "llama-3-8b"}, {"70B", "llama3", "llama-3-70b"}, {"405B", "llama3", "llama-3-405b"}};
 
+// A flavor is a whole model: sizes alone could be those of one with other layers. The one that has the fewest
+// fields otherwise says what is in the way.
 const Flavor& flavor_of(const LaunchRequest& r) {
   const ModelSpec& m = r.model();
-  for (const Flavor& f : flavors)
-    if (m.family == Family::llama && m.experts == Experts::none && !m.tied_embedding &&
-        f.layers == m.num_layers && f.hidden == m.hidden && f.heads == m.num_heads &&
-        f.kv_heads == m.num_kv_heads && f.mlp_hidden == m.mlp_hidden && f.vocab == m.vocab)
-      return f;
-  not_launched(r, "--model {}: has no flavor of these sizes; legal: llama-3-8b, llama-3-70b, llama-3-405b",
-               m.name);
+  std::vector<std::string> nearest;
+  const char* preset = nullptr;
+  for (const Flavor& f : flavors) {
+    ModelSpec flavor = load_model(f.preset);
+    // Of the run, and Llama 3.1's longer positions, which flavors have too.
+    flavor.name = m.name, flavor.max_seq = m.max_seq, flavor.init_std = m.init_std;
+    if (m.rope.scaling == RopeScaling::llama3) {
+      RopeSpec longer = m.rope;
+      longer.theta = flavor.rope.theta;
+      longer.local_theta = flavor.rope.local_theta, longer.unturned_every = flavor.rope.unturned_every;
+      flavor.rope = longer;
+    }
+    std::vector<std::string> others;
+    for (const FieldDifference& one : differences(m, flavor)) others.push_back(one.field);
+    if (others.empty()) return f;
+    if (preset == nullptr || others.size() < nearest.size()) nearest = others, preset = f.preset;
+  }
+  not_launched(r,
+               "--model {}: is no flavor of it, and differs from {} in {}; legal: llama-3-8b, llama-3-70b, "
+               "llama-3-405b, and Llama 3.1's",
+               m.name, preset, fmt::join(nearest, ", "));
 }
 
 // Names of the modules of each stage, in the order of the model.
@@ -197,6 +212,9 @@ std::vector<LaunchFile> launch_deepspeed(const LaunchRequest& r) {
   if (plan.hsdp > 1) not_launched(r, "--hsdp {}: does not run it; legal: 1", plan.hsdp);
   if (mesh.tp() > 1 && plan.zero_stage() == 3)
     not_launched(r, "--tp {}: its tensor parallelism is for ZeRO 0 to 2; legal: 1, or --zero 2", mesh.tp());
+  if (mesh.tp() > 1 && r.model().state_space.heads > 0)
+    not_launched(r, "--tp {}: its tensor parallelism does not cut state spaces by heads; legal: 1",
+                 mesh.tp());
   if (!r.is_recompute("none") && !r.is_recompute("full"))
     not_launched(r, "--recompute {}: does not run it; legal: none, full", recompute_name(plan.recompute));
   if (r.work.precision != Precision::bf16 && r.work.precision != Precision::f32)
