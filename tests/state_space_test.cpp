@@ -2,8 +2,10 @@
 // derivatives; in f32 and bf16, and in one lane or many, it is the same.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <memory>
+#include <utility>
 #include <vector>
 
 #include "tensor/kernels.h"
@@ -173,6 +175,60 @@ TEST(StateSpace, GradientsAreDerivatives) {
     expect_derivative("a_log ", column(p.in.a_log), column(dheads.flat_range(heads, 2 * heads)));
     expect_derivative("d ", column(p.in.d), column(dheads.flat_range(2 * heads, 3 * heads)));
   }
+}
+
+// Where decay is fast its gradient is that of a last rest, which f32 keeps where no larger sums are
+// subtracted.
+TEST(StateSpace, GradientsOfFastDecaysAreNoRoundingErrors) {
+  for (const bool documents : {false, true})
+    for (const double decay : {1.0, 20.0, 48.0}) {
+      Problem p(documents);
+      const std::int64_t heads = p.shape.heads;
+      p.kernels->convolve(p.x, p.taps, p.conv_bias, p.shape.rows, p.xbc);
+      const Tensor dy = random(p.arena, p.y.shape(), 9);
+      for_each(p.in.dt, [&](std::int64_t i, std::int64_t h) { at(p.in.dt, i, h) *= 0.1; });
+      for (std::int64_t h = 0; h < heads; ++h) {
+        p.in.dt_bias.host<double>()[h] = 0.5;  // steps of about 1
+        p.in.a_log.host<double>()[h] = std::log(decay) + 0.02 * static_cast<double>(h);
+      }
+      const auto number = [](const Tensor& t, std::int64_t i, std::int64_t j) {
+        return t.dtype() == DType::f64 ? at(t, i, j) : t.host<float>()[i * t.row_stride() + j];
+      };
+      const auto copy = [&](const Tensor& from, DType type) {
+        const Tensor to(p.arena, MemoryCategory::other, type, from.shape());
+        for_each(from, [&](std::int64_t i, std::int64_t j) {
+          if (type == DType::f64)
+            at(to, i, j) = number(from, i, j);
+          else
+            to.host<float>()[i * to.row_stride() + j] = static_cast<float>(number(from, i, j));
+        });
+        return to;
+      };
+      const auto gradients = [&](DType type) {
+        const auto rounded = [&](const Tensor& t) { return copy(copy(t, DType::f32), type); };
+        const StateSpaceTensors in{rounded(p.in.z),       rounded(p.in.xbc),   rounded(p.in.dt),
+                                   rounded(p.in.dt_bias), rounded(p.in.a_log), rounded(p.in.d)};
+        const auto zeros = [&](const Tensor& like) { return copy(constant(p.arena, like.shape(), 0), type); };
+        const Tensor terms = zeros(constant(p.arena, {p.y.rows(), 3 * heads}, 0)), ddt = zeros(p.in.dt);
+        p.kernels->state_space_backward(in, p.shape, rounded(dy), copy(p.room(true), type),
+                                        {zeros(p.in.z), zeros(p.xbc), ddt, terms});
+        return std::pair(copy(terms, DType::f64), copy(ddt, DType::f64));
+      };
+      const auto [terms, ddt] = gradients(DType::f32);
+      const auto [exact_terms, exact_ddt] = gradients(DType::f64);
+      for (std::int64_t h = 0; h < heads; ++h) {
+        double largest = 0;
+        for (std::int64_t t = 0; t < terms.rows(); ++t)
+          largest = std::max(largest, std::abs(at(exact_terms, t, heads + h)));
+        EXPECT_GT(largest, 0);
+        for (std::int64_t t = 0; t < terms.rows(); ++t) {
+          EXPECT_NEAR(at(terms, t, heads + h), at(exact_terms, t, heads + h), 1e-4 * largest)
+              << decay << " row " << t << " head " << h;
+          EXPECT_NEAR(at(ddt, t, h), at(exact_ddt, t, h), 1e-5 * (1 + std::abs(at(exact_ddt, t, h))))
+              << decay << " row " << t << " head " << h;
+        }
+      }
+    }
 }
 
 }  // namespace

@@ -474,7 +474,7 @@ std::int64_t StateSpaceShape::workspace(bool backward) const {
   const std::int64_t q = chunk_rows(), squares = (heads + groups) * q * q, of_rows = q * width();
   const std::int64_t forward = 2 * rows.length * heads + 4 * of_rows + squares;
   if (!backward) return forward + width() * state;  // where no state is given
-  return forward + (chunks() + 2) * width() * state + squares + 2 * of_rows + (2 * q + 1) * heads;
+  return forward + (chunks() + 2) * width() * state + squares + 2 * of_rows + (4 * q + 1) * heads;
 }
 
 static bool is_sequences(const Tensor& x, const SequenceRows& rows) {

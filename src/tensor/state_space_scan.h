@@ -74,8 +74,9 @@ class StateSpaceScan {
                  d_weights = room(s_.heads * s_.chunk_rows(), s_.chunk_rows()),
                  d_products = room(s_.groups * s_.chunk_rows(), s_.chunk_rows()),
                  d_stepped = room(s_.chunk_rows(), width), d_last = room(s_.chunk_rows(), width),
-                 read = room(s_.chunk_rows(), s_.heads), written = room(s_.chunk_rows(), s_.heads),
-                 at_end = room(1, s_.heads);
+                 within = room(s_.chunk_rows(), s_.heads), read = room(s_.chunk_rows(), s_.heads),
+                 written = room(s_.chunk_rows(), s_.heads), handed = room(s_.chunk_rows(), s_.heads),
+                 past = room(1, s_.heads);
     const auto state = [&](std::int64_t c) { return states.row_range(c * width, (c + 1) * width); };
     each_sequence([&](std::int64_t sequence) {
       backend_.fill(state(0), 0.0);
@@ -92,7 +93,8 @@ class StateSpaceScan {
         const Tensor of_state = head_rows(of_state_, at), inner = head_rows(of_chunk_, at),
                      stepped = head_rows(stepped_, at), last = head_rows(last_, at),
                      d_last_here = head_rows(d_last, at), d_stepped_here = head_rows(d_stepped, at),
-                     read_here = head_rows(read, at), written_here = head_rows(written, at),
+                     within_here = head_rows(within, at), read_here = head_rows(read, at),
+                     written_here = head_rows(written, at), handed_here = head_rows(handed, at),
                      terms = at.of(out.terms), dxbc = at.of(out.xbc);
         const Tensor dx = dxbc.column_range(0, width);
         with_stored_type(dy, [&]<class T>(T) {
@@ -113,9 +115,15 @@ class StateSpaceScan {
                  rows::ScanWeightsBackward<F>{at.template shared<F>(*this),
                                               matrix<F>(squares(d_weights, s_.heads, at)),
                                               matrix<F>(squares(d_products, s_.groups, at))});
+          blocks("scan_decays_backward", s_.heads,
+                 rows::ScanDecaysBackward<F>{at.rows, matrix<F>(squares(weights_, s_.heads, at)),
+                                             matrix<F>(squares(d_weights, s_.heads, at))});
+          blocks("scan_decay_sums", s_.heads * at.rows,
+                 rows::ScanDecaySums<F>{at.rows, matrix<F>(squares(d_weights, s_.heads, at)),
+                                        matrix<F>(within_here)});
           blocks("scan_state_product", s_.heads,
-                 rows::ScanStateProduct<F>{s_.head_dim, matrix<F>(state(c + 1)), matrix<F>(gradient),
-                                           data<F>(at_end)});
+                 rows::ScanStateProduct<F>{at.template shared<F>(*this), matrix<F>(state(c)),
+                                           matrix<F>(gradient), data<F>(past)});
         });
         for (std::int64_t g = 0; g < s_.groups; ++g) {
           const Tensor b = at.b(g), c_here = at.c(g), db = at.b_of(dxbc, g), dc = at.c_of(dxbc, g),
@@ -133,12 +141,13 @@ class StateSpaceScan {
               "scan_inputs_backward", at.rows,
               rows::ScanInputsBackward<T>{at.template shared<F>(*this), matrix<F>(at.x()), matrix<F>(inner),
                                           matrix<F>(d_stepped_here), matrix<F>(d_last_here), data<T>(in_.d),
-                                          matrix<F>(dx), matrix<F>(written_here)});
+                                          matrix<F>(dx), matrix<F>(written_here), matrix<F>(handed_here)});
           blocks("scan_steps_backward", 1,
                  rows::ScanStepsBackward<T>{at.template shared<F>(*this), matrix<T>(at.of(in_.dt)),
-                                            data<T>(in_.dt_bias), data<T>(in_.a_log), matrix<F>(read_here),
-                                            matrix<F>(written_here), data<F>(at_end),
-                                            matrix<T>(at.of(out.dt)), matrix<F>(terms)});
+                                            data<T>(in_.dt_bias), data<T>(in_.a_log), matrix<F>(within_here),
+                                            matrix<F>(read_here), matrix<F>(written_here),
+                                            matrix<F>(handed_here), data<F>(past), matrix<T>(at.of(out.dt)),
+                                            matrix<F>(terms)});
         });
         decay(at, gradient, gradient);
         for (std::int64_t g = 0; g < s_.groups; ++g)

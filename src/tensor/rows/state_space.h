@@ -213,6 +213,38 @@ struct ScanWeightsBackward {
   }
 };
 
+// d_weights[t][s] becomes the sum over rows from t on of weights times their gradients, for s < t: a block
+// for each head.
+template <class F>
+struct ScanDecaysBackward {
+  std::int64_t rows;
+  Matrix<F> weights, d_weights;
+  template <class Team>
+  ECHELON_HOST_DEVICE void operator()(const Team& team, std::int64_t h) const {
+    for (std::int64_t t = rows; t-- > 1;) {
+      const F* const weight = weights[h * rows + t];
+      F* const gradient = d_weights[h * rows + t];
+      const F* const behind = t + 1 < rows ? d_weights[h * rows + t + 1] : nullptr;
+      for (std::int64_t s = team.lane(); s < t; s += team.lanes())
+        gradient[s] = weight[s] * gradient[s] + (behind == nullptr ? F(0) : behind[s]);
+    }
+  }
+};
+// Of that the sum over s: what rows from t on have of rows before t. A block for each head and row.
+template <class F>
+struct ScanDecaySums {
+  std::int64_t rows;
+  Matrix<F> parts, within;  // within (T, H)
+  template <class Team>
+  ECHELON_HOST_DEVICE void operator()(const Team& team, std::int64_t i) const {
+    const std::int64_t h = i / rows, t = i % rows;
+    F sum = 0;
+    for (std::int64_t s = team.lane(); s < t; s += team.lanes()) sum += parts[i][s];
+    sum = sum_of(team, sum);
+    if (team.lane() == 0) within[t][h] = sum;
+  }
+};
+
 // to = from, of each head times what is left of it at the chunk's end: states (H P, N), a block for each row.
 // They may be the same.
 template <class F>
@@ -246,7 +278,7 @@ struct ScanOutput {
   }
 };
 // of_chunk becomes the gradient of what was gated, of_state that of what the earlier state gives. `read` (T,
-// H) is the product of the gradient with what states give, d_through (T, H) the part of D's gradient.
+// H) is the product of the gradient with what that state gives, d_through (T, H) the part of D's gradient.
 template <class T>
 struct ScanOutputBackward {
   using F = Wide<T>;
@@ -259,70 +291,76 @@ struct ScanOutputBackward {
   ECHELON_HOST_DEVICE void operator()(const Team& team, std::int64_t t) const {
     for (std::int64_t h = 0; h < at.heads(); ++h) {
       const F left = at.left(t, h), through = F(d[h]);
-      F of_states = 0, of_input = 0;
+      F of_earlier = 0, of_input = 0;
       for (std::int64_t j = h * at.head_dim + team.lane(); j < (h + 1) * at.head_dim; j += team.lanes()) {
-        const F gate = F(z[t][j]), states = left * of_state[t][j] + of_chunk[t][j], input = x[t][j];
+        const F gate = F(z[t][j]), earlier = left * of_state[t][j], input = x[t][j];
         const F whole = F(dy[t][j]), inner = whole * gate * sigmoid(gate);
-        dz[t][j] = T(whole * (states + through * input) * silu_slope(gate));
+        dz[t][j] = T(whole * (earlier + of_chunk[t][j] + through * input) * silu_slope(gate));
         of_chunk[t][j] = inner;
         of_state[t][j] = left * inner;
-        of_states += inner * states;
+        of_earlier += inner * earlier;
         of_input += inner * input;
       }
-      of_states = sum_of(team, of_states);
+      of_earlier = sum_of(team, of_earlier);
       of_input = sum_of(team, of_input);
-      if (team.lane() == 0) read[t][h] = of_states, d_through[t][h] = of_input;
+      if (team.lane() == 0) read[t][h] = of_earlier, d_through[t][h] = of_input;
     }
   }
 };
 
 // dx: of dt x what the chunk's own rows make of it and what the state at its end does, and D. `written` (T,
-// H) is the product of x with the gradient of dt x.
+// H) is the product of x with the gradient of dt x, `handed` (T, H) that of dt x with what of it the state at
+// the end gives.
 template <class T>
 struct ScanInputsBackward {
   using F = Wide<T>;
   OneChunk<F> at;
   Matrix<F> x, dy, d_stepped, d_last;
   const T* d;
-  Matrix<F> dx, written;
+  Matrix<F> dx, written, handed;
   template <class Team>
   ECHELON_HOST_DEVICE void operator()(const Team& team, std::int64_t t) const {
     for (std::int64_t h = 0; h < at.heads(); ++h) {
       const F step = at.steps[t][h], kept = at.between(t, at.rows - 1, h), through = F(d[h]);
-      F sum = 0;
+      F sum = 0, of_end = 0;
       for (std::int64_t j = h * at.head_dim + team.lane(); j < (h + 1) * at.head_dim; j += team.lanes()) {
-        const F gradient = d_stepped[t][j] + kept * d_last[t][j];
+        const F by_end = kept * d_last[t][j], gradient = d_stepped[t][j] + by_end;
         sum += x[t][j] * gradient;
+        of_end += x[t][j] * by_end;
         dx[t][j] = step * gradient + through * dy[t][j];
       }
       sum = sum_of(team, sum);
-      if (team.lane() == 0) written[t][h] = sum;
+      of_end = sum_of(team, of_end);
+      if (team.lane() == 0) written[t][h] = sum, handed[t][h] = step * of_end;
     }
   }
 };
 
-// Of each head the product of a state (H P, N) with its gradient: a block for each head.
+// Of each head the product of what is left of a state (H P, N) at the chunk's end with the gradient there: a
+// block for each head.
 template <class F>
 struct ScanStateProduct {
-  std::int64_t head_dim;
+  OneChunk<F> at;
   Matrix<F> state, gradient;
   F* products;
   template <class Team>
   ECHELON_HOST_DEVICE void operator()(const Team& team, std::int64_t h) const {
     F sum = 0;
-    for (std::int64_t i = h * head_dim; i < (h + 1) * head_dim; ++i)
+    for (std::int64_t i = h * at.head_dim; i < (h + 1) * at.head_dim; ++i)
       for (std::int64_t n = team.lane(); n < state.cols; n += team.lanes())
         sum += state[i][n] * gradient[i][n];
     sum = sum_of(team, sum);
-    if (team.lane() == 0) products[h] = sum;
+    if (team.lane() == 0) products[h] = at.left(at.rows - 1, h) * sum;
   }
 };
 
-// The gradient of the logarithm of position t's decay is that of the state behind it times what came from
-// before: with g the gradient of a state h, g_t . a_t h_t-1 = g_t . h_t - (dt x)_t . its gradient, and g_t .
-// h_t is y_t . dy_t and the same of t + 1. So it is a sum from the end on, and at the end that of the state
-// and its gradient (`at_end`). One block; of `terms` (T, 3 H) the parts of the gradients of dt's bias, which
-// is the gradient of dt before its softplus too, of A's logarithm, and of D, which is there.
+// The gradient of the logarithm of position t's decay is the sum of all that goes through it, each times its
+// gradient: from rows before t to rows from t on (`within`), from the earlier state to the latter (`read`),
+// from the former to the state at the end (`handed`), and from state to state (`past`). None is a difference:
+// with g_t the gradient of h_t it is g_t . h_t - g_t . (dt x)_t too, of which a fast decay would leave
+// rounding errors. One block; of `terms` (T, 3 H) the parts of the gradients of dt's bias, which is the
+// gradient of dt before its softplus too, of A's logarithm, and of D, which is there. `handed` becomes its
+// sums over rows before.
 template <class T>
 struct ScanStepsBackward {
   using F = Wide<T>;
@@ -330,19 +368,24 @@ struct ScanStepsBackward {
   Matrix<T> raw;
   const T* bias;
   const T* a_log;
-  Matrix<F> read, written;
-  const F* at_end;
+  Matrix<F> within, read, written, handed;
+  const F* past;
   Matrix<T> d_raw;
   Matrix<F> terms;
   template <class Team>
   ECHELON_HOST_DEVICE void operator()(const Team& team, std::int64_t) const {
     for (std::int64_t h = team.lane(); h < at.heads(); h += team.lanes()) {
       const F rate = -std::exp(F(a_log[h]));
-      F sum = at_end[h];
+      F before = past[h], from_state = 0;
+      for (std::int64_t t = 0; t < at.rows; ++t) {
+        const F here = handed[t][h];
+        handed[t][h] = before;
+        before += here;
+      }
       for (std::int64_t t = at.rows; t-- > 0;) {
         const F step = at.steps[t][h];
-        sum += read[t][h] - step * written[t][h];
-        if (at.begin + t == at.chunks.start(at.begin + t)) sum = 0;  // nothing comes from before
+        from_state += read[t][h];
+        const F sum = within[t][h] + from_state + handed[t][h];
         const F gradient = (rate * sum + written[t][h]) * sigmoid(F(raw[t][h]) + F(bias[h]));
         d_raw[t][h] = T(gradient);
         terms[t][h] = gradient;
