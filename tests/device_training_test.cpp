@@ -104,7 +104,7 @@ TEST(DeviceTraining, DataAndTensorParallel) {
 
 TEST(DeviceTraining, IsThatOfTheHostWithStateSpaces) {
   ModelSpec hybrid = odd_llama();
-  hybrid.state_space = {4, 3, 2, 5, 3, true, 4, {1}};
+  hybrid.state_space = {4, 3, 1, 5, 3, true, 4, {1}};
   expect_bits_of_the_host(odd_plan(hybrid, 2, 2, true), 3);
   Plan plan = in("bf16", odd_plan(hybrid, 1, 1, false));
   plan.mask = AttentionMask::document;

@@ -140,7 +140,7 @@ TEST_P(Families, TomlSaysThem) {
 // A model in Hugging Face's layout, filled by a formula, comes in and goes out as it was.
 TEST_P(Families, TransformersModelsComeInAndGoOut) {
   const ModelSpec model = model_of(GetParam());
-  if (model.state_space.heads > 0)  // in groups, whose norms are others there
+  if (model.state_space.heads > 0)  // of channels that are no multiple of hidden
     return expect_refusal([&] { hugging_face_config(model, DType::f32); }, {"transformers", "hidden"});
   if (GetParam().type == nullptr) {
     const std::string field = differences(model, odd_llama()).back().field;
@@ -331,7 +331,7 @@ const Row rows[] = {
      {},
      "cohere2"},
     {"bamba",
-     [](ModelSpec& m) { m.state_space = {4, 3, 2, 5, 3, true, 4, {0}}; },
+     [](ModelSpec& m) { m.state_space = {4, 3, 1, 5, 3, true, 4, {0}}; },
      {"mamba.in_proj.z.weight", "mamba.in_proj.x.weight", "mamba.in_proj.b.weight", "mamba.in_proj.c.weight",
       "mamba.in_proj.dt.weight", "mamba.conv1d.x.weight", "mamba.conv1d.b.weight", "mamba.conv1d.c.weight",
       "mamba.conv1d.x.bias", "mamba.conv1d.b.bias", "mamba.conv1d.c.bias", "mamba.dt_bias", "mamba.A_log",
@@ -420,19 +420,13 @@ TEST(StateSpaces, AreRefusedWhereSomethingIsLeftOut) {
   refused_plan([](Plan& p) { p.numerics = Numerics::invariant; },
                {"--numerics invariant", "state space", "ordinary"});
   refused_plan([](Plan& p) { p.model.state_space.heads = 3; }, {"--tp 2", "3 state-space heads", "legal: 1"});
-  refused_plan(
-      [](Plan& p) {
-        p.model.state_space.heads = 6;
-        p.model.state_space.groups = 3;
-      },
-      {"--tp 2", "3 groups", "legal: 1"});
   refused_plan([](Plan& p) { p.model.tuning.freeze = {"*norm*"}; }, {"freeze", "state space"});
   model.state_space.attention_layers = {0, 1};
   expect_refusal([&] { validate(model); }, {"attention_layers", "ssm_heads"});
   model.state_space.attention_layers = {1, 0};
   expect_refusal([&] { validate(model); }, {"attention_layers", "rising"});
-  model.state_space = {4, 3, 3, 5, 3, true, 4, {0}};
-  expect_refusal([&] { validate(model); }, {"ssm_groups = 3", "divisor of 4"});
+  model.state_space = {4, 3, 2, 5, 3, true, 4, {0}};
+  expect_refusal([&] { validate(model); }, {"ssm_groups = 2", "norm", "legal: 1"});
   model.state_space = {4, 3, 1, 5, 3, true, 4, {0}};
   model.window.size = 4;
   expect_refusal([&] { validate(model); }, {"window", "ssm_heads"});

@@ -79,20 +79,8 @@ std::string tensor_parallel_problem(const ModelSpec& m, std::int64_t tp) {
   if (attends && m.num_kv_heads % tp != 0 && tp % m.num_kv_heads != 0)
     return fmt::format("is neither a divisor nor a multiple of the {} key/value heads of {}", m.num_kv_heads,
                        m.name);
-  if (const StateSpaceSpec& s = m.state_space; s.heads > 0) {
-    if (s.heads % tp != 0)
-      return fmt::format("the {} state-space heads of {} do not divide", s.heads, m.name);
-    if (s.groups % tp != 0 && tp % s.groups != 0)
-      return fmt::format("is neither a divisor nor a multiple of the {} groups of state-space heads of {}",
-                         s.groups, m.name);
-    // Copies of both are added up over ranks of one group, or over all.
-    const std::int64_t of_keys = attends ? std::max<std::int64_t>(tp / m.num_kv_heads, 1) : 1,
-                       of_groups = std::max<std::int64_t>(tp / s.groups, 1);
-    if (of_keys > 1 && of_groups > 1 && of_keys != of_groups && of_keys != tp && of_groups != tp)
-      return fmt::format(
-          "{} ranks would share each key/value head of {} and {} each group of state-space heads", of_keys,
-          m.name, of_groups);
-  }
+  if (const StateSpaceSpec& s = m.state_space; s.heads > 0 && s.heads % tp != 0)
+    return fmt::format("the {} state-space heads of {} do not divide", s.heads, m.name);
   if (m.vocab < tp) return fmt::format("{} has a vocabulary of only {}", m.name, m.vocab);
   if (m.mlp_hidden < tp) return fmt::format("{} has an MLP of only {}", m.name, m.mlp_hidden);
   if (m.experts != Experts::none && m.expert_hidden < tp)
