@@ -374,7 +374,7 @@ TEST(StateSpaces, KeepDocumentsApart) {
 // Attention's heads decide nothing where no layer has any.
 TEST(StateSpaces, WithoutAttentionAreCutByTheirOwnHeads) {
   ModelSpec model = odd_llama();
-  model.state_space = {9, 3, 3, 5, 3, true, 4, {}};
+  model.state_space = {9, 3, 1, 5, 3, true, 4, {}};
   ASSERT_NE(model.num_heads % 3, 0);
   expect_verified_and_predicted(odd_plan(model, 1, 3, false));
 }
@@ -384,23 +384,36 @@ TEST(StateSpaces, NameEveryLegalDegreeOfTensorParallelism) {
   ModelSpec model = odd_llama();
   model.hidden = 64, model.head_dim = 8, model.num_heads = 8, model.num_kv_heads = 4;
   model.mlp_hidden = 32;
-  for (const std::int64_t groups : {1, 2, 4})
-    for (const std::int64_t heads : {4, 8, 12}) {
-      model.state_space = {heads, 3, groups, 5, 3, true, 4, {0}};
-      std::vector<std::string> legal, said;
-      for (int tp = 1; tp <= 16; ++tp) {
-        Plan plan = odd_plan(model, 1, tp, false);
-        try {
-          validate(plan);
-          legal.push_back(std::to_string(tp));
-        } catch (const PlanRefusal& refusal) {
-          ASSERT_EQ(refusal.field(), "tp");
-          said.clear();
-          for (const Remedy& one : refusal.remedies()) said.push_back(one.value);
-        }
+  for (const std::int64_t heads : {4, 8, 12}) {
+    model.state_space = {heads, 3, 1, 5, 3, true, 4, {0}};
+    std::vector<std::string> legal, said;
+    for (int tp = 1; tp <= 16; ++tp) {
+      Plan plan = odd_plan(model, 1, tp, false);
+      try {
+        validate(plan);
+        legal.push_back(std::to_string(tp));
+      } catch (const PlanRefusal& refusal) {
+        ASSERT_EQ(refusal.field(), "tp");
+        said.clear();
+        for (const Remedy& one : refusal.remedies()) said.push_back(one.value);
       }
-      EXPECT_EQ(said, legal) << heads << " heads in groups of " << groups;
     }
+    EXPECT_EQ(said, legal) << heads << " heads";
+  }
+}
+
+// As torch's Conv1d: weights and bias up to 1 / sqrt(kernel).
+TEST(StateSpaces, BeginAsTheirConvolutionsDo) {
+  ModelSpec model = odd_llama();
+  model.state_space = {4, 3, 1, 5, 3, true, 4, {0}};
+  int seen = 0;
+  for (const ParamSpec& p : block_parameters(model, 1))
+    if (p.name.find("conv1d") != std::string::npos) {
+      ++seen;
+      EXPECT_EQ(p.init, Init::uniform) << p.name;
+      EXPECT_DOUBLE_EQ(p.init_std, 1.0 / 3) << p.name;
+    }
+  EXPECT_EQ(seen, 6);
 }
 
 TEST(StateSpaces, AreRefusedWhereSomethingIsLeftOut) {

@@ -135,10 +135,13 @@ int state_space(BlockBuilder& b, const ModelSpec& m, int x, const std::string& a
        {std::tuple{"x", W, P}, std::tuple{"b", G, s.state}, std::tuple{"c", G, s.state}}) {
     taps.push_back(cut_rows(fmt::format("{}conv1d.{}.weight", at, name), width, s.kernel, unit, 0));
     taps.back().multiplies = false;
-    taps.back().init = Init::uniform;  // as torch's Conv1d
+    taps.back().init = Init::uniform;  // up to 1 / sqrt(kernel), as torch's Conv1d, and its bias too
     taps.back().init_std = 1 / std::sqrt(3 * static_cast<double>(s.kernel));
-    if (s.conv_bias)
+    if (s.conv_bias) {
       biases.push_back(cut_bias(fmt::format("{}conv1d.{}.bias", at, name), width, {{width, unit}}));
+      biases.back().init = taps.back().init;
+      biases.back().init_std = taps.back().init_std;
+    }
   }
   const auto of_heads = [&](const char* name, Init init) {
     biases.push_back(cut_bias(at + name, s.heads, {{s.heads, 1}}));
