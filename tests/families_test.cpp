@@ -433,6 +433,7 @@ TEST(StateSpaces, AreRefusedWhereSomethingIsLeftOut) {
   refused_plan([](Plan& p) { p.numerics = Numerics::invariant; },
                {"--numerics invariant", "state space", "ordinary"});
   refused_plan([](Plan& p) { p.model.state_space.heads = 3; }, {"--tp 2", "3 state-space heads", "legal: 1"});
+  refused_plan([](Plan& p) { p.precision = recipe("tf32"); }, {"tf32", "state space", "legal: f32"});
   refused_plan([](Plan& p) { p.model.tuning.freeze = {"*norm*"}; }, {"freeze", "state space"});
   model.state_space.attention_layers = {0, 1};
   expect_refusal([&] { validate(model); }, {"attention_layers", "ssm_heads"});

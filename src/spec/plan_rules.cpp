@@ -488,6 +488,15 @@ std::vector<Remedy> expert_groups_at_nodes(const Plan& plan) {
   return remedies;
 }
 
+// What goes from token to token is added up over a whole sequence.
+Verdict of_state_space(const Plan& plan) {
+  if (plan.model.state_space.heads == 0 || !multiplies_in_tf32(plan.precision)) return {};
+  return refused(
+      "precision", {{"precision", "f32"}, {"precision", "bf16"}}, "{}",
+      fmt::format("{} has layers with a state space, whose scan is multiplied in f32 and never in TF32",
+                  plan.model.name));
+}
+
 // Sums by sequences and by nothing else (docs/invariance.md).
 Verdict of_numerics(const Plan& plan) {
   if (plan.numerics == Numerics::ordinary) return {};
@@ -591,7 +600,7 @@ std::optional<Refusal> shape_refusal(const Plan& plan, Runner runner) {
     verdict = first_of(plan, of_equal_shares, of_offloaded_shards);
   if (verdict || runner == Runner::any_program) return verdict;
   return first_of(plan, of_tuning, of_compression, of_optimizer, of_vocabulary, of_prediction, of_balancing,
-                  of_balance_scope, of_numerics);
+                  of_balance_scope, of_state_space, of_numerics);
 }
 
 void judge(const Plan& plan) {
