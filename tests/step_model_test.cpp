@@ -166,7 +166,8 @@ TEST(OpSeconds, OnlyRingsOverNodesWait) {
   EXPECT_NEAR(slow.ring_wait(Verb::all_gather, 32, 1), 3e-3, 1e-12);
 }
 
-// NCCL's rings go through all ranks, seven hops of eight inside a node; little goes through trees.
+// NCCL's rings go through all ranks, seven hops of eight inside a node; where hops count for more than bytes,
+// trees are faster.
 TEST(OpSeconds, LargeAllReducesOverNodesGoAroundAllRanks) {
   const Machine machine = load_machine("h100");
   Machine distant = machine;
@@ -178,9 +179,34 @@ TEST(OpSeconds, LargeAllReducesOverNodesGoAroundAllRanks) {
             near.collective(Verb::all_reduce, bytes, size, 1)) /
            1e-6;
   };
-  EXPECT_NEAR(hops_over_nodes(64e6, 256), 2 * 255 / 8.0, 1e-3);
+  EXPECT_NEAR(hops_over_nodes(640e6, 256), 2 * 255 / 8.0, 1e-3);
   EXPECT_NEAR(hops_over_nodes(64e6, 16), 2 * 15 / 8.0, 1e-3);
-  EXPECT_NEAR(hops_over_nodes(1e6, 256), 4 * std::log2(32) + 8, 1e-3);  // 4 KB a rank
+  EXPECT_NEAR(hops_over_nodes(1e6, 256), 4 * std::log2(32) + 8, 1e-3);
+  EXPECT_NEAR(hops_over_nodes(64e6, 1024), 4 * std::log2(128) + 8, 1e-3);
+}
+
+// As NCCL takes the faster of its algorithms, no collective gets faster by another rank or byte.
+TEST(OpSeconds, CollectivesTakeNoLessForMoreRanksOrBytes) {
+  const Software software;
+  for (const char* name : {"h100", "a100-80", "gb200"}) {
+    const Machine machine = load_machine(name);
+    const OpSeconds ops(machine, software, Precision::bf16);
+    for (Verb verb : {Verb::all_reduce, Verb::reduce_scatter, Verb::all_gather})
+      for (std::int64_t stride : {1, 2, 8})
+        for (std::int64_t size = 2; size <= 1200; size += size < 100 ? 1 : 7)
+          for (double bytes = 1024; bytes < 16e9; bytes *= 1.7) {
+            const double seconds = ops.collective(verb, bytes, size, stride), enough = seconds * (1 + 1e-12);
+            ASSERT_LE(ops.collective(verb, bytes, size - 1, stride), enough)
+                << name << ' ' << size << " x " << stride << ", " << bytes;
+            ASSERT_LE(ops.collective(verb, bytes / 1.7, size, stride), enough)
+                << name << ' ' << size << " x " << stride << ", " << bytes;
+          }
+    for (double size = 16; size <= 1024; size *= 2) {  // a message of 32 KiB a rank, and of a byte less
+      const double whole = 32768 * size;
+      EXPECT_NEAR(ops.collective(Verb::all_reduce, whole - 1, static_cast<std::int64_t>(size), 1),
+                  ops.collective(Verb::all_reduce, whole, static_cast<std::int64_t>(size), 1), 1e-9);
+    }
+  }
 }
 
 // Of rows that begin at multiples of 8, 4 and 2 bytes the rate falls in three equal steps.

@@ -12,8 +12,14 @@ namespace {
 // Heights of a large, a medium and a small tile, over their width.
 constexpr double tile_heights[] = {2, 1, 0.5};
 
-// Bytes for each rank from which on all-reduces over nodes go around rings, not through trees.
-constexpr double least_of_rings = 32 * 1024;
+// What all-reduces through trees over nodes take for their bytes, where rings take 1. NCCL's tuning says 1.09
+// for long messages, which would hide how nanotron slows down with ranks; 2 is the least round number that
+// does not.
+constexpr double tree_slowness = 2;
+
+// Above a few ranks trees take over, for all-reduce alone: hops grow with the logarithm (Sanders et al.
+// 2009).
+double all_reduce_hops(double ranks) { return std::min(2 * (ranks - 1), 4 * std::log2(ranks) + 8); }
 
 }  // namespace
 
@@ -104,11 +110,7 @@ double OpSeconds::bandwidth(std::size_t tier) const {
 }
 
 double OpSeconds::ring(Verb verb, double bytes, double ranks, std::size_t tier) const {
-  const double passes = verb == Verb::all_reduce ? 2 : 1;
-  // Above a few ranks trees take over, for all-reduce alone: hops grow with the logarithm (Sanders et al.
-  // 2009).
-  double hops = passes * (ranks - 1);
-  if (verb == Verb::all_reduce) hops = std::min(hops, 2 * passes * std::log2(ranks) + 8);
+  const double hops = verb == Verb::all_reduce ? all_reduce_hops(ranks) : ranks - 1;
   const Tier& links = machine_.tiers[tier];
   const double hop = links.latency_seconds + (verb == Verb::all_reduce ? 0 : links.ring_seconds);
   return hops * hop + moved(verb, bytes, ranks, tier);
@@ -148,15 +150,19 @@ double OpSeconds::collective(Verb verb, double bytes, std::int64_t size, std::in
     return seconds;
   }
   if (across == 1) return seconds + ring(verb, bytes, inner_ranks, 0);
-  if (verb == Verb::all_reduce && bytes >= least_of_rings * real(size)) {
-    // NCCL's rings go through all ranks, of which one hop in so many leaves the node.
-    const double node_hop = machine_.tiers[0].latency_seconds,
-                 hop = ((inner_ranks - 1) * node_hop + machine_.tiers[outer].latency_seconds) / inner_ranks;
-    return seconds + 2 * (real(size) - 1) * hop + (inside > 1 ? moved(verb, bytes, inner_ranks, 0) : 0) +
-           moved(verb, bytes / inner_ranks, outer_ranks, outer);
-  }
-  if (inside == 1) return seconds + ring(verb, bytes, outer_ranks, outer);
-  return seconds + ring(verb, bytes, inner_ranks, 0) + ring(verb, bytes / inner_ranks, outer_ranks, outer);
+  const double share = bytes / inner_ranks;
+  if (verb != Verb::all_reduce)
+    return seconds + (inside > 1 ? ring(verb, bytes, inner_ranks, 0) : 0) +
+           ring(verb, share, outer_ranks, outer);
+  // NCCL takes the faster: its ring goes through all ranks, of which one hop in so many leaves the node; its
+  // trees make fewer hops, but keep the links less busy.
+  const double node_hop = machine_.tiers[0].latency_seconds, far_hop = machine_.tiers[outer].latency_seconds,
+               ring_hops = 2 * (real(size) - 1) * ((inner_ranks - 1) * node_hop + far_hop) / inner_ranks,
+               tree_hops = (inside > 1 ? all_reduce_hops(inner_ranks) * node_hop : 0) +
+                           all_reduce_hops(outer_ranks) * far_hop,
+               moving = (inside > 1 ? moved(verb, bytes, inner_ranks, 0) : 0) +
+                        moved(verb, share, outer_ranks, outer);
+  return seconds + std::min(ring_hops + moving, tree_hops + tree_slowness * moving);
 }
 
 double OpSeconds::message(double bytes, std::int64_t stride) const {
