@@ -204,8 +204,12 @@ SearchRequest PlanSearchFlags::request() const {
                      expert_placement_ != "load",
                      "with --expert-placement load",
                      {advice("--expert-placement", "order")}});
+    // Beside a plan's file the flag may take back what the file says, which is refused by itself if it acts.
     if (!document_lengths_.empty() && (dynamic_context_ || r.work.software.context_cuts_documents))
-      needs.push_back({"--cp-balance", false, what_cuts_documents(r.work.software, dynamic_context_), {}});
+      needs.push_back({"--cp-balance",
+                       has_plan && plan.context_balance == Plan{}.context_balance,
+                       what_cuts_documents(r.work.software, dynamic_context_),
+                       {}});
     needs.push_back({"--expert-imbalance", expert_load_.empty(), "with --expert-load", {}});
     for (const char* flag : {"--expert-placement", "--expert-replicas"})
       needs.push_back(

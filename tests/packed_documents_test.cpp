@@ -342,6 +342,18 @@ TEST_F(PackedCommand, SaysWhatDocumentsAreAndWhatWouldGain) {
   refused("--plan stripe.toml --document-lengths lengths.txt --dynamic-cp",
           {"--cp-balance stripe", "--dynamic-cp"});
   EXPECT_EQ(run("--plan stripe.toml --document-lengths lengths.txt --software echelon").status, 0);
+  // What the refusal advises is accepted.
+  for (const char* by : {"", " --dynamic-cp"})
+    EXPECT_EQ(
+        run("--plan stripe.toml --document-lengths lengths.txt --cp-balance zigzag" + std::string(by)).status,
+        0);
+  plan = read("stripe.toml");
+  const std::size_t kind = plan.find("cp-kind = 'ring'");
+  ASSERT_NE(kind, std::string::npos);
+  plan.replace(kind, 16, "cp-kind = 'ulysses'");
+  write("ulysses.toml", plan);
+  const checks::CommandResult ulysses = run("--plan ulysses.toml --document-lengths lengths.txt");
+  EXPECT_EQ(ulysses.status, 0) << ulysses.output;  // where no balance acts
 }
 
 class PackingSimulated : public checks::VerbTest {

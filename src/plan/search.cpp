@@ -845,7 +845,8 @@ std::optional<Refusal> unpriced(const Plan& plan, const Workload& work) {
     return refused("mask", {{"mask", "causal"}},
                    "is priced with --document-lengths, which says what is packed");
   // What a plan's file says where it says nothing is the default, which acts as little.
-  if (cuts_each_document(work) && plan.mesh.cp() > 1 && plan.context_balance != Plan{}.context_balance)
+  if (cuts_each_document(work) && plan.mesh.cp() > 1 && plan.context_kind != ContextKind::ulysses &&
+      plan.context_balance != Plan{}.context_balance)
     return refused("cp-balance", {{"cp-balance", name_of(Plan{}.context_balance)}}, "has no effect {}",
                    what_cuts_documents(software, work.dynamic_context));
   if (work.dynamic_context && !is_power_of_two(plan.mesh.cp()))
