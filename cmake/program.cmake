@@ -50,7 +50,7 @@ foreach(list planner_requests process_requests program training_program planner_
   list(TRANSFORM ${list} APPEND .cpp)
 endforeach()
 
-# After the rooms: the library and the binary.
+# The library and the binary.
 function(add_program)
   if(ECHELON_PLANNER_ONLY)
     set(requests ${planner_requests} ${process_requests})
