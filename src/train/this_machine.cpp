@@ -95,6 +95,29 @@ int machine_cores() {
                                                     cores_of_quota("/proc/self/cgroup", "/sys/fs/cgroup"))));
 }
 
+namespace {
+
+// What peaks are measured on: of two matrices of `size` x `size`.
+class SquareProduct {
+ public:
+  SquareProduct(Arena& arena, Kernels& kernels, const PrecisionRecipe& precision, std::int64_t size)
+      : kernels_(kernels), size_(size) {
+    for (Tensor* const m : {&a_, &b_, &c_}) {
+      *m = Tensor(arena, MemoryCategory::other, precision.activations, {size, size});
+      kernels.fill(*m, 0.5);
+    }
+  }
+  void make() const { kernels_.matmul(a_, Transpose::no, b_, Transpose::no, c_, false); }
+  double flops() const { return 2.0 * static_cast<double>(size_ * size_ * size_); }
+
+ private:
+  Kernels& kernels_;
+  std::int64_t size_;
+  Tensor a_, b_, c_;
+};
+
+}  // namespace
+
 double measure_device_matmul_flops(DeviceDriver& driver, int device, const PrecisionRecipe& precision) {
   constexpr std::int64_t smallest = 64, largest = 8192;
   constexpr double long_enough_seconds = 5e-3;  // a launch takes some microseconds
@@ -103,20 +126,15 @@ double measure_device_matmul_flops(DeviceDriver& driver, int device, const Preci
   const auto kernels = make_kernels(arena, precision, 1);
   double best = 0;
   for (std::int64_t size = smallest;; size *= 2) {
-    const auto matrix = [&] {
-      const Tensor m(arena, MemoryCategory::other, precision.activations, {size, size});
-      kernels->fill(m, 0.5);
-      return m;
-    };
-    const Tensor a = matrix(), b = matrix(), c = matrix();
+    const SquareProduct product(arena, *kernels, precision, size);
     double seconds = 0;
     for (int k = 0; k < tries; ++k) {
       arena.synchronize();
       const auto begin = Clock::now();
-      kernels->matmul(a, Transpose::no, b, Transpose::no, c, false);
+      product.make();
       arena.synchronize();
       seconds = seconds_since(begin);
-      best = std::max(best, 2.0 * static_cast<double>(size * size * size) / seconds);
+      best = std::max(best, product.flops() / seconds);
     }
     if (seconds > long_enough_seconds || size == largest) return best;
   }
@@ -139,17 +157,12 @@ double measure_matmul_flops(const PrecisionRecipe& precision, int teams, int thr
     Arena arena;
     const auto kernels = make_kernels(arena, precision, threads);
     for (std::int64_t size = smallest;; size *= 2) {
-      const auto matrix = [&] {
-        const Tensor m(arena, MemoryCategory::other, precision.activations, {size, size});
-        kernels->fill(m, 0.5);
-        return m;
-      };
-      const Tensor a = matrix(), b = matrix(), c = matrix();
+      const SquareProduct product(arena, *kernels, precision, size);
       // Of the slowest team: what all reach together.
       const auto product_seconds = [&] {
         all->barrier().wait();
         const auto begin = Clock::now();
-        kernels->matmul(a, Transpose::no, b, Transpose::no, c, false);
+        product.make();
         return group.max(seconds_since(begin));
       };
       double least = product_seconds(), spent = least;
@@ -161,7 +174,7 @@ double measure_matmul_flops(const PrecisionRecipe& precision, int teams, int thr
         since_gain = seconds < 0.99 * least ? 0 : since_gain + 1;
         least = std::min(least, seconds);
       }
-      if (team == 0) best = teams * 2.0 * static_cast<double>(size * size * size) / least;
+      if (team == 0) best = teams * product.flops() / least;
       return;
     }
   });
