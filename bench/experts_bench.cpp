@@ -96,7 +96,7 @@ void GroupedExperts(benchmark::State& state) {
     b.kernels->combine_rows(rows, places, weights, y);
     b.kernels->embedding(token_of, dy, 0, rows);
     multiply(*b.kernels, out, Transpose::no, bounds, rows, a);
-    b.kernels->weighted_gated_backward(Activation::swiglu, h, a, row_weights, d_weights);
+    b.kernels->weighted_activation_backward(Activation::swiglu, h, a, row_weights, d_weights);
     add_gradients(*b.kernels, out, bounds, a, rows);
     multiply(*b.kernels, in, Transpose::no, bounds, h, rows);
     b.kernels->combine_rows(rows, places, {}, dx);

@@ -264,11 +264,12 @@ TEST_P(DeviceKernels, Activations) {
       const Operand x = random(t, rows, 2 * cols), y = random(t, rows, cols), weights = vector(wide(t), rows),
                     dweights = vector(wide(t), rows);
       run([&](Kernels& on, auto of) {
-        on.weighted_gated_backward(Activation::clamped_swiglu, of(x), of(y), of(weights), of(dweights), clamp);
+        on.weighted_activation_backward(Activation::clamped_swiglu, of(x), of(y), of(weights), of(dweights),
+                                        clamp);
       });
-      expect_close(x, 16, "weighted_gated_backward");
-      expect_close(y, 4, "weighted_gated_backward's output");
-      expect_close(dweights, 4 * cols, "weighted_gated_backward's weights");
+      expect_close(x, 16, "weighted_activation_backward");
+      expect_close(y, 4, "weighted_activation_backward's output");
+      expect_close(dweights, 4 * cols, "weighted_activation_backward's weights");
     }
 }
 

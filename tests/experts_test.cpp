@@ -73,7 +73,8 @@ TEST_F(ExpertsTest, GradientsAgreeWithDifferences) {
                d_weights = constant(arena, {10, 1}, 0), dx = constant(arena, {10, C}, 0);
   multiply(*kernels, in, Transpose::yes, bounds, x, hidden);
   multiply(*kernels, out, Transpose::no, bounds, dy, d_activated);
-  kernels->weighted_gated_backward(Activation::swiglu, used(hidden), used(d_activated), used(weights), used(d_weights));
+  kernels->weighted_activation_backward(Activation::swiglu, used(hidden), used(d_activated), used(weights),
+                                        used(d_weights));
   add_gradients(*kernels, out, bounds, d_activated, dy);
   multiply(*kernels, in, Transpose::no, bounds, hidden, dx);
   add_gradients(*kernels, in, bounds, x, hidden);

@@ -305,11 +305,11 @@ TEST_P(KernelsBf16, Activations) {
     expect_close(c, 1, 32, "clamped swiglu_backward dx"),
         expect_close(dc, 1, 8, "clamped swiglu_backward y");
     run([&](Kernels& on, auto of) {
-      on.weighted_gated_backward(Activation::swiglu, of(again), of(weighted), of(weights), of(dweights));
+      on.weighted_activation_backward(Activation::swiglu, of(again), of(weighted), of(weights), of(dweights));
     });
-    expect_close(again, 1, 16, "weighted_gated_backward dx");
-    expect_close(weighted, 1, 8, "weighted_gated_backward y");
-    expect_close(dweights, cols, 8, "weighted_gated_backward dweights");
+    expect_close(again, 1, 16, "weighted_activation_backward dx");
+    expect_close(weighted, 1, 8, "weighted_activation_backward y");
+    expect_close(dweights, cols, 8, "weighted_activation_backward dweights");
   }
 }
 

@@ -391,10 +391,10 @@ TEST_F(KernelsCpu, WeightedSwiglu) {
       const Operand gate_up = random(rows, 2 * cols, strided), dy = random(rows, cols, strided),
                     weights = vector(rows), d_weights = vector(rows);
       run([&, activation = activation](Kernels& k, auto of) {
-        k.weighted_gated_backward(activation, of(gate_up), of(dy), of(weights), of(d_weights),
-                                  {.alpha = 1.7, .limit = 0.8});
+        k.weighted_activation_backward(activation, of(gate_up), of(dy), of(weights), of(d_weights),
+                                       {.alpha = 1.7, .limit = 0.8});
       });
-      expect_close(gate_up, 1, 8, "weighted_gated_backward"), expect_close(dy, 1, 8, "weighted y");
+      expect_close(gate_up, 1, 8, "weighted_activation_backward"), expect_close(dy, 1, 8, "weighted y");
       expect_close(d_weights, cols, 4, "gradient of the weights");
     }
 }

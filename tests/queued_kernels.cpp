@@ -257,9 +257,10 @@ void QueuedKernels::gated_backward(Activation a, InOut gate_up, InOut dy, const 
   queue("gated_backward", &Kernels::gated_backward, a, gate_up, dy, clamp);
 }
 
-void QueuedKernels::weighted_gated_backward(Activation a, InOut gate_up, InOut dy, T weights, Out dweights,
-                                            const SwigluClamp& clamp) {
-  queue("weighted_gated_backward", &Kernels::weighted_gated_backward, a, gate_up, dy, weights, dweights, clamp);
+void QueuedKernels::weighted_activation_backward(Activation a, InOut gate_up, InOut dy, T weights,
+                                                 Out dweights, const SwigluClamp& clamp) {
+  queue("weighted_activation_backward", &Kernels::weighted_activation_backward, a, gate_up, dy, weights,
+        dweights, clamp);
 }
 
 void QueuedKernels::rope(InOut x, std::int64_t head_dim, T positions, const RopeTurns& turns, bool inverse) {

@@ -49,8 +49,8 @@ class QueuedKernels final : public KernelBackend {
   void activate_backward(Activation a, InOut h, InOut dy) override;
   void gated(Activation a, T gate_up, Out y, const SwigluClamp& clamp) override;
   void gated_backward(Activation a, InOut gate_up, InOut dy, const SwigluClamp& clamp) override;
-  void weighted_gated_backward(Activation a, InOut gate_up, InOut dy, T weights, Out dweights,
-                               const SwigluClamp& clamp) override;
+  void weighted_activation_backward(Activation a, InOut gate_up, InOut dy, T weights, Out dweights,
+                                    const SwigluClamp& clamp) override;
   void rope(InOut x, std::int64_t head_dim, T positions, const RopeTurns& turns, bool inverse) override;
   void attention(T q, T k, T v, const AttentionShape& shape, Out out, Out lse) override;
   void attention_sink(T sinks, const AttentionShape& shape, InOut out, InOut lse) override;

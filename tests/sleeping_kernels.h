@@ -41,7 +41,9 @@ class SleepingKernels final : public KernelBackend {
   void grouped_matmul(std::span<const MatrixProduct>) override { never(); }
   void fp8_matmul(std::span<const Fp8Product>) override { never(); }
   void round_to_fp8(T, Fp8, Out) override { never(); }
-  void weighted_gated_backward(Activation, InOut, InOut, T, Out, const SwigluClamp&) override { never(); }
+  void weighted_activation_backward(Activation, InOut, InOut, T, Out, const SwigluClamp&) override {
+    never();
+  }
   void convolve(T, T, T, const SequenceRows&, Out) override { never(); }
   void convolve_backward(T, T, T, const SequenceRows&, InOut, Out) override { never(); }
   void convolve_backward_weight(T, T, const SequenceRows&, InOut) override { never(); }

@@ -77,9 +77,9 @@ class TimedKernels final : public KernelBackend {
   void gated_backward(Activation a, InOut gate_up, InOut dy, const SwigluClamp& clamp) override {
     inner_->gated_backward(a, gate_up, dy, clamp);
   }
-  void weighted_gated_backward(Activation a, InOut gate_up, InOut dy, T weights, Out dweights,
-                               const SwigluClamp& clamp) override {
-    inner_->weighted_gated_backward(a, gate_up, dy, weights, dweights, clamp);
+  void weighted_activation_backward(Activation a, InOut gate_up, InOut dy, T weights, Out dweights,
+                                    const SwigluClamp& clamp) override {
+    inner_->weighted_activation_backward(a, gate_up, dy, weights, dweights, clamp);
   }
   void convolve(T x, T w, T bias, const SequenceRows& rows, Out y) override {
     inner_->convolve(x, w, bias, rows, y);

@@ -73,7 +73,7 @@ bool has_router_biases(const ModelSpec& model) {
 
 // Layers with such a bias.
 std::vector<std::int64_t> biased_layers(const ModelSpec& model) {
-  return has_router_biases(model) ? routed_layers(model) : std::vector<std::int64_t>();
+  return has_router_biases(model) ? model.routed_layers() : std::vector<std::int64_t>();
 }
 
 // gpt-oss's, of a parameter of an expert: where it is with those of all others, and how many there each has.

@@ -208,7 +208,7 @@ void add_state_space(const ModelSpec& m, ordered_json& config) {
   config["position_embedding_type"] = m.rope.unturned_every == 1 ? "nope" : "rope";
   config["layer_types"] = json::array();
   for (std::int64_t layer = 0; layer < m.num_layers; ++layer)
-    config["layer_types"].push_back(s.in(layer) ? "linear_attention" : "full_attention");
+    config["layer_types"].push_back(m.has_state_space(layer) ? "linear_attention" : "full_attention");
 }
 
 void add_latent(const ModelSpec& m, ordered_json& config) {

@@ -41,17 +41,10 @@ std::vector<OwnedTensor> owned_router_biases(const Rank& rank, const ParameterSt
   return mine;
 }
 
-std::vector<std::int64_t> routed_layers(const ModelSpec& model) {
-  std::vector<std::int64_t> layers;
-  for (std::int64_t layer = 0; layer < model.num_layers + model.num_mtp_layers; ++layer)
-    if (model.has_experts(layer)) layers.push_back(layer);
-  return layers;
-}
-
 RouterBiases read_router_biases(CheckpointReader& reader) {
   const ModelSpec& model = reader.info().model;
   RouterBiases biases;
-  for (const std::int64_t layer : routed_layers(model)) {
+  for (const std::int64_t layer : model.routed_layers()) {
     const std::string name = router_bias_name(model, layer);
     if (!reader.has(name)) continue;
     const auto bytes = reader.read_whole(name, {model.num_experts}, DType::f64);

@@ -18,8 +18,6 @@ namespace echelon {
 std::string router_weight_name(const ModelSpec& model, std::int64_t layer);
 std::string router_bias_name(const ModelSpec& model, std::int64_t layer);
 bool is_router_bias(const std::string& name);
-// Layers that have a router, the module that predicts one more token as the one behind the last.
-std::vector<std::int64_t> routed_layers(const ModelSpec& model);
 
 // What this rank writes of its layers' biases; over all ranks of the mesh each is there once.
 std::vector<OwnedTensor> owned_router_biases(const Rank& rank, const ParameterStore& parameters,

@@ -80,8 +80,13 @@ Tensor BlockRun::gradient_to_add_to(int number) {
     kernels().fill(g.tensor, 0.0);
     return g.tensor;
   }
-  // A weight's gradient that is left for later still reads what is there, but for rows that were gathered.
-  if (when_ == Weights::deferred && !tensor_parallel_.sequence_parallel()) {
+  // A weight's gradient that is left for later still reads what is there, but for rows that were gathered,
+  // which products of own rows are not of.
+  const auto is_of_own_rows = [&](const BlockOp& op) {
+    return op.kind == OpKind::residual && program_.value(op.inputs[1]).home == Home::residual;
+  };
+  if (when_ == Weights::deferred && (!tensor_parallel_.sequence_parallel() ||
+                                     std::any_of(program_.ops.begin(), program_.ops.end(), is_of_own_rows))) {
     const Tensor own = activation({g.tensor.rows(), g.tensor.cols()});
     kernels().copy(g.tensor, own);
     g.tensor = own;

@@ -135,12 +135,13 @@ Tensor ExpertParallel::take(const Tensor& normed, const Saved& saved) const {
 
 Work<Tensor> ExpertParallel::out_forward(const Saved& saved) const {
   Kernels& kernels = rank_->kernels();
-  const std::int64_t room = saved.route.room, rows = saved.ids.rows(), width = weights_.gate.value.cols();
+  const std::int64_t room = saved.route.room, rows = saved.ids.rows(),
+                     width = weights_.out.front().value.rows();
   const Tensor y = rank_->activation({rows, columns_here(width).size()});
   Tensor out = make_sum({room, width}),
          activated = rank_->activation({room, weights_.out.front().value.cols()});
   const ExpertBounds& bounds = saved.route.bounds;
-  kernels.gated(activation_, used(saved.hidden, bounds), used(activated, bounds), clamp_);
+  activate(used(saved.hidden, bounds), used(activated, bounds));
   multiply(kernels, weights_.out, Transpose::yes, bounds, activated, out, weights_.out_sums,
            formats_.forward());
   activated = Tensor();
@@ -156,12 +157,20 @@ Work<Tensor> ExpertParallel::out_forward(const Saved& saved) const {
   if (!shared_out.defined()) co_return all_columns(y, width);
   activated = rank_->activation({rows, shared_out.cols()});
   out = make_sum({rows, width});
-  kernels.gated(Activation::swiglu, saved.shared_hidden, activated);
+  activate(saved.shared_hidden, activated);
   multiply(kernels,
            {activated, Transpose::no, shared_out, Transpose::yes, out, false, weights_.shared_out_sums},
            formats_.forward());
   kernels.add(weighed(rounded_columns(out), saved), y);
   co_return all_columns(y, width);
+}
+
+// Without a gate there is no bias to add to what is kept.
+void ExpertParallel::activate(const Tensor& hidden, const Tensor& y) const {
+  if (is_gated(activation_))
+    rank_->kernels().gated(activation_, hidden, y, clamp_);
+  else
+    rank_->kernels().activate(activation_, hidden, {}, y);
 }
 
 // Of the sum over tp of terms (rows, C) this rank's columns.
@@ -212,22 +221,20 @@ void ExpertParallel::activation_backward(const Saved& saved, const Tensor& d_out
     add_bias_products(rank_->kernels(), biases, bounds,
                       out_bias_columns(d_out).column_range(columns.begin, columns.end), to);
   };
-  weighted_backward(activation_,
-                    {used(saved.hidden, bounds), used(d_activated, bounds), saved.route.room,
+  weighted_backward({used(saved.hidden, bounds), used(d_activated, bounds), saved.route.room,
                      weights_.in_sums, weights_.out_sums},
                     used(weights, bounds), used(d_weights, bounds), weights_.out_bias_sums,
                     weights_.out_bias.empty() ? BiasGradient() : add_bias);
 }
 
 // `add_bias`: of so many columns; none where there is no bias.
-void ExpertParallel::weighted_backward(Activation activation, const HiddenRows& rows, const Tensor& weights,
-                                       const Tensor& d_weights, const SumBlocks& bias_sums,
-                                       const BiasGradient& add_bias) const {
+void ExpertParallel::weighted_backward(const HiddenRows& rows, const Tensor& weights, const Tensor& d_weights,
+                                       const SumBlocks& bias_sums, const BiasGradient& add_bias) const {
   Kernels& kernels = rank_->kernels();
   const Tensor &h = rows.hidden, &d = rows.d_activated;
   const std::size_t blocks = rows.out_sums.size();
   if (blocks < 2 || (add_bias && bias_sums.size() != blocks)) {
-    kernels.weighted_gated_backward(activation, h, d, weights, d_weights, clamp_);
+    kernels.weighted_activation_backward(activation_, h, d, weights, d_weights, clamp_);
     if (add_bias) add_bias({0, weights_.out_bias_columns.size()}, d_weights);
     return;
   }
@@ -240,9 +247,9 @@ void ExpertParallel::weighted_backward(Activation activation, const HiddenRows& 
       },
       [&](std::int64_t b, const Tensor& to) {
         const auto block = static_cast<std::size_t>(b);
-        const std::vector<Range>& in = rows.in_sums[block];  // of gate and of up
+        const std::vector<Range>& in = rows.in_sums[block];  // of gate and of up, or of up
         const Range units = in.front();
-        const Tensor part = here(rank_->activation({rows.room, 2 * units.size()})),
+        const Tensor part = here(rank_->activation({rows.room, std::ssize(in) * units.size()})),
                      d_part = here(rank_->activation({rows.room, units.size()}));
         const auto each = [&](const auto& visit) {
           visit(d.column_range(units.begin, units.end), d_part);
@@ -252,7 +259,7 @@ void ExpertParallel::weighted_backward(Activation activation, const HiddenRows& 
           }
         };
         each([&](const Tensor& all, const Tensor& own) { kernels.copy(all, own); });
-        kernels.weighted_gated_backward(activation, part, d_part, weights, to, clamp_);
+        kernels.weighted_activation_backward(activation_, part, d_part, weights, to, clamp_);
         each([&](const Tensor& all, const Tensor& own) { kernels.copy(own, all); });
         if (add_bias) add_bias(bias_sums[block].front(), to);
       });
@@ -321,11 +328,12 @@ Work<ExpertParallel::Backward> ExpertParallel::backward_input(const Tensor& dy, 
   if (saved.shared_weights.defined()) {
     backward.d_shared_weights = rank_->statistic({rows, 1});
     weighted_backward(
-        Activation::swiglu,
         {saved.shared_hidden, d_activated, rows, weights_.shared_in_sums, weights_.shared_out_sums},
         saved.shared_weights, backward.d_shared_weights, {}, {});
+  } else if (is_gated(activation_)) {
+    kernels.gated_backward(activation_, saved.shared_hidden, d_activated);
   } else {
-    kernels.gated_backward(Activation::swiglu, saved.shared_hidden, d_activated);
+    kernels.activate_backward(activation_, saved.shared_hidden, d_activated);
   }
   backward.d_shared_hidden = std::exchange(saved.shared_hidden, {});
   if (out.gradient.defined())

@@ -9,12 +9,12 @@
 // experts and rows back (expert_exchange.h).
 //
 // Tensor parallelism cuts every expert as it cuts an MLP (expert tensor parallelism): y is a partial sum. The
-// router is whole; a rank of the tp group routes the rows of the residual stream that it holds, and its
-// choices go to the others under sequence parallelism: one all_gather of 2 k numbers a token forward, one
-// reduce_scatter of k backward (an all_reduce of k without sequence parallelism). What weighs the shared MLP
-// each rank makes of all rows, and its gradient takes one number a token more, as the k do. Where
-// a scope's tokens lie on several cp ranks, their balance counts are summed over cp, and where experts have a
-// capacity all choices are gathered there (2 k numbers a token).
+// router is whole, and may read more than what is sent (in_forward); a rank of the tp group routes the rows
+// of the residual stream that it holds, and its choices go to the others under sequence parallelism: one
+// all_gather of 2 k numbers a token forward, one reduce_scatter of k backward (an all_reduce of k without
+// sequence parallelism). What weighs the shared MLP each rank makes of all rows, and its gradient takes one
+// number a token more, as the k do. Where a scope's tokens lie on several cp ranks, their balance counts are
+// summed over cp, and where experts have a capacity all choices are gathered there (2 k numbers a token).
 #pragma once
 
 #include <functional>
@@ -46,7 +46,7 @@ class ExpertParallel {
  public:
   struct Weights {
     Weight gate;                   // (E, C)
-    std::vector<Weight> in, out;   // of each expert that is here (2F, C), (C, F)
+    std::vector<Weight> in, out;   // of each expert that is here (2F, C), (C, F); without a gate (F, C)
     Weight shared_in, shared_out;  // undefined where no MLP is shared
     // Undefined, and empty, where there are none: of the router (E), and of each expert that is here (2F),
     // (columns of C, a range for each tp rank, which adds them to its part of the sum).
@@ -102,7 +102,8 @@ class ExpertParallel {
   // for.
   void count_forward(const Saved& saved) const;
   void count_again(const Saved& saved) const;  // where its copies travel to the experts once more
-  // From all rows (N, C) up to the experts' hidden values, and from there to the partial sum y (N, C). These
+  // From all rows (N, C) up to the experts' hidden values, and from there to the partial sum y (N, C): of
+  // what is sent, C is not the router's where experts work on something narrower. These
   // and backward_input() pause while whole rows travel; what they are given outlives them.
   Work<void> in_forward(const Tensor& normed, Saved& saved) const;
   Work<Tensor> out_forward(const Saved& saved) const;
@@ -187,11 +188,11 @@ class ExpertParallel {
     const SumBlocks &in_sums, &out_sums;
   };
   using BiasGradient = std::function<void(Range columns, const Tensor& d_weights)>;
-  void weighted_backward(Activation activation, const HiddenRows& rows, const Tensor& weights,
-                         const Tensor& d_weights, const SumBlocks& bias_sums,
-                         const BiasGradient& add_bias) const;
+  void weighted_backward(const HiddenRows& rows, const Tensor& weights, const Tensor& d_weights,
+                         const SumBlocks& bias_sums, const BiasGradient& add_bias) const;
   void activation_backward(const Saved& saved, const Tensor& d_out, const Tensor& d_activated,
                            const Tensor& weights, const Tensor& d_weights) const;
+  void activate(const Tensor& hidden, const Tensor& y) const;
   void weigh_shared(const Tensor& normed, Saved& saved) const;
   Tensor weighed(const Tensor& shared, const Saved& saved) const;
   void shared_gate_backward(const Tensor& normed_here, const Saved& saved, Backward& backward,
@@ -218,7 +219,7 @@ class ExpertParallel {
   double loss_scale_;                    // the losses are means over the tokens of the global batch
   TokenRouter router_, shared_gate_;
   ExpertExchange exchange_;
-  Activation activation_;
+  Activation activation_;  // the shared MLP's too: who has one has no clamps
   SwigluClamp clamp_;
   LayerFormats formats_;
   Weights weights_;

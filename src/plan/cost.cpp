@@ -77,7 +77,7 @@ StepWork step_work(const Plan& plan, const PipelineLayout& pipeline, const PartS
       passes.backward += more.backward;
     };
     for (std::int64_t layer = slice.layers.begin; layer < slice.layers.end; ++layer)
-      add(m.has_experts(layer) || m.state_space.in(layer) ? parts.others : parts.dense);
+      add(m.has_experts(layer) || m.has_state_space(layer) ? parts.others : parts.dense);
     const StageTimes flops = stage_flops(plan, slice);
     // Layers were timed as those of the first rank, with nothing frozen: what another one makes again, or
     // does not compute, differs by its FLOPs.

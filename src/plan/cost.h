@@ -22,7 +22,8 @@ struct PartSeconds {
     }
   };
   // Of a full microbatch: one layer with attention and a dense MLP, one with experts or a state space, and
-  // embedding and output layer together: with what they send along tp, cp and ep.
+  // embedding and output layer together: with what they send along tp, cp and ep. Where layers have one part
+  // each, the mean of those with attention or an MLP, and of the others.
   Passes dense, others, ends;
   double element = 0;  // zeroing, norm and AdamW of one parameter and its gradient
   double call = 0;     // being in a call of a communicator that moves next to nothing

@@ -30,8 +30,6 @@ StageTimes stage_flops(const Plan& plan, const StageSlice& slice) {
   double back_products = 0, back_attention = 0;  // the same of parts that have a backward pass
   double gradients = 0;                          // of the products for the gradients of weights
   double again = 0;                              // what the backward pass makes again, or first
-  const std::int64_t dense_end = m.experts == Experts::none ? m.num_layers : m.num_dense_layers,
-                     dense = std::clamp<std::int64_t>(dense_end - slice.layers.begin, 0, slice.layers.size());
   StageTimes scans{0, 0, 0};
   const auto add = [&](const BlockProgram& program, std::int64_t layers, bool idle = false) {
     const auto count = static_cast<double>(layers);
@@ -77,7 +75,10 @@ StageTimes stage_flops(const Plan& plan, const StageSlice& slice) {
     for (const OpSequence& sequence : block_passes(program, slice.recompute).again)
       for (int op : sequence.ops) again += forward[static_cast<std::size_t>(op)];
   };
-  if (m.tuning.freeze.empty() && m.state_space.heads == 0) {
+  if (m.tuning.freeze.empty() && m.state_space.heads == 0 && m.layer_pattern.empty()) {
+    const std::int64_t dense_end = m.experts == Experts::none ? m.num_layers : m.num_dense_layers,
+                       dense =
+                           std::clamp<std::int64_t>(dense_end - slice.layers.begin, 0, slice.layers.size());
     if (dense > 0) add(layer_program(m, slice.layers.begin), dense);
     if (dense < slice.layers.size()) add(layer_program(m, slice.layers.end - 1), slice.layers.size() - dense);
   } else {  // no two layers need be alike

@@ -285,10 +285,14 @@ int BlockBuilder::sum(const std::string& name, int x, double scale) {
   return y;
 }
 
-int BlockBuilder::experts(int x, std::vector<ParamSpec> weights, std::vector<ParamSpec> biases) {
-  const int hidden = value("routed", Home::experts, 2 * m_.expert_hidden),
-            y = value("experts.out", Home::partial_sum, m_.hidden);
-  BlockOp& in = add(OpKind::experts_in, "experts_in", {x}, {hidden}, {x, hidden});
+int BlockBuilder::experts(int x, int sent, std::vector<ParamSpec> weights, std::vector<ParamSpec> biases) {
+  const int hidden = value("routed", Home::experts, (m_.matrices_per_expert() - 1) * m_.expert_hidden),
+            y = value("experts.out", Home::partial_sum, width(sent < 0 ? x : sent));
+  std::vector<int> inputs{x};
+  if (sent >= 0) inputs.push_back(sent);
+  std::vector<int> reads = inputs;
+  reads.push_back(hidden);
+  BlockOp& in = add(OpKind::experts_in, "experts_in", std::move(inputs), {hidden}, std::move(reads));
   in.weights = std::move(weights);
   in.biases = std::move(biases);
   add(OpKind::experts_out, "experts_out", {hidden}, {y}, {hidden});
@@ -390,7 +394,7 @@ ParamSpec embedding_table(std::string name, const ModelSpec& m) {
 }
 
 double residual_std(const ModelSpec& m) {
-  return m.init_std / std::sqrt(2.0 * static_cast<double>(m.num_layers));
+  return m.init_std / std::sqrt(static_cast<double>(m.parts_per_layer() * m.num_layers));
 }
 
 }  // namespace echelon

@@ -58,7 +58,7 @@ enum class OpKind {
   activation,   // h -> h, its activation (activation.h)
   residual,     // x, y -> x + y (+ b)
   sum,          // x -> the sum over the ranks, times a number
-  experts_in,   // x -> the hidden values of the experts that its tokens are routed to
+  experts_in,   // x -> the hidden values of the experts that its tokens are routed to. x, y: of y's rows
   experts_out,  // these -> their sum
   loss,         // x -> the summed loss of its logits
 };

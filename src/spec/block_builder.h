@@ -49,9 +49,10 @@ class BlockBuilder {
   int activation(int x, Activation activation);
   int residual(const std::string& name, int x, int y, std::vector<ParamSpec> biases = {});
   int sum(const std::string& name, int x, double scale);
-  // Of the router; then of each expert gate, up and down; then of the one that all tokens share, and what it
-  // is weighed by. Biases: of the router and of each expert, or none.
-  int experts(int x, std::vector<ParamSpec> weights, std::vector<ParamSpec> biases = {});
+  // Of the router; then of each expert gate, up and down, or up and down; then of the one that all tokens
+  // share, and what it is weighed by. Biases: of the router and of each expert, or none. `sent`: what goes to
+  // the experts in place of x; or -1.
+  int experts(int x, int sent, std::vector<ParamSpec> weights, std::vector<ParamSpec> biases = {});
   // `table` of the embedding, for a model where it is the output matrix too; `untied`: the name of another's.
   int loss(int x, ParamSpec table, const char* untied = "lm_head.weight");
   // Of the token behind each row's next one, by the output matrix of the loss before it, times `weight`.

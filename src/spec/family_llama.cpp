@@ -2,7 +2,7 @@
 // (Qwen2's of queries, keys and values; of attention's output; of MLPs), grouped-query attention (Qwen3's
 // with norms of heads, gpt-oss's with sinks), attention and MLP one after the other or of the same input
 // (Cohere), weights stored (out, in); in place of MLPs the experts of Mixtral, DeepSeek or gpt-oss; in place
-// of attention, in some layers, Mamba-2's mixer.
+// of attention, in some layers, Mamba-2's mixer; or layers of one part each (Nemotron-H).
 #include <fmt/core.h>
 
 #include <cmath>
@@ -23,29 +23,39 @@ constexpr SwigluNames llama_names{"gate_proj.weight", "up_proj.weight", "down_pr
 constexpr SwigluNames mixtral_names{"w1.weight", "w3.weight", "w2.weight"};
 constexpr SwigluNames starcoder2_names{"", "c_fc.weight", "c_proj.weight"};
 
-// gate, up and down.
-std::vector<ParamSpec> swiglu(const ModelSpec& m, const std::string& at, const SwigluNames& names,
-                              std::int64_t width) {
-  return {cut_rows(at + names.gate, width, m.hidden, 1, m.init_std),
-          cut_rows(at + names.up, width, m.hidden, 1, m.init_std),
-          cut_columns(at + names.down, m.hidden, width, 1, residual_std(m))};
+// gate, up and down, or up and down, of what is `hidden` wide.
+std::vector<ParamSpec> mlp_matrices(const ModelSpec& m, const std::string& at, const SwigluNames& names,
+                                    std::int64_t width, bool gated, std::int64_t hidden) {
+  std::vector<ParamSpec> list;
+  if (gated) list.push_back(cut_rows(at + names.gate, width, hidden, 1, m.init_std));
+  list.push_back(cut_rows(at + names.up, width, hidden, 1, m.init_std));
+  list.push_back(cut_columns(at + names.down, hidden, width, 1, residual_std(m)));
+  return list;
 }
 
-// The router, the experts one after another, the one that all tokens share and what it is weighed by.
+// Of the one that all tokens share.
+std::vector<ParamSpec> shared_expert(const ModelSpec& m, const std::string& home) {
+  const char* const shared = m.shared_gate ? "shared_expert." : "shared_experts.";
+  return mlp_matrices(m, home + shared, llama_names, m.shared_width(), is_gated(m.expert_activation()),
+                      m.hidden);
+}
+
+// The router, the experts one after another, the one that all tokens share, where it reads what these do, and
+// what it is weighed by.
 std::vector<ParamSpec> experts(const ModelSpec& m, const std::string& at) {
   const bool mixtral = m.experts == Experts::mixtral;
   const std::string home = at + (mixtral ? "block_sparse_moe." : "mlp.");
   const char* const router = m.experts == Experts::gpt_oss ? "router.weight" : "gate.weight";
   std::vector<ParamSpec> list{whole_matrix(home + router, m.num_experts, m.hidden, m.init_std)};
   for (int expert = 0; expert < m.num_experts; ++expert)
-    for (ParamSpec& p : swiglu(m, fmt::format("{}experts.{}.", home, expert),
-                               mixtral ? mixtral_names : llama_names, m.expert_hidden)) {
+    for (ParamSpec& p :
+         mlp_matrices(m, fmt::format("{}experts.{}.", home, expert), mixtral ? mixtral_names : llama_names,
+                      m.expert_hidden, is_gated(m.expert_activation()), m.expert_width())) {
       p.expert = expert;
       list.push_back(std::move(p));
     }
-  const char* const shared = m.shared_gate ? "shared_expert." : "shared_experts.";
-  if (m.num_shared_experts > 0)
-    for (ParamSpec& p : swiglu(m, home + shared, llama_names, m.shared_width())) list.push_back(std::move(p));
+  if (m.num_shared_experts > 0 && m.expert_latent == 0)
+    for (ParamSpec& p : shared_expert(m, home)) list.push_back(std::move(p));
   if (m.shared_gate)
     list.push_back(whole_matrix(home + "shared_expert_gate.weight", 1, m.hidden, m.init_std));
   return list;
@@ -178,17 +188,77 @@ int attention(BlockBuilder& b, const ModelSpec& m, std::int64_t layer, int x, co
                             m.attended_width() / m.num_heads, residual_std(m)));
 }
 
+// An activation and the products around it: the sum over the ranks.
+int mlp(BlockBuilder& b, const std::string& name, int x, Activation activation, std::vector<ParamSpec> in,
+        std::vector<ParamSpec> biases = {}) {
+  ParamSpec down = std::move(in.back());
+  in.pop_back();
+  const int hidden = b.columns(name + "_in", x, std::move(in), std::move(biases));
+  return b.rows(name + "_out", b.activation(hidden, activation), std::move(down));
+}
+
+int dense_mlp(BlockBuilder& b, const ModelSpec& m, int x, const std::string& at,
+              std::vector<ParamSpec>& out_biases) {
+  const bool starcoder2 = m.activation == Activation::gelu, gated = is_gated(m.activation);
+  std::vector<ParamSpec> biases;
+  if (m.mlp_bias) {
+    if (gated) biases.push_back(cut_bias(at + "mlp.gate_proj.bias", m.mlp_hidden, {{m.mlp_hidden, 1}}));
+    const auto bias = [&](const char* named, const char* of_starcoder2) {
+      return fmt::format("{}mlp.{}.bias", at, starcoder2 ? of_starcoder2 : named);
+    };
+    biases.push_back(cut_bias(bias("up_proj", "c_fc"), m.mlp_hidden, {{m.mlp_hidden, 1}}));
+    out_biases.push_back(whole_bias(bias("down_proj", "c_proj"), m.hidden));
+  }
+  return mlp(b, "mlp", x, m.activation,
+             mlp_matrices(m, at + "mlp.", starcoder2 ? starcoder2_names : llama_names, m.mlp_hidden, gated,
+                          m.hidden),
+             std::move(biases));
+}
+
+// The residual stream x with what experts make of y. Where tokens are narrower on their way to the routed
+// ones (LatentMoE of Nemotron 3), the shared one is an MLP beside them.
+int add_experts(BlockBuilder& b, const ModelSpec& m, int which, int x, int y, const std::string& at) {
+  if (m.expert_latent == 0)
+    return residual(b, m, which, x, b.experts(y, -1, experts(m, at), expert_biases(m, at)));
+  const std::string home = at + "mlp.";
+  const auto projection = [&](const char* name, std::int64_t rows, std::int64_t cols, double std) {
+    return std::vector{whole_matrix(home + name + ".weight", rows, cols, std)};
+  };
+  const int sent =
+      b.compressed("routed_in", y, projection("fc1_latent_proj", m.expert_latent, m.hidden, m.init_std));
+  const int sum = b.sum("routed_sum", b.experts(y, sent, experts(m, at)), 1);
+  const int routed = b.compressed("routed_out", sum,
+                                  projection("fc2_latent_proj", m.hidden, m.expert_latent, residual_std(m)));
+  x = residual(b, m, which, x, routed);
+  if (m.num_shared_experts == 0) return x;
+  return residual(b, m, which + 1, x, mlp(b, "shared", y, m.expert_activation(), shared_expert(m, home)));
+}
+
+// x + part(norm(x)).
+int one_part(BlockBuilder& b, const ModelSpec& m, std::int64_t layer, int x, const std::string& at) {
+  const int y = norm(b, m, "norm1", x, at + "input_layernorm");
+  if (m.has_experts(layer)) return add_experts(b, m, 1, x, y, at);
+  if (m.has_state_space(layer)) return residual(b, m, 1, x, state_space(b, m, y, at + "mamba."));
+  std::vector<ParamSpec> biases;
+  if (m.has_mlp(layer)) {
+    const int made = dense_mlp(b, m, y, at, biases);
+    return residual(b, m, 1, x, made, std::move(biases));
+  }
+  if (m.attention_out_bias) biases = {whole_bias(at + "self_attn.o_proj.bias", m.hidden)};
+  return residual(b, m, 1, x, attention(b, m, layer, y, at), std::move(biases));
+}
+
 // Returns what it hands on.
 int layer_ops(BlockBuilder& b, const ModelSpec& m, std::int64_t layer, int x) {
   const std::string at = fmt::format("model.layers.{}.", layer);
+  if (!m.layer_pattern.empty()) return one_part(b, m, layer, x, at);
   const bool before = m.norm_place != NormPlace::after, after = m.norm_place != NormPlace::before;
   const int first = before ? norm(b, m, "norm1", x, at + "input_layernorm") : x;
-  int y =
-      m.state_space.in(layer) ? state_space(b, m, first, at + "mamba.") : attention(b, m, layer, first, at);
+  const bool scans = m.has_state_space(layer);
+  int y = scans ? state_space(b, m, first, at + "mamba.") : attention(b, m, layer, first, at);
   if (after) y = b.rms_norm("attention_norm", y, at + "post_attention_layernorm");
   std::vector<ParamSpec> out_bias;
-  if (m.attention_out_bias && !m.state_space.in(layer))
-    out_bias = {whole_bias(at + "self_attn.o_proj.bias", m.hidden)};
+  if (m.attention_out_bias && !scans) out_bias = {whole_bias(at + "self_attn.o_proj.bias", m.hidden)};
   const int middle = residual(b, m, 1, x, y, std::move(out_bias));
   if (m.parallel_residual)
     y = first;
@@ -196,25 +266,9 @@ int layer_ops(BlockBuilder& b, const ModelSpec& m, std::int64_t layer, int x) {
     y = norm(b, m, "norm2", middle, at + (after ? "pre_feedforward_layernorm" : "post_attention_layernorm"));
   else
     y = middle;
-  if (m.has_experts(layer))
-    return residual(b, m, 2, middle, b.experts(y, experts(m, at), expert_biases(m, at)));
-  const bool starcoder2 = m.activation == Activation::gelu;
-  std::vector<ParamSpec> in_biases, out_biases,
-      in = swiglu(m, at + "mlp.", starcoder2 ? starcoder2_names : llama_names, m.mlp_hidden);
-  ParamSpec down = std::move(in.back());
-  in.pop_back();
-  if (!is_gated(m.activation)) in.erase(in.begin());
-  if (m.mlp_bias) {
-    if (is_gated(m.activation))
-      in_biases.push_back(cut_bias(at + "mlp.gate_proj.bias", m.mlp_hidden, {{m.mlp_hidden, 1}}));
-    const auto bias = [&](const char* named, const char* of_starcoder2) {
-      return fmt::format("{}mlp.{}.bias", at, starcoder2 ? of_starcoder2 : named);
-    };
-    in_biases.push_back(cut_bias(bias("up_proj", "c_fc"), m.mlp_hidden, {{m.mlp_hidden, 1}}));
-    out_biases.push_back(whole_bias(bias("down_proj", "c_proj"), m.hidden));
-  }
-  y = b.columns("mlp_in", y, std::move(in), std::move(in_biases));
-  y = b.rows("mlp_out", b.activation(y, m.activation), std::move(down));
+  if (m.has_experts(layer)) return add_experts(b, m, 2, middle, y, at);
+  std::vector<ParamSpec> out_biases;
+  y = dense_mlp(b, m, y, at, out_biases);
   if (after) y = b.rms_norm("mlp_norm", y, at + "post_feedforward_layernorm");
   return residual(b, m, 2, middle, y, std::move(out_biases));
 }

@@ -61,6 +61,7 @@ constexpr const char* toml_keys[] = {"name",
                                      "parallel_residual",
                                      "norms_less_one",
                                      "init_std",
+                                     "layer_pattern",
                                      "tied_embedding",
                                      "activation",
                                      "qkv_bias",
@@ -75,6 +76,7 @@ constexpr const char* toml_keys[] = {"name",
                                      "num_shared_experts",
                                      "shared_hidden",
                                      "shared_gate",
+                                     "expert_latent",
                                      "num_dense_layers",
                                      "num_mtp_layers",
                                      "mtp_weight",
@@ -183,10 +185,10 @@ class Reader {
 
 void read_experts(const Reader& reader, const std::string& where, ModelSpec& m) {
   if (!reader.has("experts")) {
-    for (const char* key :
-         {"num_experts", "experts_per_token", "expert_hidden", "num_shared_experts", "shared_hidden",
-          "shared_gate", "num_dense_layers", "router_scores", "normalise_weights", "routed_scale",
-          "router_groups", "router_most_groups", "router_group_best", "swiglu_alpha", "swiglu_limit"})
+    for (const char* key : {"num_experts", "experts_per_token", "expert_hidden", "num_shared_experts",
+                            "shared_hidden", "shared_gate", "expert_latent", "num_dense_layers",
+                            "router_scores", "normalise_weights", "routed_scale", "router_groups",
+                            "router_most_groups", "router_group_best", "swiglu_alpha", "swiglu_limit"})
       if (reader.has(key))
         refuse("{}: {} = {}: the key experts is missing", where, key, reader.shown_value(key));
     return;
@@ -202,6 +204,7 @@ void read_experts(const Reader& reader, const std::string& where, ModelSpec& m) 
   m.num_shared_experts = reader.integer_or("num_shared_experts", 0);
   m.shared_hidden = reader.integer_or("shared_hidden", 0);
   m.shared_gate = reader.boolean_or("shared_gate", false);
+  m.expert_latent = reader.integer_or("expert_latent", 0);
   m.num_dense_layers = reader.integer_or("num_dense_layers", 0);
   if (reader.has("router_scores")) {
     const char* legal = "\"softmax\" or \"sigmoid\"";
@@ -324,9 +327,6 @@ Activation read_activation(const Reader& reader, const std::string& where, const
            name_of(m.family));
   if (name != "swiglu" && name != "geglu" && name != "relu2" && name != "gelu")
     refuse("{}: activation = \"{}\" is not legal: give {}", where, name, legal);
-  if (name != "swiglu" && m.experts != Experts::none)
-    refuse("{}: activation = \"{}\" is not legal with experts, whose activation is SwiGLU; give \"swiglu\"",
-           where, name);
   return parse_choice<Activation>(name, where);
 }
 
@@ -341,12 +341,14 @@ void read_state_space(const Reader& reader, StateSpaceSpec& s) {
   if (reader.has("attention_layers")) s.attention_layers = reader.integers("attention_layers");
 }
 
-void write_state_space(const StateSpaceSpec& s, std::string& text) {
+void write_state_space(const ModelSpec& m, std::string& text) {
+  const StateSpaceSpec& s = m.state_space;
   text += fmt::format(
       "ssm_heads = {}\nssm_head_dim = {}\nssm_groups = {}\nssm_state = {}\nssm_kernel = {}\nssm_conv_bias = "
-      "{}\nssm_chunk = {}\nattention_layers = [{}]\n",
-      s.heads, s.head_dim, s.groups, s.state, s.kernel, s.conv_bias, s.chunk,
-      fmt::join(s.attention_layers, ", "));
+      "{}\nssm_chunk = {}\n",
+      s.heads, s.head_dim, s.groups, s.state, s.kernel, s.conv_bias, s.chunk);
+  if (m.layer_pattern.empty())
+    text += fmt::format("attention_layers = [{}]\n", fmt::join(s.attention_layers, ", "));
 }
 
 }  // namespace
@@ -400,6 +402,8 @@ ModelSpec model_from_toml(const std::string& text, const std::string& where) {
     m.norm_place =
         parse_choice<NormPlace>(reader.text("norm_place", "a text"), fmt::format("{}: norm_place", where));
   m.init_std = reader.real_or("init_std", m.init_std);
+  if (reader.has("layer_pattern"))
+    m.layer_pattern = reader.text("layer_pattern", "a letter for each layer, as \"MEM*\"");
   read_experts(reader, where, m);
   m.kv_rank = reader.integer_or("kv_rank", 0);
   m.activation = read_activation(reader, where, m);
@@ -457,6 +461,7 @@ std::string to_toml(const ModelSpec& m) {
   if (m.norm_place != NormPlace::before) line("norm_place", quoted(name_of(m.norm_place)));
   if (m.qk_norm_whole) line("qk_norm_whole", m.qk_norm_whole);
   line("init_std", m.init_std);
+  if (!m.layer_pattern.empty()) line("layer_pattern", quoted(m.layer_pattern));
   if (!gpt2 && m.activation != Activation::swiglu) line("activation", quoted(name_of(m.activation)));
   if (m.qkv_bias) line("qkv_bias", m.qkv_bias);
   if (m.attention_out_bias) line("attention_out_bias", m.attention_out_bias);
@@ -471,6 +476,7 @@ std::string to_toml(const ModelSpec& m) {
     line("num_shared_experts", m.num_shared_experts);
     if (m.shared_hidden > 0) line("shared_hidden", m.shared_hidden);
     if (m.shared_gate) line("shared_gate", m.shared_gate);
+    if (m.expert_latent > 0) line("expert_latent", m.expert_latent);
     line("num_dense_layers", m.num_dense_layers);
     text += fmt::format("router_scores = \"{}\"\n",
                         m.router.scores == RouterScores::softmax ? "softmax" : "sigmoid");
@@ -494,7 +500,7 @@ std::string to_toml(const ModelSpec& m) {
     line("num_mtp_layers", m.num_mtp_layers);
     line("mtp_weight", m.mtp_weight);
   }
-  if (m.state_space.heads > 0) write_state_space(m.state_space, text);
+  if (m.state_space.heads > 0) write_state_space(m, text);
   if (m.tuning.lora.rank > 0) line("lora", quoted(lora_text(m.tuning.lora)));
   if (!m.tuning.freeze.empty()) line("freeze", quoted(freeze_text(m.tuning)));
   return text;

@@ -77,7 +77,7 @@ void check_state_space(const ModelSpec& m) {
              m.num_layers - 1);
     last = layer;
   }
-  if (m.num_state_space_layers() == 0)
+  if (m.num_state_space_layers() == 0 && m.layer_pattern.empty())
     refuse("model {}: all layers are attention_layers; leave out ssm_heads, or one of them", m.name);
   const auto refuse_beside = [&m](bool chosen, const char* what, const char* legal) {
     if (chosen)
@@ -85,7 +85,8 @@ void check_state_space(const ModelSpec& m) {
              what, m.state_space.heads, legal);
   };
   refuse_beside(m.family != Family::llama, "a family other than llama", "family = \"llama\"");
-  refuse_beside(m.experts != Experts::none, "experts", "none");
+  refuse_beside(m.experts != Experts::none && m.layer_pattern.empty(), "experts in the same layer",
+                "none, or a layer_pattern");
   refuse_beside(m.norm_kind != NormKind::rms, "norm_kind", "\"rms\"");
   refuse_beside(m.norm_place != NormPlace::before, "norm_place", "\"before\"");
   refuse_beside(m.parallel_residual, "parallel_residual = true", "false");
@@ -95,7 +96,59 @@ void check_state_space(const ModelSpec& m) {
   refuse_beside(m.num_mtp_layers > 0, "num_mtp_layers", "0");
 }
 
+// Letters, and what they stand for.
+struct PatternLetter {
+  LayerPart part;
+  char letter;
+  const char* name;
+};
+constexpr PatternLetter pattern_letters[] = {{LayerPart::attention, '*', "layer with attention"},
+                                             {LayerPart::mlp, '-', "layer with an MLP"},
+                                             {LayerPart::state_space, 'M', "layer with a state space"},
+                                             {LayerPart::experts, 'E', "layer with experts"}};
+char letter_of(LayerPart part) {
+  return std::find_if(std::begin(pattern_letters), std::end(pattern_letters),
+                      [part](const PatternLetter& one) { return one.part == part; })
+      ->letter;
+}
+
+// What stands beside layers of one part each, and what cannot.
+void check_layer_pattern(const ModelSpec& m) {
+  const std::string& pattern = m.layer_pattern;
+  if (pattern.empty()) return;
+  if (const auto at = pattern.find_first_not_of("M*-E"); at != std::string::npos)
+    refuse(
+        "model {}: layer_pattern has the letter '{}'; legal: M (a state space), * (attention), - (an MLP) "
+        "and E (experts)",
+        m.name, pattern[at]);
+  if (std::ssize(pattern) != m.num_layers)
+    refuse("model {}: layer_pattern has {} letters, and num_layers = {}; give a letter for each layer",
+           m.name, pattern.size(), m.num_layers);
+  const bool states = m.num_state_space_layers() > 0, routed = m.num_expert_layers() > 0;
+  if (states != (m.state_space.heads > 0))
+    refuse("model {}: layer_pattern has {} layer with a state space (M), and ssm_heads = {}; give {}", m.name,
+           states ? "a" : "no", m.state_space.heads, states ? "ssm_heads above 0" : "0");
+  if (routed != (m.experts != Experts::none))
+    refuse("model {}: layer_pattern has {} layer with experts (E), and experts = \"{}\"; give {}", m.name,
+           routed ? "a" : "no", name_of(m.experts), routed ? "experts = \"deepseek\"" : "none");
+  const auto refuse_beside = [&m](bool chosen, const char* what, const char* legal) {
+    if (chosen) refuse("model {}: {} is not legal beside layer_pattern; give {}", m.name, what, legal);
+  };
+  refuse_beside(m.family != Family::llama, "a family other than llama", "family = \"llama\"");
+  refuse_beside(!m.state_space.attention_layers.empty(), "attention_layers", "none: the pattern has them");
+  refuse_beside(m.num_dense_layers > 0, "num_dense_layers", "0: the pattern has them");
+  refuse_beside(m.experts != Experts::none && m.experts != Experts::deepseek, "another kind of experts",
+                "experts = \"deepseek\"");
+  refuse_beside(m.norm_place != NormPlace::before, "norm_place", "\"before\"");
+  refuse_beside(m.parallel_residual, "parallel_residual = true", "false");
+  refuse_beside(m.window.size > 0, "a window", "0");
+  refuse_beside(m.num_mtp_layers > 0, "num_mtp_layers", "0");
+}
+
 void check_experts(const ModelSpec& m) {
+  if (m.expert_latent != 0 && m.experts != Experts::deepseek)
+    refuse("model {}: expert_latent = {} is legal with experts = \"deepseek\" alone; give 0", m.name,
+           m.expert_latent);
   if (m.experts == Experts::none) return;
   if (m.family != Family::llama)
     refuse("model {}: experts are not legal for the {} family; give family = \"llama\"", m.name,
@@ -108,6 +161,17 @@ void check_experts(const ModelSpec& m) {
     refuse("model {}: num_shared_experts = {} is not legal: give a whole number from 0 to {}", m.name,
            m.num_shared_experts, most_experts);
   if (m.shared_hidden != 0) check_size(m, "shared_hidden", m.shared_hidden, largest_size);
+  if (m.expert_latent != 0) check_size(m, "expert_latent", m.expert_latent, largest_size);
+  if (m.expert_latent != 0 && m.shared_gate)
+    refuse("model {}: shared_gate = true is not legal beside expert_latent = {}; give false, or 0", m.name,
+           m.expert_latent);
+  if (m.activation != Activation::swiglu &&
+      !(m.activation == Activation::relu2 && m.experts == Experts::deepseek))
+    refuse(
+        "model {}: activation = \"{}\" is not legal with experts = \"{}\"; give \"swiglu\", or \"relu2\" "
+        "with "
+        "experts = \"deepseek\"",
+        m.name, name_of(m.activation), name_of(m.experts));
   if (m.num_shared_experts == 0 && (m.shared_hidden > 0 || m.shared_gate))
     refuse("model {}: {} is not legal without experts that all tokens share; give num_shared_experts = 1",
            m.name,
@@ -394,6 +458,7 @@ void validate(const ModelSpec& m) {
   check_attention(m);
   check_layers(m);
   check_prediction(m);
+  check_layer_pattern(m);
   check_state_space(m);
   const auto real = [](std::int64_t size) { return static_cast<double>(size); };
   const double experts =
@@ -401,6 +466,7 @@ void validate(const ModelSpec& m) {
   const double latent = real(m.q_rank + m.kv_rank + m.rotary_dim);
   const double block =
       real(m.hidden) * (4 * real(m.attention_width()) + 3 * real(m.mlp_hidden) + 3 * experts + latent) +
+      3 * real(m.expert_latent) * (real(m.hidden) + experts) +
       latent * real(m.num_heads) * real(m.head_dim + m.value_head_dim) +
       real(m.hidden) *
           (3 * real(m.state_space.width()) + 2 * real(m.state_space.groups) * real(m.state_space.state));
@@ -444,15 +510,53 @@ std::int64_t num_trained_parameters(const ModelSpec& m) {
 
 std::int64_t num_active_parameters(const ModelSpec& m) { return count_all(m, Counted::active); }
 
-bool StateSpaceSpec::in(std::int64_t layer) const {
-  return heads > 0 && !std::binary_search(attention_layers.begin(), attention_layers.end(), layer);
+bool ModelSpec::has(LayerPart part, std::int64_t layer) const {
+  if (!layer_pattern.empty())
+    return layer < std::ssize(layer_pattern) &&
+           layer_pattern[static_cast<std::size_t>(layer)] == letter_of(part);
+  const bool routed = experts != Experts::none && layer >= num_dense_layers;
+  if (part == LayerPart::experts || part == LayerPart::mlp) return routed == (part == LayerPart::experts);
+  const std::vector<std::int64_t>& attending = state_space.attention_layers;
+  const bool scans = state_space.heads > 0 && !std::binary_search(attending.begin(), attending.end(), layer);
+  return scans == (part == LayerPart::state_space);
 }
 
-std::int64_t ModelSpec::num_state_space_layers() const {
-  return state_space.heads == 0 ? 0 : num_layers - std::ssize(state_space.attention_layers);
+std::int64_t ModelSpec::num_layers_with(LayerPart part) const {
+  if (!layer_pattern.empty()) return std::count(layer_pattern.begin(), layer_pattern.end(), letter_of(part));
+  const std::int64_t routed = experts == Experts::none ? 0 : num_layers - num_dense_layers,
+                     scans =
+                         state_space.heads == 0 ? 0 : num_layers - std::ssize(state_space.attention_layers);
+  switch (part) {
+    case LayerPart::attention:
+      return num_layers - scans;
+    case LayerPart::state_space:
+      return scans;
+    case LayerPart::mlp:
+      return num_layers - routed;
+    case LayerPart::experts:
+      return routed;
+  }
+  return 0;
+}
+
+std::vector<std::int64_t> ModelSpec::routed_layers() const {
+  std::vector<std::int64_t> layers;
+  for (std::int64_t layer = 0; layer < num_layers + num_mtp_layers; ++layer)
+    if (has_experts(layer)) layers.push_back(layer);
+  return layers;
+}
+
+static std::vector<LayerKind> kinds_of_pattern(const ModelSpec& m) {
+  std::vector<LayerKind> kinds;
+  for (const auto& [part, letter, name] : pattern_letters)
+    if (const auto first = m.layer_pattern.find(letter); first != std::string::npos)
+      kinds.push_back({static_cast<std::int64_t>(first), m.num_layers_with(part), name});
+  if (kinds.size() == 1) kinds.front().name = "layer";
+  return kinds;
 }
 
 std::vector<LayerKind> layer_kinds(const ModelSpec& m) {
+  if (!m.layer_pattern.empty()) return kinds_of_pattern(m);
   const std::int64_t experts = m.num_expert_layers(), states = m.num_state_space_layers(),
                      dense = m.num_layers - experts - states;
   std::vector<LayerKind> kinds;
@@ -464,7 +568,7 @@ std::vector<LayerKind> layer_kinds(const ModelSpec& m) {
                      : states > 0 ? "layer with attention"
                                   : "layer"});
   first = 0;
-  while (states > 0 && !m.state_space.in(first)) ++first;
+  while (states > 0 && !m.has_state_space(first)) ++first;
   if (states > 0) kinds.push_back({first, states, dense > 0 ? "layer with a state space" : "layer"});
   if (experts > 0) kinds.push_back({m.num_layers - 1, experts, dense > 0 ? "layer with experts" : "layer"});
   return kinds;
@@ -498,7 +602,7 @@ double flops_per_token_seeing(const ModelSpec& m, double mean_keys) {
   const double scans = 3.0 * static_cast<double>(states) *
                        static_cast<double>(4 * s.width() * s.state + 2 * s.mixed_width() * s.kernel);
   const double attention =
-      6.0 * static_cast<double>(m.num_layers - states + m.num_mtp_layers) * widths * mean_keys + scans;
+      6.0 * static_cast<double>(m.num_attention_layers() + m.num_mtp_layers) * widths * mean_keys + scans;
   double left_out = 0;
   if (!(m.tuning == FineTuning{})) {
     const std::int64_t idle = idle_blocks(m) - 1;  // layers

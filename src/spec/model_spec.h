@@ -78,13 +78,17 @@ struct StateSpaceSpec {
   bool conv_bias = true;      // [mamba_conv_bias]
   // Positions whose weights for each other are computed at once: a matter of cost [mamba_chunk_size].
   std::int64_t chunk = 64;
-  std::vector<std::int64_t> attention_layers = {};  // the others, rising [attn_layer_indices]
+  // The others, rising, where layers have an MLP too (ModelSpec::layer_pattern) [attn_layer_indices].
+  std::vector<std::int64_t> attention_layers = {};
 
   std::int64_t width() const { return heads * head_dim; }
   std::int64_t mixed_width() const { return width() + 2 * groups * state; }  // that is convolved
-  bool in(std::int64_t layer) const;
   bool operator==(const StateSpaceSpec&) const = default;
 };
+
+// What a layer adds to the residual stream: mostly two of them, attention or a state space, and then an MLP
+// or experts.
+enum class LayerPart { attention, state_space, mlp, experts };
 
 struct ModelSpec {
   std::string name;
@@ -106,7 +110,12 @@ struct ModelSpec {
   NormKind norm_kind = NormKind::rms;
   NormPlace norm_place = NormPlace::before;
   double init_std = 0.02;
-  // Of a llama's MLPs. Without a gate they have no gate_proj, and those of gelu StarCoder2's names.
+  // Where a llama's layers have one part each, x + part(norm(x)) (Nemotron-H,
+  // https://arxiv.org/abs/2504.03624), a letter for each layer: M a state space, * attention, - an MLP,
+  // E experts [hybrid_override_pattern]. Empty: layers have two.
+  std::string layer_pattern;
+  // Of a llama's MLPs. Without a gate they have no gate_proj, and those of gelu StarCoder2's names. Experts
+  // as in deepseek may have relu2 (Nemotron 3).
   Activation activation = Activation::swiglu;
   bool qkv_bias = false;                       // of a llama's query, key and value projections (Qwen2)
   bool attention_out_bias = false;             // of what attention hands to the residual stream (gpt-oss)
@@ -136,6 +145,9 @@ struct ModelSpec {
   std::int64_t expert_hidden = 0;       // F of one expert [intermediate_size, moe_intermediate_size]
   std::int64_t num_shared_experts = 0;  // all tokens; as one MLP [n_shared_experts]
   std::int64_t shared_hidden = 0;       // F of one of these; 0: expert_hidden
+  // What tokens are projected to before they are sent to their experts, whose sum is projected back; the
+  // router and shared experts read all of hidden. 0: hidden [moe_latent_size].
+  std::int64_t expert_latent = 0;
   // What they make of a token is multiplied by a sigmoid of the token's product with a vector (Qwen2-MoE,
   // https://arxiv.org/abs/2407.10671).
   bool shared_gate = false;
@@ -159,22 +171,36 @@ struct ModelSpec {
 
   FineTuning tuning;  // what of it is trained
 
-  bool has_experts(std::int64_t layer) const { return experts != Experts::none && layer >= num_dense_layers; }
-  std::int64_t num_expert_layers() const {
-    return experts == Experts::none ? 0 : num_layers - num_dense_layers;
-  }
-  // Those of the module that predicts one more token among them, which counts as the layer behind the last.
+  // Which layers have which parts, and how many do. The module that predicts one more token counts as the
+  // layer behind the last.
+  bool has(LayerPart part, std::int64_t layer) const;
+  bool has_attention(std::int64_t layer) const { return has(LayerPart::attention, layer); }
+  bool has_state_space(std::int64_t layer) const { return has(LayerPart::state_space, layer); }
+  bool has_mlp(std::int64_t layer) const { return has(LayerPart::mlp, layer); }
+  bool has_experts(std::int64_t layer) const { return has(LayerPart::experts, layer); }
+  std::int64_t num_layers_with(LayerPart part) const;
+  std::int64_t num_attention_layers() const { return num_layers_with(LayerPart::attention); }
+  std::int64_t num_state_space_layers() const { return num_layers_with(LayerPart::state_space); }
+  std::int64_t num_mlp_layers() const { return num_layers_with(LayerPart::mlp); }
+  std::int64_t num_expert_layers() const { return num_layers_with(LayerPart::experts); }
+  std::int64_t parts_per_layer() const { return layer_pattern.empty() ? 2 : 1; }
+  // Those with experts, that of the module among them.
+  std::vector<std::int64_t> routed_layers() const;
   std::int64_t num_routed_layers() const {
     return num_expert_layers() + (experts == Experts::none ? 0 : num_mtp_layers);
   }
   Activation expert_activation() const {
-    return experts == Experts::gpt_oss ? Activation::clamped_swiglu : Activation::swiglu;
+    return experts == Experts::gpt_oss       ? Activation::clamped_swiglu
+           : activation == Activation::relu2 ? Activation::relu2
+                                             : Activation::swiglu;
   }
+  // Matrices of one expert: gate, up and down, or the latter two.
+  std::int64_t matrices_per_expert() const { return is_gated(expert_activation()) ? 3 : 2; }
+  // Of what travels to experts and back.
+  std::int64_t expert_width() const { return expert_latent > 0 ? expert_latent : hidden; }
   std::int64_t shared_width() const {
     return num_shared_experts * (shared_hidden > 0 ? shared_hidden : expert_hidden);
   }
-  // Layers without attention.
-  std::int64_t num_state_space_layers() const;
   bool latent_attention() const { return kv_rank > 0; }
   // Of norms of heads, and of what latent attention compresses: DeepSeek's have one of their own.
   double head_norm_eps() const { return latent_attention() ? 1e-6 : norm_eps; }
@@ -195,7 +221,7 @@ struct ModelSpec {
   std::int64_t kv_width() const { return num_kv_heads * head_dim; }
 };
 
-// Layers that are alike but for their number, and one of them; first those without experts.
+// Layers that are alike but for their number, and one of them; last those with experts.
 struct LayerKind {
   std::int64_t layer = 0, count = 0;
   const char* name = "layer";

@@ -73,7 +73,7 @@ Verdict of_ranges(const Plan& plan) {
 
 // Why a model is not cut over so many ranks; empty where it is.
 std::string tensor_parallel_problem(const ModelSpec& m, std::int64_t tp) {
-  const bool attends = m.num_state_space_layers() < m.num_layers;
+  const bool attends = m.num_attention_layers() > 0;
   if (attends && m.num_heads % tp != 0)
     return fmt::format("the {} heads of {} do not divide", m.num_heads, m.name);
   if (attends && m.num_kv_heads % tp != 0 && tp % m.num_kv_heads != 0)
@@ -82,7 +82,8 @@ std::string tensor_parallel_problem(const ModelSpec& m, std::int64_t tp) {
   if (const StateSpaceSpec& s = m.state_space; s.heads > 0 && s.heads % tp != 0)
     return fmt::format("the {} state-space heads of {} do not divide", s.heads, m.name);
   if (m.vocab < tp) return fmt::format("{} has a vocabulary of only {}", m.name, m.vocab);
-  if (m.mlp_hidden < tp) return fmt::format("{} has an MLP of only {}", m.name, m.mlp_hidden);
+  if (m.num_mlp_layers() > 0 && m.mlp_hidden < tp)
+    return fmt::format("{} has an MLP of only {}", m.name, m.mlp_hidden);
   if (m.experts != Experts::none && m.expert_hidden < tp)
     return fmt::format("{} has experts of only {}", m.name, m.expert_hidden);
   if (m.experts == Experts::gpt_oss && m.hidden < tp)
@@ -94,7 +95,7 @@ Verdict of_tensor_parallel(const Plan& plan) {
   const ModelSpec& m = plan.model;
   const std::string problem = tensor_parallel_problem(m, plan.mesh.size(Axis::tp));
   if (problem.empty()) return {};
-  const std::int64_t heads = m.num_state_space_layers() == m.num_layers ? m.state_space.heads : m.num_heads;
+  const std::int64_t heads = m.num_attention_layers() == 0 ? m.state_space.heads : m.num_heads;
   Refusal refusal = refused("tp", {}, "{}", problem);
   for (std::int64_t n = 1; n <= heads; ++n)
     if (heads % n == 0 && tensor_parallel_problem(m, n).empty()) refusal.remedies.push_back(remedy("tp", n));
@@ -397,20 +398,23 @@ std::vector<Remedy> cuts_at_nodes(const Plan& plan, const std::string& field, st
 int most_ranks_with_blocks(const ModelSpec& m) {
   int most = num_sum_blocks({output_matrix(m)});
   const auto sum_over = [&](std::vector<ParamSpec> list) { most = std::min(most, num_sum_blocks(list)); };
-  for (const std::int64_t layer : {std::int64_t{0}, m.num_layers - 1})  // of all kinds
-    for (const BlockOp& op : layer_program(m, layer).ops) {
+  for (const LayerKind& kind : layer_kinds(m))
+    for (const BlockOp& op : layer_program(m, kind.layer).ops) {
       if ((op.kind == OpKind::linear && op.weights.front().shard_dim >= 0) || op.kind == OpKind::latent)
         sum_over(op.weights);
       if (op.kind != OpKind::experts_in) continue;
-      // The router, then gate, up and down of each, then what may weigh the last one.
+      // The router, then gate, up and down of each, or the latter two, then what may weigh the last one.
       const std::vector<ParamSpec>& list = op.weights;
-      const std::size_t last = (list.size() - 1) / 3 - 1;
-      for (const std::size_t first : {std::size_t{1}, 1 + 3 * last}) {
-        sum_over({list[first], list[first + 1]});
-        sum_over({list[first + 2]});
+      const auto each = static_cast<std::size_t>(m.matrices_per_expert());
+      const std::size_t last = (list.size() - 1) / each - 1;
+      for (const std::size_t first : {std::size_t{1}, 1 + each * last}) {
+        const auto begin = list.begin() + static_cast<std::ptrdiff_t>(first),
+                   down = begin + static_cast<std::ptrdiff_t>(each) - 1;
+        sum_over({begin, down});
+        sum_over({*down});
       }
       // The gradient of a router's weight is over hidden units and over the bias behind them.
-      if (!op.biases.empty() && num_sum_blocks({op.biases[3]}) != num_sum_blocks({list[3]})) most = 1;
+      if (!op.biases.empty() && num_sum_blocks({op.biases[each]}) != num_sum_blocks({list[each]})) most = 1;
     }
   return most;
 }

@@ -391,15 +391,17 @@ void Kernels::gated_backward(Activation a, InOut gate_up, InOut dy, const Swiglu
   if (backend_) backend_->gated_backward(a, gate_up, dy, clamp);
 }
 
-void Kernels::weighted_gated_backward(Activation a, InOut gate_up, InOut dy, const Tensor& weights,
-                                      Out dweights, const SwigluClamp& clamp) {
-  check(a == Activation::swiglu || a == Activation::clamped_swiglu, "an expert's activation");
-  require(twice_as_wide(gate_up, dy), "weighted_gated_backward: gate_up is not twice as wide as dy", gate_up,
+void Kernels::weighted_activation_backward(Activation a, InOut hidden, InOut dy, const Tensor& weights,
+                                           Out dweights, const SwigluClamp& clamp) {
+  check(a == Activation::swiglu || a == Activation::clamped_swiglu || a == Activation::relu2,
+        "an expert's activation");
+  require(is_gated(a) ? twice_as_wide(hidden, dy) : same(hidden, dy),
+          "weighted_activation_backward: hidden is not as wide as dy, or with a gate twice as wide", hidden,
           dy);
   require(wide_vector(dy, weights, dy->rows()) && wide_vector(dy, dweights, dy->rows()),
-          "weighted_gated_backward: weights and dweights are no wide number for each row of dy", dy, weights,
-          dweights);
-  if (backend_) backend_->weighted_gated_backward(a, gate_up, dy, weights, dweights, clamp);
+          "weighted_activation_backward: weights and dweights are no wide number for each row of dy", dy,
+          weights, dweights);
+  if (backend_) backend_->weighted_activation_backward(a, hidden, dy, weights, dweights, clamp);
 }
 
 void Kernels::rope(InOut x, std::int64_t head_dim, const Tensor& positions, const RopeTurns& turns,

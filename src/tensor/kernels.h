@@ -271,11 +271,11 @@ class Kernels {
   void gated(Activation a, const Tensor& gate_up, Out y, const SwigluClamp& clamp = {});
   // In place: on entry gate_up and dy (N, F); on exit gate_up holds its gradient and dy holds y.
   void gated_backward(Activation a, InOut gate_up, InOut dy, const SwigluClamp& clamp = {});
-  // The same of an expert's, swiglu or clamped_swiglu, where y was multiplied by weights (N, 1, wide) row by
-  // row: dy is the gradient of the weighted y. On exit dy holds the weighted y, and dweights (N, 1, wide) the
-  // gradient of the weights.
-  void weighted_gated_backward(Activation a, InOut gate_up, InOut dy, const Tensor& weights, Out dweights,
-                               const SwigluClamp& clamp = {});
+  // The same of an expert's, swiglu, clamped_swiglu or relu2 (of hidden (N, F), which has no gate), where y
+  // was multiplied by weights (N, 1, wide) row by row: dy is the gradient of the weighted y. On exit dy holds
+  // the weighted y, and dweights (N, 1, wide) the gradient of the weights.
+  void weighted_activation_backward(Activation a, InOut gate_up, InOut dy, const Tensor& weights,
+                                    Out dweights, const SwigluClamp& clamp = {});
 
   // RoPE (Su 2021), the half-split form of Llama: x (N, heads*D), row stride allowed; of P pairs element i of
   // a head goes with i + P, and what lies behind the pairs stays. positions (N, i32): where each row stands.

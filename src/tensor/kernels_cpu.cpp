@@ -427,10 +427,11 @@ class CpuKernels final : public HostBackend {
     });
   }
 
-  void weighted_gated_backward(Activation a, InOut gate_up, InOut tdy, const Tensor& tweights, Out tdweights,
-                               const SwigluClamp& clamp) override {
+  void weighted_activation_backward(Activation a, InOut hidden, InOut tdy, const Tensor& tweights,
+                                    Out tdweights, const SwigluClamp& clamp) override {
+    if (!is_gated(a)) return weighted_backward_without_gate(a, hidden, tdy, tweights, tdweights);
     with_type(tdy, [&]<class T>(T) {
-      const Matrix<T> x(gate_up), dy(tdy);
+      const Matrix<T> x(hidden), dy(tdy);
       const float* weights = tweights.host<float>();
       float* dweights = tdweights.host<float>();
       const auto pass = simd<T>().gated_backward_wide(a);
@@ -447,6 +448,32 @@ class CpuKernels final : public HostBackend {
           pass(gate + at, up + at, weighted.data(), n, alpha, limit);
           dweights[i] += simd<float>().dot(incoming.data(), weighted.data(), n);
           simd<T>().scale_wide(weighted.data(), weights[i], dy[i] + at, n);
+        }
+      });
+    });
+  }
+
+  void weighted_backward_without_gate(Activation a, InOut hidden, InOut tdy, const Tensor& tweights,
+                                      Out tdweights) {
+    with_type(tdy, [&]<class T>(T) {
+      const Matrix<T> x(hidden), dy(tdy);
+      const float* weights = tweights.host<float>();
+      float* dweights = tdweights.host<float>();
+      const auto pass = simd<float>().activation(a).backward;
+      team_.each_row(x.rows, x.cols, [&](std::int64_t i) {
+        constexpr std::int64_t piece = 256;
+        std::array<float, piece> incoming, weighted, h;
+        dweights[i] = 0;
+        for (std::int64_t at = 0; at < dy.cols; at += piece) {
+          const std::int64_t n = std::min(piece, dy.cols - at);
+          simd<T>().widen(dy[i] + at, incoming.data(), n);
+          simd<T>().widen(x[i] + at, h.data(), n);
+          simd<float>().scale(incoming.data(), weights[i], weighted.data(), n);
+          pass(h.data(), weighted.data(),
+               n);  // h is then what the activation made, and weighted its gradient
+          dweights[i] += simd<float>().dot(incoming.data(), h.data(), n);
+          simd<T>().scale_wide(weighted.data(), 1.0f, x[i] + at, n);
+          simd<T>().scale_wide(h.data(), weights[i], dy[i] + at, n);
         }
       });
     });

@@ -178,11 +178,11 @@ class NoisyKernels final : public RoundingNoise {
     move(dy);
   }
 
-  void weighted_gated_backward(Activation a, InOut gate_up, InOut dy, const Tensor& weights, Out dweights,
-                               const SwigluClamp& clamp) override {
+  void weighted_activation_backward(Activation a, InOut gate_up, InOut dy, const Tensor& weights,
+                                    Out dweights, const SwigluClamp& clamp) override {
     move(gate_up);
     move(dy, dy->cols());
-    exact_.weighted_gated_backward(a, gate_up, dy, moved(weights), dweights, clamp);
+    exact_.weighted_activation_backward(a, gate_up, dy, moved(weights), dweights, clamp);
     move(gate_up);
     move(dy);
     move(dweights, dy->cols());

@@ -220,13 +220,13 @@ class RowKernels : public Base {
     });
   }
 
-  void weighted_gated_backward(Activation a, InOut gate_up, InOut dy, const Tensor& weights, Out dweights,
-                               const SwigluClamp& clamp) override {
+  void weighted_activation_backward(Activation a, InOut gate_up, InOut dy, const Tensor& weights,
+                                    Out dweights, const SwigluClamp& clamp) override {
     with_stored_type(dy, [&, this]<class T>(T) {
       using F = Wide<T>;
-      this->each_row("weighted_gated_backward", dy->rows(),
-                     rows::WeightedGatedBackward<T>{a, clamp, matrix<T>(gate_up), matrix<T>(dy),
-                                                    data<F>(weights), data<F>(dweights)});
+      this->each_row("weighted_activation_backward", dy->rows(),
+                     rows::WeightedActivationBackward<T>{a, clamp, matrix<T>(gate_up), matrix<T>(dy),
+                                                         data<F>(weights), data<F>(dweights)});
     });
   }
 

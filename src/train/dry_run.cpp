@@ -113,7 +113,7 @@ void add_copies(const Plan& plan, const Coordinates& at, const MovedCopies& move
   traffic.at(Axis::cp, Verb::all_gather).bytes += moved.gathered_bytes;
   traffic.at(Axis::cp, Verb::all_to_all).bytes += moved.exchanged_bytes;
   if (plan.mesh.ep == 1) return;
-  const std::int64_t hidden = plan.model.hidden;
+  const std::int64_t hidden = plan.model.expert_width();
   const int tp = plan.mesh.size(Axis::tp);
   const bool sums_rows = plan.numerics == Numerics::invariant && tp > 1;
   const std::int64_t back = sums_rows ? split_range(hidden, tp, at.tp).size() : hidden;

@@ -1,5 +1,6 @@
 #include "train/flush_driver.h"
 
+#include <algorithm>
 #include <cmath>
 
 #include "schedule/group_uses.h"
@@ -60,29 +61,33 @@ std::vector<double> FlushDriver::sum_over_ranks(std::span<const double> numbers)
 void FlushDriver::count_routing() {
   const Rank& rank = parts_.rank;
   const ModelSpec& model = parts_.plan.model;
-  const std::int64_t experts = model.num_experts, dense = model.num_dense_layers,
-                     layers = model.num_routed_layers(), width = routing_report_size(experts);
+  const std::vector<std::int64_t> routed = model.routed_layers();
+  const std::int64_t experts = model.num_experts, layers = std::ssize(routed),
+                     width = routing_report_size(experts);
   if (layers == 0) return;
+  const auto place_of = [&routed](std::int64_t layer) {
+    return std::lower_bound(routed.begin(), routed.end(), layer) - routed.begin();
+  };
   const Doing doing = rank.doing(Activity::count_routing);
   std::vector<double> losses(static_cast<std::size_t>(layers)), all(static_cast<std::size_t>(layers * width));
   const std::vector<RoutingCounts> here = parts_.stages.take_routing_counts();
-  for (const RoutingCounts& c : here) losses[static_cast<std::size_t>(c.layer - dense)] += c.loss_sum;
+  for (const RoutingCounts& c : here) losses[static_cast<std::size_t>(place_of(c.layer))] += c.loss_sum;
   if (parts_.plan.shards_sequence()) losses = HostGroup(rank.along(Axis::tp)).sum(losses);
   for (const RoutingCounts& c : here) {
-    double* place = all.data() + (c.layer - dense) * width;
+    double* place = all.data() + place_of(c.layer) * width;
     for (std::size_t e = 0; e < c.routed.size(); ++e) {
       place[e] += c.routed[e];
       place[static_cast<std::size_t>(experts) + e] += c.dropped[e];
     }
     place[2 * experts] += c.away;
-    place[width - 1] = losses[static_cast<std::size_t>(c.layer - dense)];
+    place[width - 1] = losses[static_cast<std::size_t>(place_of(c.layer))];
   }
   all = sum_over_ranks(all);
   routing_.clear();
   for (std::int64_t i = 0; i < layers; ++i) {
     const double* place = all.data() + i * width;
     routing_.push_back(
-        {dense + i,
+        {routed[static_cast<std::size_t>(i)],
          {place, place + experts},
          {place + experts, place + 2 * experts},
          place[2 * experts],

@@ -224,20 +224,13 @@ double call_seconds(const Plan& plan, const RunOptions& options, int ranks, int 
 
 }  // namespace
 
-RehearsedPlan rehearsed_plan(const Plan& plan, std::int64_t dense, std::int64_t others) {
+static RehearsedPlan rehearsed_plan(const Plan& plan, ModelSpec layers) {
   constexpr std::int64_t most_vocab = 8192, fewest_tokens = 16;
   const double most_flops = has_fast_kernels(plan.precision) ? 2e9 : 3e7;  // forward
   RehearsedPlan r;
   Plan& p = r.plan;
-  p.model = plan.model;
+  p.model = std::move(layers);
   p.model.tuning.freeze.clear();  // layers are told apart by their FLOPs (plan/cost)
-  p.model.num_layers = dense + others;
-  if (p.model.experts == Experts::deepseek) p.model.num_dense_layers = dense;
-  if (StateSpaceSpec& s = p.model.state_space; s.heads > 0) {
-    s.attention_layers.clear();
-    for (std::int64_t layer = 0; layer < dense; ++layer) s.attention_layers.push_back(layer);
-    if (others == 0) s = {};
-  }
   const int tp = plan.mesh.size(Axis::tp), cp = plan.mesh.size(Axis::cp), ep = plan.mesh.ep;
   p.model.vocab = std::min(p.model.vocab, tp * most_vocab);
   p.mesh.set(Axis::tp, tp);
@@ -277,7 +270,27 @@ RehearsedPlan rehearsed_plan(const Plan& plan, std::int64_t dense, std::int64_t 
   return r;
 }
 
-PartSeconds rehearse(const Plan& plan, const RunOptions& options, const JobCores& cores) {
+RehearsedPlan rehearsed_plan(const Plan& plan, std::int64_t dense, std::int64_t others) {
+  ModelSpec m = plan.model;
+  m.num_layers = dense + others;
+  if (m.experts == Experts::deepseek) m.num_dense_layers = dense;
+  if (StateSpaceSpec& s = m.state_space; s.heads > 0) {
+    s.attention_layers.clear();
+    for (std::int64_t layer = 0; layer < dense; ++layer) s.attention_layers.push_back(layer);
+    if (others == 0) s = {};
+  }
+  return rehearsed_plan(plan, std::move(m));
+}
+
+RehearsedPlan rehearsed_plan(const Plan& plan, const std::string& layers) {
+  ModelSpec m = plan.model;
+  m.layer_pattern = layers;
+  m.num_layers = std::ssize(layers);
+  return rehearsed_plan(plan, std::move(m));
+}
+
+// Layers without experts or a state space, and those with them.
+static PartSeconds rehearse_layers(const Plan& plan, const RunOptions& options, const JobCores& cores) {
   const ModelSpec& m = plan.model;
   const int ranks = plan.mesh.num_ranks();
   PartSeconds parts;
@@ -297,6 +310,42 @@ PartSeconds rehearse(const Plan& plan, const RunOptions& options, const JobCores
   parts.dense *= r.layer_share;
   parts.others *= r.layer_share;
   parts.ends *= r.head_share;
+  return parts;
+}
+
+// Layers of one part each, of each kind by itself: the mean of those that PartSeconds has as one.
+static PartSeconds rehearse_parts(const Plan& plan, const RunOptions& options, const JobCores& cores) {
+  const ModelSpec& m = plan.model;
+  std::string one_of_each;
+  for (const LayerKind& kind : layer_kinds(m))
+    one_of_each += m.layer_pattern[static_cast<std::size_t>(kind.layer)];
+  const RehearsedPlan r = rehearsed_plan(plan, one_of_each);
+  const Stand stand = stand_of(r.plan.mesh, plan.mesh.num_ranks(), cores);
+  const PartSeconds::Passes base = passes_of(r.plan, stand, options);
+  PartSeconds parts;
+  parts.ends = base;
+  std::int64_t num_dense = 0, num_others = 0;
+  for (const LayerKind& kind : layer_kinds(m)) {
+    const char letter = m.layer_pattern[static_cast<std::size_t>(kind.layer)];
+    PartSeconds::Passes one =
+        passes_of(rehearsed_plan(plan, one_of_each + letter).plan, stand, options) - base;
+    parts.ends = parts.ends - one;
+    const bool is_other = m.has_experts(kind.layer) || m.has_state_space(kind.layer);
+    (is_other ? num_others : num_dense) += kind.count;
+    one *= static_cast<double>(kind.count);
+    PartSeconds::Passes& sum = is_other ? parts.others : parts.dense;
+    sum = {sum.forward + one.forward, sum.backward + one.backward};
+  }
+  if (num_dense > 0) parts.dense *= r.layer_share / static_cast<double>(num_dense);
+  if (num_others > 0) parts.others *= r.layer_share / static_cast<double>(num_others);
+  parts.ends *= r.head_share;
+  return parts;
+}
+
+PartSeconds rehearse(const Plan& plan, const RunOptions& options, const JobCores& cores) {
+  const int ranks = plan.mesh.num_ranks();
+  PartSeconds parts = plan.model.layer_pattern.empty() ? rehearse_layers(plan, options, cores)
+                                                       : rehearse_parts(plan, options, cores);
   parts.element = element_seconds(plan, stand_of(Mesh{}, ranks, cores), options);
   const int group = std::max(plan.mesh.dp_cp_size(), plan.mesh.size(Axis::pp));
   if (group == 1) return parts;

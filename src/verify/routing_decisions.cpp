@@ -15,14 +15,15 @@ namespace echelon {
 using Integers = std::vector<std::int32_t>;
 
 RoutingDecisions::RoutingDecisions(const Plan& plan)
-    : first_layer_(plan.model.num_dense_layers),
+    : layers_(plan.model.routed_layers()),
       samples_(plan.global_batch),
       positions_(plan.seq_len),
       k_(plan.model.experts_per_token),
-      codes_(static_cast<std::size_t>(plan.model.num_routed_layers() * samples_ * positions_ * k_), -1) {}
+      codes_(layers_.size() * static_cast<std::size_t>(samples_ * positions_ * k_), -1) {}
 
 std::int32_t* RoutingDecisions::at(std::int64_t layer, std::int64_t sample, std::int64_t position) {
-  return codes_.data() + (((layer - first_layer_) * samples_ + sample) * positions_ + position) * k_;
+  const auto place = std::lower_bound(layers_.begin(), layers_.end(), layer) - layers_.begin();
+  return codes_.data() + ((place * samples_ + sample) * positions_ + position) * k_;
 }
 
 void RoutingRecorder::on_kept(std::int64_t layer, const RoutedTokens& tokens, const Tensor& ids,
@@ -48,15 +49,13 @@ RoutingRecorder::Gathered RoutingRecorder::gather(const Rank& rank, std::int64_t
   if (auto mine = steps_.extract(step); !mine.empty()) codes = mine.mapped().codes();
   // The largest and the smallest number that any rank has: where they are not the same, ranks disagree.
   constexpr std::int32_t none = std::numeric_limits<std::int32_t>::min();
-  const std::size_t n = codes.size(),
-                    of_layer = n / static_cast<std::size_t>(plan_.model.num_routed_layers());
+  const std::size_t n = codes.size(), of_layer = n / result.decisions.layers().size();
   std::vector<std::int32_t> both = codes;
   for (std::int32_t code : codes) both.push_back(code < 0 ? none : -code);
   for (Axis axis : all_axes) both = HostGroup(rank.along(axis)).max(both);
   for (std::size_t i = 0; i < n; ++i) {
     codes[i] = both[i];
-    if (both[i] < 0 || both[i] != -both[n + i])
-      ++result.disputed[plan_.model.num_dense_layers + static_cast<std::int64_t>(i / of_layer)];
+    if (both[i] < 0 || both[i] != -both[n + i]) ++result.disputed[result.decisions.layers()[i / of_layer]];
   }
   return result;
 }

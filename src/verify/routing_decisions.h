@@ -22,6 +22,7 @@ class RoutingDecisions {
  public:
   explicit RoutingDecisions(const Plan& plan);
 
+  const std::vector<std::int64_t>& layers() const { return layers_; }
   bool empty() const { return codes_.empty(); }
   // The k numbers of a token.
   std::int32_t* at(std::int64_t layer, std::int64_t sample, std::int64_t position);
@@ -29,7 +30,8 @@ class RoutingDecisions {
   std::vector<std::int32_t>& codes() { return codes_; }
 
  private:
-  std::int64_t first_layer_, samples_, positions_, k_;
+  std::vector<std::int64_t> layers_;
+  std::int64_t samples_, positions_, k_;
   std::vector<std::int32_t> codes_;
 };
 

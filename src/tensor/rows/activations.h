@@ -159,19 +159,25 @@ struct GatedBackward {
 };
 
 template <class T>
-struct WeightedGatedBackward {
+struct WeightedActivationBackward {
   Activation a;
   SwigluClamp clamp;
-  Matrix<T> gate_up, dy;
+  Matrix<T> hidden, dy;
   const Wide<T>* weights;
   Wide<T>* dweights;
+  ECHELON_HOST_DEVICE Wide<T> gradient(T* row, std::int64_t j, Wide<T> d) const {
+    if (is_gated(a)) return gated_gradient(a, row[j], row[dy.cols + j], d, clamp);
+    const Wide<T> h = row[j];
+    row[j] = T(d * activation_slope<Wide<T>>(a, h));
+    return activation_of<Wide<T>>(a, h);
+  }
   template <class Team>
   ECHELON_HOST_DEVICE void operator()(const Team& team, std::int64_t i) const {
     using F = Wide<T>;
     F sum = 0;
     for (std::int64_t j = team.lane(); j < dy.cols; j += team.lanes()) {
       const F d = dy[i][j];
-      const F y = gated_gradient(a, gate_up[i][j], gate_up[i][dy.cols + j], d * weights[i], clamp);
+      const F y = gradient(hidden[i], j, d * weights[i]);
       sum += d * y;
       dy[i][j] = T(y * weights[i]);
     }
