@@ -261,15 +261,16 @@ TEST_P(DeviceKernels, Activations) {
         expect_close(x, 16, "gated_backward");
         expect_close(y, 4, "gated_backward's output");
       }
-      const Operand x = random(t, rows, 2 * cols), y = random(t, rows, cols), weights = vector(wide(t), rows),
-                    dweights = vector(wide(t), rows);
-      run([&](Kernels& on, auto of) {
-        on.weighted_activation_backward(Activation::clamped_swiglu, of(x), of(y), of(weights), of(dweights),
-                                        clamp);
-      });
-      expect_close(x, 16, "weighted_activation_backward");
-      expect_close(y, 4, "weighted_activation_backward's output");
-      expect_close(dweights, 4 * cols, "weighted_activation_backward's weights");
+      for (Activation a : {Activation::clamped_swiglu, Activation::relu2}) {
+        const Operand x = random(t, rows, is_gated(a) ? 2 * cols : cols), y = random(t, rows, cols),
+                      weights = vector(wide(t), rows), dweights = vector(wide(t), rows);
+        run([&](Kernels& on, auto of) {
+          on.weighted_activation_backward(a, of(x), of(y), of(weights), of(dweights), clamp);
+        });
+        expect_close(x, 16, "weighted_activation_backward");
+        expect_close(y, 4, "weighted_activation_backward's output");
+        expect_close(dweights, 4 * cols, "weighted_activation_backward's weights");
+      }
     }
 }
 

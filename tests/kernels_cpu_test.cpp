@@ -383,12 +383,15 @@ TEST_F(KernelsCpu, Gates) {
       }
 }
 
-TEST_F(KernelsCpu, WeightedSwiglu) {
+TEST_F(KernelsCpu, WeightedActivationsOfExperts) {
   for (const auto& [rows, cols] : sizes)
     for (const auto& [strided, activation] : {std::pair{false, Activation::swiglu},
                                               {true, Activation::swiglu},
-                                              {true, Activation::clamped_swiglu}}) {
-      const Operand gate_up = random(rows, 2 * cols, strided), dy = random(rows, cols, strided),
+                                              {true, Activation::clamped_swiglu},
+                                              {false, Activation::relu2},
+                                              {true, Activation::relu2}}) {
+      const std::int64_t width = is_gated(activation) ? 2 * cols : cols;
+      const Operand gate_up = random(rows, width, strided), dy = random(rows, cols, strided),
                     weights = vector(rows), d_weights = vector(rows);
       run([&, activation = activation](Kernels& k, auto of) {
         k.weighted_activation_backward(activation, of(gate_up), of(dy), of(weights), of(d_weights),

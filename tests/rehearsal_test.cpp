@@ -59,6 +59,23 @@ TEST(Rehearsal, RunsALayerOnTheRanksThatShareIt) {  // long
     }
 }
 
+// Of layers of one part each the mean of those that count as one kind.
+TEST(Rehearsal, RunsLayersOfOnePart) {
+  ModelSpec model = odd_llama(false, 2, 5);
+  model.layer_pattern = "M*-M*";
+  model.activation = Activation::relu2;
+  model.state_space = {4, 3, 1, 5, 3, true, 4, {}};
+  const Plan plan = with_mesh(model, 1, 2, 1, 1);
+  const RehearsedPlan r = rehearsed_plan(plan, "*-M");
+  EXPECT_NO_THROW(validate(r.plan));
+  EXPECT_EQ(r.plan.model.num_layers, 3);
+  const PartSeconds parts = rehearse(plan, {}, {2, 1});
+  for (const PartSeconds::Passes& passes : {parts.dense, parts.others, parts.ends}) {
+    EXPECT_GE(passes.forward, 0);
+    EXPECT_GE(passes.backward, 0);
+  }
+}
+
 // A large one is rehearsed with fewer tokens, and counted whole.
 TEST(Rehearsal, IsShortWhereTheStepIsLong) {
   Plan plan;

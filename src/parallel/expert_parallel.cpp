@@ -334,6 +334,7 @@ Work<ExpertParallel::Backward> ExpertParallel::backward_input(const Tensor& dy, 
     kernels.gated_backward(activation_, saved.shared_hidden, d_activated);
   } else {
     kernels.activate_backward(activation_, saved.shared_hidden, d_activated);
+    std::swap(saved.shared_hidden, d_activated);  // of which that is the gradient
   }
   backward.d_shared_hidden = std::exchange(saved.shared_hidden, {});
   if (out.gradient.defined())

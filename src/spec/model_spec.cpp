@@ -142,6 +142,7 @@ void check_layer_pattern(const ModelSpec& m) {
   refuse_beside(m.norm_place != NormPlace::before, "norm_place", "\"before\"");
   refuse_beside(m.parallel_residual, "parallel_residual = true", "false");
   refuse_beside(m.window.size > 0, "a window", "0");
+  refuse_beside(m.latent_attention(), "latent attention (kv_rank)", "0");
   refuse_beside(m.num_mtp_layers > 0, "num_mtp_layers", "0");
 }
 
