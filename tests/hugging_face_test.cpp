@@ -133,15 +133,21 @@ class HuggingFace : public testing::TestWithParam<const char*> {
   static std::string name_of_hybrid(const ModelSpec& model, std::string name) {
     for (const char* whole : {"mamba.in_proj.", "mamba.conv1d."})
       if (const auto at = name.find(whole); at != std::string::npos)
-        return name.substr(0, at) + whole + name.substr(name.rfind('.') + 1);
+        name = name.substr(0, at) + whole + name.substr(name.rfind('.') + 1);
+    if (!model.layer_pattern.empty() && name.starts_with("model.")) name = "backbone" + name.substr(5);
     using Names = std::vector<std::pair<const char*, const char*>>;
     const Names bamba{{"post_attention_layernorm", "pre_ff_layernorm"},
                       {".mlp.", ".feed_forward."},
                       {"model.norm", "model.final_layernorm"}},
         granite{{"mlp.gate_proj", "shared_mlp.input_linear"},
                 {"mlp.up_proj", "shared_mlp.input_linear"},
-                {"mlp.down_proj", "shared_mlp.output_linear"}};
-    for (const auto& [ours, theirs] : model.fused_mlp ? granite : bamba)
+                {"mlp.down_proj", "shared_mlp.output_linear"}},
+        nemotron{{".input_layernorm.", ".norm."}, {".mamba.", ".mixer."},
+                 {".self_attn.", ".mixer."},      {".mlp.", ".mixer."},
+                 {"embed_tokens", "embeddings"},  {"backbone.norm", "backbone.norm_f"}};
+    for (const auto& [ours, theirs] : !model.layer_pattern.empty() ? nemotron
+                                      : model.fused_mlp            ? granite
+                                                                   : bamba)
       if (const auto at = name.find(ours); at != std::string::npos)
         return name.replace(at, std::string(ours).size(), theirs);
     return name;
@@ -539,22 +545,21 @@ TEST_P(HuggingFace, TransformersComputesTheSameFromAnExportedModel) {
 }
 #endif
 
-INSTANTIATE_TEST_SUITE_P(Models, HuggingFace,
-                         testing::Values("gpt2", "llama", "llama-tied", "llama-biases", "mixtral", "llama3",
-                                         "llama-linear", "mistral", "qwen2-yarn", "qwen2-window", "qwen3",
-                                         "qwen3-moe", "smollm3", "granite", "olmo2", "olmo3", "olmoe",
-                                         "arcee", "seed-oss", "phi3", "phi3-longrope", "gemma", "gemma2",
-                                         "gemma3", "gpt-neox", "gpt-neox-serial", "gpt-oss", "deepseek-v2",
-                                         "deepseek-v3", "llama-dynamic", "mistral-uneven", "qwen3-moe-dense",
-                                         "deepseek-v3-mtp", "starcoder2", "stablelm", "cohere", "cohere2",
-                                         "glm", "glm4", "olmo", "nemotron", "ernie4-5", "qwen2-moe",
-                                         "glm4-moe", "ministral", "exaone4", "minimax-m2", "dots1",
-                                         "glm4-moe-lite", "bamba", "granite-hybrid", "granite-dense"),
-                         [](const auto& instance) {
-                           std::string name = instance.param;
-                           std::erase(name, '-');
-                           return name;
-                         });
+INSTANTIATE_TEST_SUITE_P(
+    Models, HuggingFace,
+    testing::Values("gpt2", "llama", "llama-tied", "llama-biases", "mixtral", "llama3", "llama-linear",
+                    "mistral", "qwen2-yarn", "qwen2-window", "qwen3", "qwen3-moe", "smollm3", "granite",
+                    "olmo2", "olmo3", "olmoe", "arcee", "seed-oss", "phi3", "phi3-longrope", "gemma",
+                    "gemma2", "gemma3", "gpt-neox", "gpt-neox-serial", "gpt-oss", "deepseek-v2",
+                    "deepseek-v3", "llama-dynamic", "mistral-uneven", "qwen3-moe-dense", "deepseek-v3-mtp",
+                    "starcoder2", "stablelm", "cohere", "cohere2", "glm", "glm4", "olmo", "nemotron",
+                    "ernie4-5", "qwen2-moe", "glm4-moe", "ministral", "exaone4", "minimax-m2", "dots1",
+                    "glm4-moe-lite", "bamba", "granite-hybrid", "granite-dense", "nemotron-h"),
+    [](const auto& instance) {
+      std::string name = instance.param;
+      std::erase(name, '-');
+      return name;
+    });
 
 // What else a type can be asked for than its fixture is: it is written as that type again.
 TEST(HuggingFaceConfig, IsOfTheTypeThatSaysTheModel) {
@@ -598,6 +603,93 @@ TEST(HuggingFaceConfig, IsOfTheTypeThatSaysTheModel) {
   refused("glm4-moe-lite", {{"mlp_layer_types", {"sparse", "dense"}}}, {"mlp_layer_types"});
   refused("glm4-moe-lite", {{"first_k_dense_replace", 2}}, {"first_k_dense_replace", "only 1"});
   refused("dots1", {{"layer_types", mixed}, {"sliding_window", 4}}, {"layer_types", "full_attention"});
+}
+
+// Nemotron-H's layers are words or letters; transformers holds other names than its files have.
+TEST(HuggingFaceConfig, OfANemotronHIsReadAsPublished) {
+  const std::string text = read_text((fixtures / "nemotron-h/config.json").string());
+  const auto read = [&](const json& changes) {
+    json config = json::parse(text);
+    for (const auto& [key, value] : changes.items())
+      if (value == "left out")
+        config.erase(key);
+      else
+        config[key] = value;
+    return model_from_hugging_face(config.dump(), "x/config.json");
+  };
+  const ModelSpec model = read({});
+  EXPECT_EQ(model.layer_pattern, "MEM*-ME");
+  EXPECT_EQ(model.expert_latent, 10);
+  EXPECT_EQ(model.shared_width(), 20);
+  EXPECT_EQ(to_toml(read({{"layers_block_type", "left out"},
+                          {"hybrid_override_pattern", "MEM*-ME"},
+                          {"num_hidden_layers", 7}})),
+            to_toml(model));
+  EXPECT_EQ(
+      to_toml(read({{"layers_block_type", {"mamba", "moe", "mamba", "attention", "mlp", "mamba", "moe"}}})),
+      to_toml(model));
+  EXPECT_EQ(to_toml(read({{"num_nextn_predict_layers", 1}})), to_toml(model));
+  EXPECT_EQ(read({{"moe_latent_size", nullptr}}).expert_latent, 0);
+  EXPECT_EQ(to_toml(read({{"head_dim", "left out"}, {"attention_head_dim", 8}})), to_toml(model));
+  const ModelSpec dense = read({{"layers_block_type", {"mamba", "mlp", "attention"}}, {"mlp_bias", true}});
+  EXPECT_EQ(dense.experts, Experts::none);
+  EXPECT_TRUE(dense.mlp_bias);
+  EXPECT_EQ(to_toml(model_from_hugging_face(hugging_face_config(dense, DType::f32), "x/config.json")),
+            to_toml(dense));
+  const auto refused = [&](const json& changes, const std::vector<std::string>& words) {
+    expect_refusal([&] { read(changes); }, words);
+  };
+  refused({{"layers_block_type", {"mamba", "conv"}}}, {"layers_block_type", "moe"});
+  refused({{"layers_block_type", {{"mamba", "moe"}}}}, {"layers_block_type", "moe"});
+  refused({{"layers_block_type", "left out"}}, {"hybrid_override_pattern is missing"});
+  refused({{"layers_block_type", "left out"}, {"hybrid_override_pattern", "M|E"}},
+          {"hybrid_override_pattern", "M, *, - and E"});
+  refused({{"n_shared_experts", 2}}, {"n_shared_experts = 2", "only 1 is"});
+  refused({{"mlp_bias", true}}, {"mlp_bias"});
+  refused({{"use_bias", true}}, {"use_bias"});
+  refused({{"mlp_hidden_act", "silu"}}, {"mlp_hidden_act", "relu2"});
+}
+
+// As transformers holds a model: "model.", and the experts of a layer as one tensor.
+TEST(HuggingFaceConfig, OfANemotronHHasTensorsAsTransformersHoldsThem) {
+  const TemporaryDirectory directory;
+  const std::string from = (fixtures / "nemotron-h").string(), held = directory / "held";
+  fs::create_directories(held);
+  fs::copy(from + "/config.json", held + "/config.json");
+  const SafetensorsFile original(from + "/model.safetensors");
+  std::map<std::string, std::pair<StoredTensor, std::vector<std::byte>>> tensors;
+  for (const StoredTensor& tensor : original.tensors()) {
+    std::string name = tensor.name;
+    if (name.starts_with("backbone.")) name = "model." + name.substr(9);
+    auto [declared, is_new] = std::pair{tensor, true};
+    declared.name = name;
+    if (const auto at = name.find(".experts."); at != std::string::npos) {
+      const auto number = at + 9, end = name.find('.', number);
+      declared.name = name.substr(0, number) + name.substr(end + 1, name.rfind('.') - end - 1);
+      declared.shape.insert(declared.shape.begin(), 8);
+    }
+    auto& [stored, bytes] = tensors[declared.name];
+    stored = declared;
+    const std::vector<std::byte> more =
+        original.bytes(tensor);  // of the experts in their order: there are eight
+    bytes.insert(bytes.end(), more.begin(), more.end());
+  }
+  std::vector<StoredTensor> declared;
+  for (const auto& [name, tensor] : tensors) declared.push_back(tensor.first);
+  declared.push_back({"mtp.layers.0.norm.weight", StoredType::f32, {24}});
+  SafetensorsWriter writer(held + "/model.safetensors", declared, {{"format", "pt"}});
+  for (const auto& [name, tensor] : tensors) writer.write(name, tensor.second.data(), tensor.second.size());
+  const std::vector<float> module(24);
+  writer.write("mtp.layers.0.norm.weight", module.data(), module.size() * sizeof module[0]);
+  writer.finish();
+  const auto exported = [&](const std::string& in, const char* name) {
+    const std::string out = directory / name;
+    export_hugging_face(
+        import_hugging_face(in, directory / (std::string(name) + "-ck"), DType::f32, 1).checkpoint, out,
+        1 << 30);
+    return read_text(out + "/model.safetensors");
+  };
+  EXPECT_TRUE(exported(held, "of-held") == exported(from, "of-published"));
 }
 
 // Bamba's layers may be named in any order, and Python's word for no limit stands bare in older files.

@@ -46,6 +46,7 @@ struct FileTensor {
   std::int64_t rows_in_turn = 0;  // 0: all
   std::int64_t expert_parts = 0;  // 0: not of experts
   bool depthwise = false;         // of a convolution of each channel by itself: (channels, 1, positions)
+  bool stacked = false;           // matrices one behind the other along a dimension of their own
 
   std::vector<std::int64_t> shape() const {
     std::vector<std::int64_t> whole = parts.front().shape;
@@ -53,6 +54,10 @@ struct FileTensor {
       std::reverse(whole.begin(), whole.end());
       whole.back() *= expert_parts;
       whole.insert(whole.begin(), std::ssize(parts) / expert_parts);
+      return whole;
+    }
+    if (stacked) {
+      whole.insert(whole.begin(), std::ssize(parts));
       return whole;
     }
     for (std::size_t i = 1; i < parts.size(); ++i) whole.front() += parts[i].shape.front();
@@ -65,6 +70,9 @@ struct FileTensor {
     return sum;
   }
 };
+
+// What names of parameters begin with.
+constexpr const char* models = "model.";
 
 // Whether transformers has a bias of each router of it beside the parameters.
 bool has_router_biases(const ModelSpec& model) {
@@ -89,8 +97,12 @@ std::pair<std::string, std::int64_t> tensor_of_all_experts(const std::string& na
 
 std::string renamed(const TransformersType& type, std::string name) {
   for (const auto& [ours, theirs] : type.renamed)
-    if (const auto at = name.find(ours); at != std::string::npos)
-      return name.replace(at, std::string(ours).size(), theirs);
+    if (const auto at = name.find(ours); at != std::string::npos) {
+      name.replace(at, std::string(ours).size(), theirs);
+      break;
+    }
+  if (type.prefix != nullptr && name.starts_with(models))
+    name.replace(0, std::string(models).size(), type.prefix);
   return name;
 }
 
@@ -387,10 +399,55 @@ bool is_constant(const std::string& name) {
          name.ends_with("rotary_emb.inv_freq");
 }
 
-// A module that predicts one more token lies behind the last layer; transformers leaves it out.
+// A module that predicts one more token lies behind the last layer; transformers leaves it out. That of
+// Nemotron 3 has names of its own, and is left out here too.
 bool predicts_more(const ModelSpec& model, const std::string& name) {
   return transformers_type(model).predicts_more &&
          name.starts_with(fmt::format("model.layers.{}.", model.num_layers));
+}
+bool is_left_out(const ModelSpec& model, const std::string& name) {
+  return !model.layer_pattern.empty() && name.starts_with("mtp.");
+}
+
+// As transformers holds a model whose files have its matrices of experts one by one: those of a layer as one
+// tensor. From tensors of the same file, which then have the parts of all.
+std::vector<FileTensor> with_stacked_experts(const StoredModel& stored, std::vector<FileTensor> tensors) {
+  const std::string before = ".experts.";
+  std::vector<FileTensor> all;
+  std::map<std::string, std::size_t> places;
+  for (FileTensor& tensor : tensors) {
+    const auto at = tensor.name.find(before);
+    if (at == std::string::npos || tensor.parts.front().expert < 0) {
+      all.push_back(std::move(tensor));
+      continue;
+    }
+    const auto number = at + before.size(), end = tensor.name.find('.', number) + 1;
+    std::string name = tensor.name.substr(0, number) + tensor.name.substr(end);
+    name.erase(name.rfind(".weight"));
+    if (stored.find(name) == nullptr) {
+      all.push_back(std::move(tensor));
+      continue;
+    }
+    const auto [place, is_new] = places.emplace(name, all.size());
+    if (is_new) {
+      all.push_back({name, {}});
+      all.back().stacked = true;
+    }
+    all[place->second].parts.push_back(tensor.parts.front());
+  }
+  return all;
+}
+
+// The tensors of these files.
+std::vector<FileTensor> stored_tensors(const StoredModel& stored, const ModelSpec& model) {
+  std::vector<FileTensor> tensors = file_tensors(model);
+  const TransformersType& type = transformers_type(model);
+  if (type.prefix == nullptr) return tensors;
+  if (stored.find(tensors.front().name) == nullptr)  // as transformers holds it
+    for (FileTensor& tensor : tensors)
+      if (tensor.name.starts_with(type.prefix))
+        tensor.name.replace(0, std::string(type.prefix).size(), models);
+  return with_stacked_experts(stored, std::move(tensors));
 }
 
 // Of a model that sees images too: its text model's names begin with the former, the others' with the latter.
@@ -405,7 +462,7 @@ std::map<std::string, StoredPlace> stored_places(const StoredModel& stored, cons
   const std::string prefix = "transformer.";
   std::set<std::string> left = stored.names();
   std::map<std::string, StoredPlace> places;
-  for (const FileTensor& tensor : file_tensors(model)) {
+  for (const FileTensor& tensor : stored_tensors(stored, model)) {
     const std::string* name = stored.find(tensor.name);
     if (name == nullptr && tensor.name.starts_with(prefix))
       name = stored.find(tensor.name.substr(prefix.size()));
@@ -446,7 +503,8 @@ std::map<std::string, StoredPlace> stored_places(const StoredModel& stored, cons
     for (const auto& [copy, original] : shared_with_module(model))
       check_same(copy, original, "num_nextn_predict_layers");
   for (const std::string& name : left)
-    if (!is_constant(name) && !predicts_more(model, name) && !(sees && is_for_images(name)))
+    if (!is_constant(name) && !predicts_more(model, name) && !is_left_out(model, name) &&
+        !(sees && is_for_images(name)))
       refuse("{}: {} is no tensor of a {}", stored.directory(), name, model.name);
   return places;
 }

@@ -21,7 +21,7 @@ using nlohmann::ordered_json;
 void refuse_inexpressible(const ModelSpec& model, const std::string& type, const std::string& config) {
   ModelSpec meant = model_from_hugging_face(config, fmt::format("model {} as config.json", model.name));
   meant.name = model.name;
-  if (model.num_expert_layers() == model.num_layers) meant.mlp_hidden = model.mlp_hidden;  // of no layer
+  if (model.num_mlp_layers() == 0) meant.mlp_hidden = model.mlp_hidden;  // of no layer
   meant.mtp_weight = model.mtp_weight;  // a training's affair
   for (const auto& [field, here, there] : differences(model, meant))
     refuse(
@@ -238,6 +238,48 @@ void add_deepseek_experts(const ModelSpec& m, ordered_json& config) {
   config["topk_method"] = sigmoids ? "noaux_tc" : m.router.groups > 1 ? "group_limited_greedy" : "greedy";
 }
 
+// Layers of one part each.
+ordered_json nemotron_h_config(const ModelSpec& m) {
+  ordered_json config{{"model_type", "nemotron_h"},
+                      {"architectures", {transformers_type(m).architecture}},
+                      {"layers_block_type", json::array()},
+                      {"hidden_size", m.hidden},
+                      {"intermediate_size", m.mlp_hidden},
+                      {"mlp_hidden_act", "relu2"},
+                      {"mlp_bias", m.mlp_bias},
+                      {"num_attention_heads", m.num_heads},
+                      {"num_key_value_heads", m.num_kv_heads},
+                      {"head_dim", m.head_dim},
+                      {"attention_bias", false},
+                      {"attention_dropout", 0.0},
+                      {"max_position_embeddings", m.max_seq},
+                      {"layer_norm_epsilon", m.norm_eps},
+                      {"residual_in_fp32", false},
+                      {"num_nextn_predict_layers", 0}};
+  for (std::int64_t layer = 0; layer < m.num_layers; ++layer)
+    config["layers_block_type"].push_back(m.has_state_space(layer) ? "linear_attention"
+                                          : m.has_attention(layer) ? "full_attention"
+                                          : m.has_experts(layer)   ? "moe"
+                                                                   : "mlp");
+  if (const StateSpaceSpec& s = m.state_space; s.heads > 0) {
+    config["mamba_num_heads"] = s.heads;
+    config["mamba_head_dim"] = s.head_dim;
+    config["n_groups"] = s.groups;
+    config["ssm_state_size"] = s.state;
+    config["conv_kernel"] = s.kernel;
+    config["use_conv_bias"] = s.conv_bias;
+    config["chunk_size"] = s.chunk;
+    config["mamba_hidden_act"] = "silu";
+    config["use_bias"] = config["mamba_proj_bias"] = false;
+  }
+  if (m.num_expert_layers() == 0) return config;
+  add_deepseek_experts(m, config);
+  for (const char* other : {"first_k_dense_replace", "scoring_func", "topk_method"}) config.erase(other);
+  config["moe_shared_expert_intermediate_size"] = m.shared_width();
+  config["moe_latent_size"] = m.expert_latent > 0 ? ordered_json(m.expert_latent) : ordered_json();
+  return config;
+}
+
 }  // namespace
 
 std::string hugging_face_config(const ModelSpec& m, DType dtype) {
@@ -276,6 +318,8 @@ std::string hugging_face_config(const ModelSpec& m, DType dtype) {
               {"rotary_emb_base", m.rope.theta},
               {"rope_parameters",
                {{"rope_type", "default"}, {"rope_theta", m.rope.theta}, {"partial_rotary_factor", part}}}};
+  } else if (!m.layer_pattern.empty()) {
+    config = nemotron_h_config(m);
   } else {
     const bool mixtral = type == "mixtral" || type == "minimax_m2", gpt_oss = type == "gpt_oss",
                olmoe = type == "olmoe", qwen_moe = type == "qwen2_moe" || type == "qwen3_moe",
@@ -367,8 +411,10 @@ std::string hugging_face_config(const ModelSpec& m, DType dtype) {
       config["logits_scaling"] = m.scales.logits_divisor;
     }
   }
-  if (m.family == Family::llama) add_later_families(m, config);
-  add_state_space(m, config);
+  if (m.family == Family::llama && m.layer_pattern.empty()) {
+    add_later_families(m, config);
+    add_state_space(m, config);
+  }
   config["vocab_size"] = m.vocab;
   config["tie_word_embeddings"] = m.tied_embedding;
   config["initializer_range"] = m.init_std;

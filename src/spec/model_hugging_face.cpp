@@ -483,6 +483,13 @@ void read_granite(const Config& config, ModelSpec& m) {
   read_granite_factors(config, m);
 }
 
+// What a step is brought to, which has to be nothing.
+void read_step_limit(const Config& config) {
+  const Json infinity = {{"__float__", "Infinity"}};  // which JSON has no word for
+  if (config.has("time_step_limit") && config.required("time_step_limit") != Json::array({0.0, infinity}))
+    config.wrong("time_step_limit", fmt::format("null or [0.0, {}]", infinity.dump()));
+}
+
 // Mamba-2's mixer in layers that are not attention_layers. With several groups its norm would be of each.
 void read_state_space(const Config& config, std::vector<std::int64_t> attention_layers, ModelSpec& m) {
   if (std::ssize(attention_layers) == m.num_layers) return;
@@ -504,9 +511,7 @@ void read_state_space(const Config& config, std::vector<std::int64_t> attention_
   s.conv_bias = config.boolean_or("mamba_conv_bias", true);
   s.chunk = config.integer_or("mamba_chunk_size", 256);
   config.only_boolean("mamba_proj_bias", false);
-  const Json infinity = {{"__float__", "Infinity"}};  // which JSON has no word for
-  if (config.has("time_step_limit") && config.required("time_step_limit") != Json::array({0.0, infinity}))
-    config.wrong("time_step_limit", fmt::format("null or [0.0, {}]", infinity.dump()));
+  read_step_limit(config);
 }
 
 void read_bamba(const Config& config, ModelSpec& m) {
@@ -956,6 +961,95 @@ void read_minimax_m2(const Config& config, ModelSpec& m) {
   m.router.scores = RouterScores::sigmoid;
 }
 
+// A letter for each layer, as NVIDIA's files have them, or a list of words.
+std::string read_layer_pattern(const Config& config) {
+  for (const char* key : {"layers_block_type", "layer_types"}) {
+    if (!config.has(key)) continue;
+    const std::pair<const char*, char> words[] = {
+        {"linear_attention", 'M'}, {"mamba", 'M'}, {"full_attention", '*'},
+        {"attention", '*'},        {"mlp", '-'},   {"moe", 'E'}};
+    const Json& list = config.required(key);
+    std::string pattern;
+    for (const Json& word : list) {
+      const auto* found = std::find_if(std::begin(words), std::end(words),
+                                       [&word](const auto& known) { return word == known.first; });
+      if (!list.is_array() || found == std::end(words))
+        config.wrong(key, "a list of linear_attention (mamba), full_attention (attention), mlp and moe");
+      pattern += found->second;
+    }
+    if (pattern.empty()) config.wrong(key, "a list of one for each layer");
+    return pattern;
+  }
+  const char* const key = "hybrid_override_pattern";
+  config.required(key);
+  const std::string pattern = config.text_or(key, "");
+  if (pattern.empty() || pattern.find_first_not_of("M*-E") != std::string::npos)
+    config.wrong(key, "a text of M, *, - and E, one for each layer,");
+  return pattern;
+}
+
+// What transformers calls otherwise elsewhere; both names are read.
+const char* one_of(const Config& config, const char* name, const char* other) {
+  return config.has(other) ? other : name;
+}
+
+void read_nemotron_experts(const Config& config, ModelSpec& m) {
+  if (m.num_expert_layers() == 0) return;
+  read_deepseek_experts(config, 0, 1, m);
+  // There is one MLP for all tokens, whatever the number of shared experts.
+  if (m.num_shared_experts != 1) config.wrong("n_shared_experts", "1");
+  const std::int64_t shared = config.integer("moe_shared_expert_intermediate_size");
+  m.shared_hidden = shared == m.expert_hidden ? 0 : shared;
+  m.expert_latent = config.integer_or("moe_latent_size", 0);
+  read_sigmoid_routing(config, true, 1, 1, m);
+}
+
+// Nemotron-H, Nemotron Nano 2 and Nemotron 3: layers of one part each, without positions. Its module that
+// predicts more tokens is left out, as transformers leaves it. transformers brings steps up to time_step_min,
+// which the code that these models were trained by does not, nor is it done here.
+void read_nemotron_h(const Config& config, ModelSpec& m) {
+  m.family = Family::llama;
+  m.layer_pattern = read_layer_pattern(config);
+  m.num_layers = std::ssize(m.layer_pattern);
+  m.hidden = config.integer("hidden_size");
+  m.num_heads = config.integer("num_attention_heads");
+  if (!config.names("num_key_value_heads"))
+    config.required("num_key_value_heads");  // transformers would take 8
+  m.num_kv_heads = config.integer_or("num_key_value_heads", m.num_heads);
+  // And 128, which is what the first files call otherwise.
+  m.head_dim = config.integer(
+      config.has("attention_head_dim") && !config.has("head_dim") ? "attention_head_dim" : "head_dim");
+  m.mlp_hidden = config.integer("intermediate_size");
+  m.vocab = config.integer("vocab_size");
+  m.max_seq = config.integer("max_position_embeddings");
+  m.tied_embedding = config.boolean_or("tie_word_embeddings", false);
+  m.norm_eps = config.real_or("layer_norm_epsilon", 1e-5);
+  m.rope.unturned_every = 1;
+  m.activation = Activation::relu2;
+  config.only_text("mlp_hidden_act", "relu2", {"relu2"});
+  config.only_boolean("attention_bias", false);
+  config.only_real("attention_dropout", 0.0);
+  config.only_real("hidden_dropout", 0.0);
+  config.only_null("sliding_window");
+  m.mlp_bias = m.num_expert_layers() == 0 && config.boolean_or("mlp_bias", false);
+  if (!m.mlp_bias) config.only_boolean("mlp_bias", false);
+  read_nemotron_experts(config, m);
+  if (m.num_state_space_layers() == 0) return;
+  StateSpaceSpec& s = m.state_space;
+  s.heads = config.integer("mamba_num_heads");
+  s.head_dim = config.integer("mamba_head_dim");
+  s.groups = config.integer(one_of(config, "n_groups", "mamba_n_groups"));
+  config.required("ssm_state_size");
+  s.state = config.integer("ssm_state_size");
+  s.kernel = config.integer_or(one_of(config, "conv_kernel", "mamba_d_conv"), 4);
+  s.conv_bias = config.boolean_or(one_of(config, "use_conv_bias", "mamba_conv_bias"), true);
+  s.chunk = config.integer_or(one_of(config, "chunk_size", "mamba_chunk_size"), 128);
+  config.only_text("mamba_hidden_act", "silu", {"silu"});
+  config.only_boolean("use_bias", false);
+  config.only_boolean("mamba_proj_bias", false);
+  read_step_limit(config);
+}
+
 // EXAONE 4: norms behind attention and MLP, and of heads. Without a window all layers have positions.
 void read_exaone4(const Config& config, ModelSpec& m) {
   config.required("num_key_value_heads");  // transformers would take 32
@@ -1027,6 +1121,19 @@ const std::vector<ModelType>& model_types() {
   static const std::vector<ModelType> all{
       {{"gpt2", "GPT2LMHeadModel"}, read_gpt2, [](M m) { return m.family == Family::gpt2; }},
       {{"gpt_neox", "GPTNeoXForCausalLM"}, read_neox, [](M m) { return m.family == Family::neox; }},
+      {{"nemotron_h",
+        "NemotronHForCausalLM",
+        {{".input_layernorm.", ".norm."},
+         {".mamba.", ".mixer."},
+         {".self_attn.", ".mixer."},
+         {".mlp.", ".mixer."},
+         {"model.embed_tokens.", "model.embeddings."},
+         {"model.norm.", "model.norm_f."}},
+        true,
+        false,
+        "backbone."},
+       read_nemotron_h,
+       [](M m) { return !m.layer_pattern.empty(); }},
       {{"granitemoehybrid",
         "GraniteMoeHybridForCausalLM",
         {{"mlp.gate_up_proj.", "shared_mlp.input_linear."}, {"mlp.down_proj.", "shared_mlp.output_linear."}}},
@@ -1174,7 +1281,6 @@ constexpr OtherType other_types[] = {
     {"apertus", "an activation with weights of its own (xIELU)"},
     {"mamba", "a state space for each channel (Mamba-1)"},
     {"mamba2", "layers without MLPs"},
-    {"nemotron_h", "layers of one part each, attention, a state space or an MLP"},
     {"falcon_h1", "attention and a state space side by side in each layer"},
     {"jamba", "a state space for each channel (Mamba-1)"},
     {"zamba2", "attention that several layers share"},

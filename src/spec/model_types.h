@@ -20,6 +20,8 @@ struct TransformersType {
   // Configurations may have a module that predicts one more token, with the number of the layer behind the
   // last.
   bool predicts_more = false;
+  // What names begin with in place of "model.", though they may begin with that too; nullptr: that alone.
+  const char* prefix = nullptr;
 };
 
 // As which a model is written, and by whose names its files are read. Whether a configuration of this type
