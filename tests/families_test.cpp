@@ -337,6 +337,13 @@ const Row rows[] = {
       "mamba.conv1d.x.bias", "mamba.conv1d.b.bias", "mamba.conv1d.c.bias", "mamba.dt_bias", "mamba.A_log",
       "mamba.D", "mamba.norm.weight", "mamba.out_proj.weight"},
      nullptr},
+    {"bamba_groups",
+     [](ModelSpec& m) { m.state_space = {8, 5, 2, 5, 3, true, 4, {0}}; },
+     {"mamba.in_proj.z.weight", "mamba.in_proj.x.weight", "mamba.in_proj.b.weight", "mamba.in_proj.c.weight",
+      "mamba.in_proj.dt.weight", "mamba.conv1d.x.weight", "mamba.conv1d.b.weight", "mamba.conv1d.c.weight",
+      "mamba.conv1d.x.bias", "mamba.conv1d.b.bias", "mamba.conv1d.c.bias", "mamba.dt_bias", "mamba.A_log",
+      "mamba.D", "mamba.norm.weight", "mamba.out_proj.weight"},
+     nullptr},
     {"olmo", [](ModelSpec& m) { m.norm_kind = NormKind::layer_plain; }, {}, "olmo"},
     {"sinks", [](ModelSpec& m) { m.attention_sinks = true; }, {"self_attn.sinks"}, nullptr},
     {"out_bias", [](ModelSpec& m) { m.attention_out_bias = true; }, {"self_attn.o_proj.bias"}, "seed_oss"},
@@ -379,13 +386,21 @@ TEST(StateSpaces, WithoutAttentionAreCutByTheirOwnHeads) {
   expect_verified_and_predicted(odd_plan(model, 1, 3, false));
 }
 
+// Two ranks hold each key/value head, and four each group: neighbours of both numbers add up.
+TEST(StateSpaces, AndKeysMayBeOnDifferentNumbersOfRanks) {
+  ModelSpec model = odd_llama();
+  model.hidden = 64, model.head_dim = 8, model.num_heads = 8, model.num_kv_heads = 4;
+  model.state_space = {8, 3, 2, 5, 3, true, 4, {1}};
+  for (const bool sp : {false, true}) expect_verified_and_predicted(odd_plan(model, 1, 8, sp));
+}
+
 // What is said to be legal passes, and what is not said does not.
 TEST(StateSpaces, NameEveryLegalDegreeOfTensorParallelism) {
   ModelSpec model = odd_llama();
   model.hidden = 64, model.head_dim = 8, model.num_heads = 8, model.num_kv_heads = 4;
   model.mlp_hidden = 32;
-  for (const std::int64_t heads : {4, 8, 12}) {
-    model.state_space = {heads, 3, 1, 5, 3, true, 4, {0}};
+  for (const auto& [heads, groups] : {std::pair{4, 1}, {8, 1}, {12, 1}, {12, 4}, {8, 8}, {24, 3}}) {
+    model.state_space = {heads, 3, groups, 5, 3, true, 4, {0}};
     std::vector<std::string> legal, said;
     for (int tp = 1; tp <= 16; ++tp) {
       Plan plan = odd_plan(model, 1, tp, false);
@@ -398,7 +413,7 @@ TEST(StateSpaces, NameEveryLegalDegreeOfTensorParallelism) {
         for (const Remedy& one : refusal.remedies()) said.push_back(one.value);
       }
     }
-    EXPECT_EQ(said, legal) << heads << " heads";
+    EXPECT_EQ(said, legal) << heads << " heads of " << groups << " groups";
   }
 }
 
@@ -439,8 +454,8 @@ TEST(StateSpaces, AreRefusedWhereSomethingIsLeftOut) {
   expect_refusal([&] { validate(model); }, {"attention_layers", "ssm_heads"});
   model.state_space.attention_layers = {1, 0};
   expect_refusal([&] { validate(model); }, {"attention_layers", "rising"});
-  model.state_space = {4, 3, 2, 5, 3, true, 4, {0}};
-  expect_refusal([&] { validate(model); }, {"ssm_groups = 2", "norm", "legal: 1"});
+  model.state_space = {4, 3, 3, 5, 3, true, 4, {0}};
+  expect_refusal([&] { validate(model); }, {"ssm_groups = 3", "ssm_heads = 4", "divisor"});
   model.state_space = {4, 3, 1, 5, 3, true, 4, {0}};
   model.window.size = 4;
   expect_refusal([&] { validate(model); }, {"window", "ssm_heads"});

@@ -554,7 +554,7 @@ INSTANTIATE_TEST_SUITE_P(
                     "deepseek-v3", "llama-dynamic", "mistral-uneven", "qwen3-moe-dense", "deepseek-v3-mtp",
                     "starcoder2", "stablelm", "cohere", "cohere2", "glm", "glm4", "olmo", "nemotron",
                     "ernie4-5", "qwen2-moe", "glm4-moe", "ministral", "exaone4", "minimax-m2", "dots1",
-                    "glm4-moe-lite", "bamba", "granite-hybrid", "granite-dense", "nemotron-h"),
+                    "glm4-moe-lite", "bamba", "bamba-groups", "granite-hybrid", "granite-dense", "nemotron-h"),
     [](const auto& instance) {
       std::string name = instance.param;
       std::erase(name, '-');
@@ -712,6 +712,7 @@ TEST(HuggingFaceConfig, OfABambaIsReadAsTransformersReadsIt) {
   refused("attn_layer_indices", {-1}, "from 0 to 2");
   refused("attn_layer_indices", {0, 1, 2}, "lacks at least one");
   refused("z_loss_coefficient", 0.5, "only 0 is");
+  refused("mamba_n_groups", 4, "a divisor of mamba_n_heads = 6");
   // transformers overwrites what stands beside rope_parameters.
   const ModelSpec model = read(text);
   EXPECT_EQ(model.rotary_dim, 2);

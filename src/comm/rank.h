@@ -2,9 +2,10 @@
 // passed down.
 #pragma once
 
-#include <array>
+#include <map>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "comm/algorithm_communicator.h"
@@ -38,11 +39,14 @@ class Rank {
   Arena& arena() const { return arena_; }
   Kernels& kernels() const { return kernels_; }
 
-  // The groups of spec/rank_groups.h that this rank is in, each joined at its first use; it has one size in a
-  // run.
+  // The groups of spec/rank_groups.h that this rank is in, each joined at its first use.
   Communicator& group(GroupKind kind, int size) const;
   // Ranks that differ along one axis only.
-  Communicator& along(Axis axis) const { return *groups_[static_cast<std::size_t>(axis)]; }
+  Communicator& along(Axis axis) const { return group(static_cast<GroupKind>(axis), size(axis)); }
+  // Neighbours in tp that hold the same part of what is cut into fewer parts than there are ranks.
+  Communicator& tp_replicas(int size) const {
+    return size == this->size(Axis::tp) ? along(Axis::tp) : group(GroupKind::tp_replicas, size);
+  }
   Communicator& dp_cp() const;
   Communicator& ep() const { return group(GroupKind::ep, mesh_.ep); }
   // Of blocks of `size` ranks, and across them; the larger group itself where there is one block.
@@ -108,7 +112,7 @@ class Rank {
   std::unique_ptr<DeviceClock> device_clock_;
   std::unique_ptr<Traffic> traffic_, messages_;
   std::unique_ptr<DeviceGroups> device_groups_;  // where the collectives are the device's library's
-  mutable std::array<std::unique_ptr<Communicator>, num_group_kinds> groups_;
+  mutable std::map<std::pair<GroupKind, int>, std::unique_ptr<Communicator>> groups_;
 };
 
 }  // namespace echelon

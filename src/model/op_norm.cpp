@@ -128,7 +128,8 @@ class RowNormOp final : public NormOp {
   Norm norm_;
 };
 
-// RMSNorm of each of this rank's heads, or of all queries and all keys: as many norms of a few columns.
+// RMSNorm of each of this rank's heads, of all queries and all keys, or of the channels of each group: as
+// many norms of a few columns.
 class HeadNormOp : public NormOp {
  public:
   HeadNormOp(const BlockOp& op, const OpSetting& s) : NormOp(op) {
@@ -137,8 +138,13 @@ class HeadNormOp : public NormOp {
     for (std::size_t i = 0; i < op.heads.size(); ++i) {
       // With fewer heads than ranks, neighbouring ranks hold the same one.
       const auto here = std::max<std::int64_t>(op.heads[i] / s.tensor_parallel.size(), 1);
-      heads_.insert(heads_.end(), static_cast<std::size_t>(here),
-                    Norm{s.stacked({op.weights[i]}), {}, s.plan.model.head_norm_eps()});
+      const Weight weight = s.stacked({op.weights[i]});
+      const std::int64_t width = weight.value.numel() / here;
+      for (std::int64_t h = 0; h < here; ++h)
+        heads_.push_back(
+            {op.weights[i].shard_dim < 0 ? weight : part_of(weight, 0, {h * width, (h + 1) * width}),
+             {},
+             s.plan.model.head_norm_eps()});
     }
   }
 
@@ -238,21 +244,31 @@ class HeadNormOp : public NormOp {
   SumBlocks blocks_;         // of sums over the heads of a kind, under invariant numerics
 };
 
-// Of all queries and of all keys, which the tp ranks have columns of each (OLMo 2): what each has of the sums
-// over a row is added up over them, of queries and keys in one. Under invariant numerics one rank does so
-// too, in blocks of heads.
+// Of what several tp ranks have columns of: all queries and all keys (OLMo 2), or a group of a state space's
+// heads. What each has of the sums over a row is added up over them, of queries and keys in one. Under
+// invariant numerics one rank does so too, in blocks of heads.
 class CutNormOp final : public HeadNormOp {
  public:
-  CutNormOp(const BlockOp& op, const OpSetting& s) : HeadNormOp(op, s), tensor_parallel_(s.tensor_parallel) {
-    const int tp = s.tensor_parallel.size();
-    for (const ParamSpec& weight : op.weights) {
-      // Columns that several ranks hold are in a sum as often. The gradient of each of their copies is a part
-      // of one column's, so that what the sum takes from them is shared out among the copies.
-      columns_.push_back(static_cast<double>(weight.numel() * tp_replicas(weight, tp)));
-      of_columns_.push_back(s.plan.numerics == Numerics::invariant
-                                ? sum_blocks({weight}, tp, s.tensor_parallel.index())
-                                : SumBlocks());
+  CutNormOp(const BlockOp& op, const OpSetting& s)
+      : HeadNormOp(op, s), rank_(s.rank), sharing_(ranks_of_a_norm(op, s.tensor_parallel.size())) {
+    const int index = s.tensor_parallel.index() % sharing_;
+    for (std::size_t i = 0; i < op.weights.size(); ++i) {
+      ParamSpec one = op.weights[i];
+      one.shape.front() = one.pieces.front().length /= op.heads[i];
+      const std::int64_t here = std::max<std::int64_t>(op.heads[i] / s.tensor_parallel.size(), 1);
+      for (std::int64_t h = 0; h < here; ++h) {
+        // Columns that several ranks hold are in a sum as often. The gradient of each of their copies is a
+        // part of one column's, so that what the sum takes from them is shared out among the copies.
+        columns_.push_back(static_cast<double>(one.numel() * tp_replicas(one, sharing_)));
+        of_columns_.push_back(s.plan.numerics == Numerics::invariant ? sum_blocks({one}, sharing_, index)
+                                                                     : SumBlocks());
+      }
     }
+  }
+
+  // How many tp ranks have columns of each.
+  static int ranks_of_a_norm(const BlockOp& op, int tp) {
+    return tp / static_cast<int>(std::min<std::int64_t>(op.heads.front(), tp));
   }
 
  private:
@@ -282,8 +298,7 @@ class CutNormOp final : public HeadNormOp {
                                               head(dx, i));
   }
 
-  // sums = those over rows of queries and of keys, on all ranks. make(which, its columns, to) writes some of
-  // one.
+  // sums = those over rows of each norm, on all its ranks. make(which, its columns, to) writes some of one.
   template <class Make>
   void add_up(Kernels& kernels, const Tensor& sums, const Make& make) const {
     for (std::size_t i = 0; i < columns_.size(); ++i) {
@@ -300,12 +315,13 @@ class CutNormOp final : public HeadNormOp {
             make(i, blocks[static_cast<std::size_t>(b)].front(), to);
           });
     }
-    tensor_parallel_.add_up(sums);
+    if (sharing_ > 1) rank_.tp_replicas(sharing_).all_reduce(sums).wait();
   }
   static Tensor columns_of(const Tensor& x, Range range) { return x.column_range(range.begin, range.end); }
 
-  TensorParallel tensor_parallel_;
-  std::vector<double> columns_;        // of queries and of keys, of all ranks
+  const Rank& rank_;
+  int sharing_;
+  std::vector<double> columns_;        // of each norm, of all ranks
   std::vector<SumBlocks> of_columns_;  // those here, under invariant numerics
 };
 
@@ -313,7 +329,8 @@ class CutNormOp final : public HeadNormOp {
 
 std::unique_ptr<OpRunner> make_norm_op(const BlockOp& op, const OpSetting& s) {
   const bool is_cut = !op.weights.empty() && op.weights.front().shard_dim >= 0 &&
-                      (s.tensor_parallel.size() > 1 || s.plan.numerics == Numerics::invariant);
+                      (CutNormOp::ranks_of_a_norm(op, s.tensor_parallel.size()) > 1 ||
+                       s.plan.numerics == Numerics::invariant);
   if (is_cut) return std::make_unique<CutNormOp>(op, s);
   if (!op.heads.empty()) return std::make_unique<HeadNormOp>(op, s);
   return std::make_unique<RowNormOp>(op, s);

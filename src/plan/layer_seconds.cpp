@@ -140,7 +140,10 @@ class Pricer {
     switch (op.kind) {
       case OpKind::norm:
         norm(program.value(op.outputs[0]));
-        if (!op.weights.empty() && op.weights.front().shard_dim >= 0) add_up(real(std::ssize(op.weights)));
+        // Several ranks have columns of one norm where there are fewer norms of a weight than ranks.
+        if (!op.weights.empty() && op.weights.front().shard_dim >= 0)
+          add_up(real(std::ssize(op.weights)),
+                 mesh_.tp() / std::min<std::int64_t>(op.heads.front(), mesh_.tp()));
         return;
       case OpKind::linear:
         if (op.wants[0] == Home::residual)
@@ -303,14 +306,14 @@ class Pricer {
     show(t_.backward_weight, beside_.backward_weight);
     return show(t_.forward, beside_.forward);
   }
-  // So many sums of each row, in f32, forwards and backwards.
-  void add_up(double sums) {
-    if (tp_ == 1) return;
-    const double bytes = tokens_ * sums * 4, sent = 2 * (tp_ - 1) / tp_ * bytes;
+  // So many sums of each row over neighbours in tp, in f32, forwards and backwards.
+  void add_up(double sums, std::int64_t ranks) {
+    if (ranks == 1) return;
+    const double bytes = tokens_ * sums * 4, sent = 2 * (real(ranks) - 1) / real(ranks) * bytes;
     t_.tensor_bytes += 2 * sent;
     forward_bytes_ += sent;
     collectives_ += 2;
-    const double seconds = ops_.collective(Verb::all_reduce, bytes, mesh_.tp(), 1);
+    const double seconds = ops_.collective(Verb::all_reduce, bytes, static_cast<int>(ranks), 1);
     t_.forward.tensor += seconds;
     t_.backward_input.tensor += seconds;
   }

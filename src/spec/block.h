@@ -94,8 +94,9 @@ struct BlockOp {
   bool joined = false;    // of a loss: its backward pass is in that of the next token's (join_losses)
   bool centered = false;  // of a norm: by the mean too
   bool windowed = false;  // of attention: the model's window is this layer's
-  std::vector<std::int64_t>
-      heads;  // of a norm of heads: how many each weight is for, from the first column on
+  // Of a norm of heads: how many each weight is for, from the first column on; of a weight that tp cuts each
+  // has a part of its own.
+  std::vector<std::int64_t> heads;
 };
 
 // What can be of the pass over memory that makes a product (Epilogue): of what a linear op makes, an

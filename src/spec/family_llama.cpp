@@ -129,8 +129,8 @@ int attention_in(BlockBuilder& b, const ModelSpec& m, int x, const std::string& 
                      {m.num_heads, m.num_kv_heads});
 }
 
-// Mamba-2's mixer: z, x, B, C and dt, x, B and C convolved, the scan, a norm of all channels that it makes.
-// What belongs to a group is held by all tp ranks that have heads of it.
+// Mamba-2's mixer: z, x, B, C and dt, x, B and C convolved, the scan, a norm of each group's channels that it
+// makes. What belongs to a group is held by all tp ranks that have heads of it.
 int state_space(BlockBuilder& b, const ModelSpec& m, int x, const std::string& at) {
   const StateSpaceSpec& s = m.state_space;
   const std::int64_t W = s.width(), G = s.groups * s.state, P = s.head_dim;
@@ -161,7 +161,7 @@ int state_space(BlockBuilder& b, const ModelSpec& m, int x, const std::string& a
   of_heads("A_log", Init::rate);
   of_heads("D", Init::ones);
   const int y = b.head_norm("state_norm", b.state_space(mixed, std::move(taps), std::move(biases)),
-                            {cut_norm_weight(at + "norm.weight", W, P)}, {1});
+                            {cut_norm_weight(at + "norm.weight", W, P)}, {s.groups});
   return b.rows("state_out", y, cut_columns(at + "out_proj.weight", m.hidden, W, P, residual_std(m)));
 }
 

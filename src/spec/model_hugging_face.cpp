@@ -490,7 +490,7 @@ void read_step_limit(const Config& config) {
     config.wrong("time_step_limit", fmt::format("null or [0.0, {}]", infinity.dump()));
 }
 
-// Mamba-2's mixer in layers that are not attention_layers. With several groups its norm would be of each.
+// Mamba-2's mixer in layers that are not attention_layers.
 void read_state_space(const Config& config, std::vector<std::int64_t> attention_layers, ModelSpec& m) {
   if (std::ssize(attention_layers) == m.num_layers) return;
   StateSpaceSpec& s = m.state_space;
@@ -504,7 +504,8 @@ void read_state_space(const Config& config, std::vector<std::int64_t> attention_
       config.required("mamba_d_head") != s.head_dim)
     config.wrong("mamba_d_head", fmt::format("mamba_expand x hidden_size / mamba_n_heads = {}", s.head_dim));
   s.groups = config.integer_or("mamba_n_groups", 1);
-  if (s.groups != 1) config.wrong("mamba_n_groups", "1");
+  if (s.groups < 1 || s.heads % s.groups != 0)
+    config.wrong("mamba_n_groups", fmt::format("a divisor of mamba_n_heads = {}", s.heads));
   config.required("mamba_d_state");  // transformers would take 256
   s.state = config.integer("mamba_d_state");
   s.kernel = config.integer_or("mamba_d_conv", 4);

@@ -62,11 +62,10 @@ void check_state_space(const ModelSpec& m) {
   }
   check_size(m, "ssm_heads", s.heads, largest_size);
   check_size(m, "ssm_head_dim", s.head_dim, largest_size);
-  if (s.groups != 1)
-    refuse(
-        "model {}: ssm_groups = {}: each group would have a norm of its own, and here one norm is of all "
-        "channels; legal: 1",
-        m.name, s.groups);
+  check_size(m, "ssm_groups", s.groups, s.heads);
+  if (s.heads % s.groups != 0)
+    refuse("model {}: ssm_groups = {} does not divide ssm_heads = {}; give a divisor of {}", m.name, s.groups,
+           s.heads, s.heads);
   check_size(m, "ssm_state", s.state, largest_size);
   check_size(m, "ssm_kernel", s.kernel, 64);
   check_size(m, "ssm_chunk", s.chunk, 4096);

@@ -72,7 +72,7 @@ struct CapSpec {
 struct StateSpaceSpec {
   std::int64_t heads = 0;     // 0: every layer has attention [mamba_n_heads]
   std::int64_t head_dim = 0;  // [mamba_d_head]
-  std::int64_t groups = 1;    // of heads with one B and one C [mamba_n_groups]
+  std::int64_t groups = 1;    // of heads with one B, one C and one norm [mamba_n_groups]
   std::int64_t state = 128;   // [mamba_d_state]
   std::int64_t kernel = 4;    // positions that the convolution sees [mamba_d_conv]
   bool conv_bias = true;      // [mamba_conv_bias]

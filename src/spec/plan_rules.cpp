@@ -81,6 +81,9 @@ std::string tensor_parallel_problem(const ModelSpec& m, std::int64_t tp) {
                        m.name);
   if (const StateSpaceSpec& s = m.state_space; s.heads > 0 && s.heads % tp != 0)
     return fmt::format("the {} state-space heads of {} do not divide", s.heads, m.name);
+  if (const StateSpaceSpec& s = m.state_space; s.heads > 0 && s.groups % tp != 0 && tp % s.groups != 0)
+    return fmt::format("is neither a divisor nor a multiple of the {} groups of state-space heads of {}",
+                       s.groups, m.name);
   if (m.vocab < tp) return fmt::format("{} has a vocabulary of only {}", m.name, m.vocab);
   if (m.num_mlp_layers() > 0 && m.mlp_hidden < tp)
     return fmt::format("{} has an MLP of only {}", m.name, m.mlp_hidden);

@@ -15,7 +15,7 @@ enum class GroupKind {
   cp,
   tp,
   ep,            // the ranks that routed experts are spread over: neighbours in dp x cp
-  tp_replicas,   // neighbours in tp that hold the same key/value head
+  tp_replicas,   // neighbours in tp that hold the same key/value head, or group of a state space's heads
   dp_cp,         // the ranks that hold the same parameters, by Mesh::dp_cp_index
   dp_shards,     // neighbours among those, that state is cut over (ZeRO)
   dp_replicas,   // the ranks at the same place in each such block (HSDP)

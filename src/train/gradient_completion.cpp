@@ -43,9 +43,7 @@ void GradientCompletion::finish_group(int group) {
   for (const Parameter& p : parameters_.all()) {
     const int replicas = tp_replicas(p.spec, tp);
     if (p.group == group && !p.spec.frozen && p.spec.shard_dim >= 0 && replicas > 1)
-      (replicas == tp ? rank_.along(Axis::tp) : rank_.group(GroupKind::tp_replicas, replicas))
-          .all_reduce(p.gradient)
-          .wait();
+      rank_.tp_replicas(replicas).all_reduce(p.gradient).wait();
   }
   parameters_.end_gradients(group);
   for (const Range& range : parameters_.gradient_ranges(group)) reduction_->ready(range);
