@@ -474,7 +474,7 @@ void Kernels::attention_sink_backward(const Tensor& sinks, const Tensor& lse, co
 
 std::int64_t StateSpaceShape::workspace(bool backward) const {
   const std::int64_t q = chunk_rows(), squares = (heads + groups) * q * q, of_rows = q * width();
-  const std::int64_t forward = 2 * rows.length * heads + 4 * of_rows + squares;
+  const std::int64_t forward = 3 * rows.length * heads + 4 * of_rows + squares;
   if (!backward) return forward + width() * state;  // where no state is given
   return forward + (chunks() + 2) * width() * state + squares + 2 * of_rows + (4 * q + 1) * heads;
 }

@@ -40,6 +40,7 @@ class StateSpaceScan {
         free_(workspace),
         steps_(room(s_.rows.length, s_.heads)),
         sums_(room(s_.rows.length, s_.heads)),
+        rests_(room(s_.rows.length, s_.heads)),
         stepped_(room(s_.chunk_rows(), s_.width())),
         last_(room(s_.chunk_rows(), s_.width())),
         of_state_(room(s_.chunk_rows(), s_.width())),
@@ -180,7 +181,8 @@ class StateSpaceScan {
               s.head_dim,
               s.heads / s.groups,
               scan.matrix<F>(scan.steps_.row_range(begin, begin + rows)),
-              scan.matrix<F>(scan.sums_.row_range(begin, begin + rows))};
+              scan.matrix<F>(scan.sums_.row_range(begin, begin + rows)),
+              scan.matrix<F>(scan.rests_.row_range(begin, begin + rows))};
     }
   };
 
@@ -199,9 +201,10 @@ class StateSpaceScan {
       const Tensor raw = in_.dt.row_range(sequence * s_.rows.length, (sequence + 1) * s_.rows.length);
       with_stored_type(raw, [&]<class T>(T) {
         using F = Wide<T>;
-        blocks("scan_steps", s_.chunks(),
-               rows::ScanSteps<T>{matrix<T>(raw), data<T>(in_.dt_bias), data<T>(in_.a_log),
-                                  chunks_of(sequence), matrix<F>(steps_), matrix<F>(sums_)});
+        blocks(
+            "scan_steps", s_.chunks(),
+            rows::ScanSteps<T>{matrix<T>(raw), data<T>(in_.dt_bias), data<T>(in_.a_log), chunks_of(sequence),
+                               matrix<F>(steps_), matrix<F>(sums_), matrix<F>(rests_)});
       });
       visit(sequence);
     }
@@ -292,7 +295,7 @@ class StateSpaceScan {
   const StateSpaceShape& s_;
   const StateSpaceTensors& in_;
   Tensor free_;
-  Tensor steps_, sums_;  // of one sequence
+  Tensor steps_, sums_, rests_;  // of one sequence
   // Of one chunk: dt x, and what of it is left at its end; what the state before gives, and what the chunk
   // does; the products of C and B, and the weights of rows.
   Tensor stepped_, last_, of_state_, of_chunk_, products_, weights_;

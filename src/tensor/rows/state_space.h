@@ -124,25 +124,29 @@ struct Chunks {
 };
 
 // The steps dt (T, H) of a sequence, and sums (T, H) of the logarithms dt A of decays from the first position
-// of a chunk on. A block for each chunk.
+// of a chunk on, with what rounding them left (Knuth's sum of two): where decays are fast, what lies between
+// two positions is a small difference of large sums. A block for each chunk.
 template <class T>
 struct ScanSteps {
   Matrix<T> raw;
   const T* bias;
   const T* a_log;
   Chunks chunks;
-  Matrix<Wide<T>> steps, sums;
+  Matrix<Wide<T>> steps, sums, rests;
   template <class Team>
   ECHELON_HOST_DEVICE void operator()(const Team& team, std::int64_t c) const {
     using F = Wide<T>;
     for (std::int64_t h = team.lane(); h < raw.cols; h += team.lanes()) {
       const F rate = -std::exp(F(a_log[h]));
-      F sum = 0;
+      F sum = 0, rest = 0;
       for (std::int64_t t = chunks.begin(c); t < chunks.end(c); ++t) {
-        const F step = softplus(F(raw[t][h]) + F(bias[h]));
-        sum += step * rate;
+        const F step = softplus(F(raw[t][h]) + F(bias[h])), more = step * rate, all = sum + more,
+                added = all - sum;
+        rest += (sum - (all - added)) + (more - added);
+        sum = all;
         steps[t][h] = step;
         sums[t][h] = sum;
+        rests[t][h] = rest;
       }
     }
   }
@@ -153,15 +157,17 @@ template <class F>
 struct OneChunk {
   Chunks chunks;
   std::int64_t begin, rows, head_dim, heads_of_group;
-  Matrix<F> steps, sums;  // of the chunk
+  Matrix<F> steps, sums, rests;  // of the chunk
   ECHELON_HOST_DEVICE std::int64_t heads() const { return steps.cols; }
   // How much of the state from before the chunk is left at a row.
   ECHELON_HOST_DEVICE F left(std::int64_t t, std::int64_t h) const {
-    return chunks.goes_on(begin + t, begin) ? std::exp(sums[t][h]) : F(0);
+    return chunks.goes_on(begin + t, begin) ? std::exp(sums[t][h] + rests[t][h]) : F(0);
   }
   // How much of row s's input is left at row t, which is no earlier.
   ECHELON_HOST_DEVICE F between(std::int64_t s, std::int64_t t, std::int64_t h) const {
-    return begin + s >= chunks.start(begin + t) ? std::exp(sums[t][h] - sums[s][h]) : F(0);
+    return begin + s >= chunks.start(begin + t)
+               ? std::exp((sums[t][h] - sums[s][h]) + (rests[t][h] - rests[s][h]))
+               : F(0);
   }
 };
 
