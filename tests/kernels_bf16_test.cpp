@@ -310,11 +310,13 @@ TEST_P(KernelsBf16, Activations) {
     expect_close(again, 1, 16, "weighted_activation_backward dx");
     expect_close(weighted, 1, 8, "weighted_activation_backward y");
     expect_close(dweights, cols, 8, "weighted_activation_backward dweights");
-    const Operand r = narrow(rows, cols), dr = narrow(rows, cols);
+    const Operand squared = narrow(rows, cols), d_squared = narrow(rows, cols);
     run([&](Kernels& on, auto of) {
-      on.weighted_activation_backward(Activation::relu2, of(r), of(dr), of(weights), of(dweights));
+      on.weighted_activation_backward(Activation::relu2, of(squared), of(d_squared), of(weights),
+                                      of(dweights));
     });
-    expect_close(r, 1, 16, "weighted relu2_backward dx"), expect_close(dr, 1, 8, "weighted relu2_backward y");
+    expect_close(squared, 1, 16, "weighted relu2_backward dx"),
+        expect_close(d_squared, 1, 8, "weighted relu2_backward y");
     expect_close(dweights, cols, 8, "weighted relu2_backward dweights");
   }
 }
