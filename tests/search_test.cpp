@@ -737,8 +737,12 @@ TEST(Search, NamesAShapeThatNoMeshHas) {
   refused([](SearchRequest& r) { r.pin("etp", 3); }, "--etp 3: does not divide --tp 1; legal: 1");
   refused([](SearchRequest& r) { r.pin("tp", 4), r.work.plan.model.vocab = 3; },
           "has a vocabulary of only 3; legal: 1, 2");
-  refused([](SearchRequest& r) { r.pin("tp", 4), r.work.plan.model.mlp_hidden = 3; },
-          "has an MLP of only 3; legal: 1, 2");
+  // Whose MLPs are of no layer.
+  refused(
+      [](SearchRequest& r) {
+        r.pin("tp", 4), r.work.plan.model.expert_hidden = r.work.plan.model.mlp_hidden = 3;
+      },
+      "has experts of only 3; legal: 1, 2");
   refused([](SearchRequest& r) { r.pin("cp", 2), r.work.plan.seq_len = 4097; },
           "--seq-len 4097: does not divide over --cp 2 with --cp-balance stripe; legal: 4096, 4098");
   // With --pp 2 there are 8 ranks of dp, cp and tp.
