@@ -715,14 +715,15 @@ TEST(Qwen2Moe, IsRefusedWithoutASharedExpert) {
                  {"shared_gate", "experts is missing"});
 }
 
-// Layers of one part each, of all kinds; tokens may be narrower on their way to the experts.
+// Layers of one part each, of all kinds; tokens may be narrower on their way to the experts, beside two
+// groups of state-space heads.
 ModelSpec odd_nemotron_h(bool narrower) {
   ModelSpec m = odd_llama(false, 2, 5);
   m.name = "nemotron-h";
   m.layer_pattern = "ME*-E";
   m.rope.unturned_every = 1;
   m.activation = Activation::relu2;
-  m.state_space = {4, 3, 1, 5, 3, true, 4, {}};
+  m.state_space = {4, 3, narrower ? 2 : 1, 5, 3, true, 4, {}};
   m.experts = Experts::deepseek;
   m.num_experts = 4;
   m.experts_per_token = 2;

@@ -545,21 +545,23 @@ TEST_P(HuggingFace, TransformersComputesTheSameFromAnExportedModel) {
 }
 #endif
 
-INSTANTIATE_TEST_SUITE_P(
-    Models, HuggingFace,
-    testing::Values("gpt2", "llama", "llama-tied", "llama-biases", "mixtral", "llama3", "llama-linear",
-                    "mistral", "qwen2-yarn", "qwen2-window", "qwen3", "qwen3-moe", "smollm3", "granite",
-                    "olmo2", "olmo3", "olmoe", "arcee", "seed-oss", "phi3", "phi3-longrope", "gemma",
-                    "gemma2", "gemma3", "gpt-neox", "gpt-neox-serial", "gpt-oss", "deepseek-v2",
-                    "deepseek-v3", "llama-dynamic", "mistral-uneven", "qwen3-moe-dense", "deepseek-v3-mtp",
-                    "starcoder2", "stablelm", "cohere", "cohere2", "glm", "glm4", "olmo", "nemotron",
-                    "ernie4-5", "qwen2-moe", "glm4-moe", "ministral", "exaone4", "minimax-m2", "dots1",
-                    "glm4-moe-lite", "bamba", "bamba-groups", "granite-hybrid", "granite-dense", "nemotron-h"),
-    [](const auto& instance) {
-      std::string name = instance.param;
-      std::erase(name, '-');
-      return name;
-    });
+INSTANTIATE_TEST_SUITE_P(Models, HuggingFace,
+                         testing::Values("gpt2", "llama", "llama-tied", "llama-biases", "mixtral", "llama3",
+                                         "llama-linear", "mistral", "qwen2-yarn", "qwen2-window", "qwen3",
+                                         "qwen3-moe", "smollm3", "granite", "olmo2", "olmo3", "olmoe",
+                                         "arcee", "seed-oss", "phi3", "phi3-longrope", "gemma", "gemma2",
+                                         "gemma3", "gpt-neox", "gpt-neox-serial", "gpt-oss", "deepseek-v2",
+                                         "deepseek-v3", "llama-dynamic", "mistral-uneven", "qwen3-moe-dense",
+                                         "deepseek-v3-mtp", "starcoder2", "stablelm", "cohere", "cohere2",
+                                         "glm", "glm4", "olmo", "nemotron", "ernie4-5", "qwen2-moe",
+                                         "glm4-moe", "ministral", "exaone4", "minimax-m2", "dots1",
+                                         "glm4-moe-lite", "bamba", "bamba-groups", "granite-hybrid",
+                                         "granite-dense", "nemotron-h", "nemotron-h-groups"),
+                         [](const auto& instance) {
+                           std::string name = instance.param;
+                           std::erase(name, '-');
+                           return name;
+                         });
 
 // What else a type can be asked for than its fixture is: it is written as that type again.
 TEST(HuggingFaceConfig, IsOfTheTypeThatSaysTheModel) {

@@ -80,7 +80,8 @@ TEST(ModelSpec, PublishedCountsAreExact) {
       {"glm-4.7-flash", 29943390976},  {"kimi-k2", 1026408209408},   {"minimax-m2", 228689748992},
       {"exaone-4-32b", 32003216384},   {"mistral-small-3.1-24b", 23572403200},
       {"bamba-9b", 9780235392},        {"bamba-tiny", 448272},
-      {"nemotron-h-tiny", 313376}};
+      {"nemotron-h-tiny", 322208},     {"nemotron-h-8b", 8100852736},
+      {"nemotron-3-nano-30b-a3b", 31577937344}, {"nemotron-3-super-120b-a12b", 120668687360}};
   std::set<std::string> names;
   for (const std::string& name : model_preset_names()) names.insert(name);
   for (const auto& [name, count] : published) {
@@ -89,7 +90,7 @@ TEST(ModelSpec, PublishedCountsAreExact) {
   }
 }
 
-// "12.9B", "39B" and "37B" of the papers, which count the embedding as well.
+// "12.9B", "39B", "37B", "3.6B" and "12.7B" of the papers, which count the embedding as well.
 TEST(ModelSpec, ATokenMeetsFewExperts) {
   const auto active = [](const char* name) {
     const ModelSpec m = load_model(name);
@@ -98,6 +99,8 @@ TEST(ModelSpec, ATokenMeetsFewExperts) {
   EXPECT_NEAR(active("mixtral-8x7b"), 12.9, 0.05);
   EXPECT_NEAR(active("mixtral-8x22b"), 39, 0.5);
   EXPECT_NEAR(active("deepseek-v3"), 37, 0.6);
+  EXPECT_NEAR(active("nemotron-3-nano-30b-a3b"), 3.6, 0.05);
+  EXPECT_NEAR(active("nemotron-3-super-120b-a12b"), 12.7, 0.1);
   const ModelSpec dense = load_model("llama-3-8b");
   EXPECT_EQ(num_active_parameters(dense), num_multiplying_parameters(dense));
 }
