@@ -110,6 +110,10 @@ TEST(DeviceTraining, IsThatOfTheHostWithStateSpaces) {
   plan.mask = AttentionMask::document;
   plan.document_end = 3;
   expect_bits_of_the_host(plan);
+  plan.model.state_space.groups = 2;
+  plan.mesh.set(Axis::cp, 2);
+  plan.seq_len = 12;
+  expect_bits_of_the_host(plan);
 }
 
 TEST(DeviceTraining, ADeviceForEachRank) {  // long

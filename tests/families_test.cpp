@@ -89,7 +89,6 @@ std::vector<Plan> plans_of(const ModelSpec& model) {
     plans.back().zero = zero;
   }
   for (ContextKind kind : {ContextKind::ring, ContextKind::allgather}) {
-    if (model.state_space.heads > 0) break;  // states do not travel
     plans.push_back(odd_plan(model, 1, 2, kind == ContextKind::ring));
     plans.back().mesh.set(Axis::cp, 2);
     plans.back().context_kind = kind;
@@ -378,6 +377,56 @@ TEST(StateSpaces, KeepDocumentsApart) {
   }
 }
 
+// Heads are exchanged over the whole cp group, wherever attention has its tokens: with more and with fewer
+// groups than ranks, and documents across ranks. Lengths are no multiple of a chunk.
+TEST(StateSpaces, ExchangeHeadsUnderEveryLayoutOfTokens) {
+  ModelSpec model = odd_llama();
+  model.max_seq = 24;
+  for (const std::int64_t groups : {1, 2, 4})
+    for (const auto& [kind, balance, cp] : {std::tuple{ContextKind::ring, ContextBalance::zigzag, 2},
+                                            {ContextKind::ring, ContextBalance::stripe, 4},
+                                            {ContextKind::allgather, ContextBalance::none, 2},
+                                            {ContextKind::ulysses, ContextBalance::zigzag, 2},
+                                            {ContextKind::hybrid, ContextBalance::zigzag, 4}}) {
+      if (!is_taken(3)) continue;
+      model.state_space = {4, 3, groups, 5, 3, true, 7, {1}};
+      for (const AttentionMask mask : {AttentionMask::causal, AttentionMask::document}) {
+        Plan plan = odd_plan(model, 1, 1, false);
+        plan.mesh.set(Axis::cp, cp);
+        plan.context_kind = kind;
+        plan.context_balance = balance;
+        plan.ulysses = kind == ContextKind::hybrid ? 2 : 1;
+        plan.seq_len = 24;
+        plan.mask = mask;
+        plan.document_end = 3;
+        expect_verified_and_predicted(plan);
+      }
+    }
+}
+
+// What is sent: of [z | x | B | C | dt] and of what comes of it, forwards and backwards, all but what stays.
+TEST(StateSpaces, SendWhatTheFormulaSays) {
+  ModelSpec model = odd_llama();
+  model.max_seq = 24;
+  for (const std::int64_t groups : {1, 4}) {
+    model.num_layers = 1;
+    model.state_space = {4, 3, groups, 5, 3, true, 7, {}};
+    Plan plan = odd_plan(model, 1, 1, false);
+    plan.mesh.set(Axis::cp, 2);
+    plan.seq_len = 24;
+    plan.global_batch = plan.micro_batch = 2;
+    const std::int64_t tokens = 2 * 12, width = 4 * 3,
+                       given = 2 * width + 2 * std::max<std::int64_t>(groups, 2) * 5 + 4;
+    on_mesh(plan, [&](const Rank& rank) {
+      Trainer trainer(rank, plan, {}, 1);
+      const Traffic before = rank.traffic();
+      trainer.compute_gradients(0, random_samples(plan));
+      EXPECT_EQ((rank.traffic() - before).at(Axis::cp, Verb::all_to_all).bytes,
+                8 * 2 * tokens * (given + width) / 2);
+    });
+  }
+}
+
 // Attention's heads decide nothing where no layer has any.
 TEST(StateSpaces, WithoutAttentionAreCutByTheirOwnHeads) {
   ModelSpec model = odd_llama();
@@ -441,10 +490,10 @@ TEST(StateSpaces, AreRefusedWhereSomethingIsLeftOut) {
   };
   refused_plan(
       [](Plan& p) {
-        p.mesh.set(Axis::cp, 2);
-        p.seq_len = 12;
+        p.mesh.set(Axis::cp, 4);
+        p.seq_len = 16;
       },
-      {"--cp 2", "state space", "legal: 1"});
+      {"--cp 4", "2 state-space heads of 1 group", "legal: 1, 2"});
   refused_plan([](Plan& p) { p.numerics = Numerics::invariant; },
                {"--numerics invariant", "state space", "ordinary"});
   refused_plan([](Plan& p) { p.model.state_space.heads = 3; }, {"--tp 2", "3 state-space heads", "legal: 1"});

@@ -90,6 +90,10 @@ class BlockRun {
     const std::int64_t ranks = spread_ == nullptr ? 1 : rank_.size(Axis::cp);
     return {tree_, kernels(), microbatch_.index, microbatch_.sequences.batch, ranks * rows(), spread_};
   }
+  // The same of an op that has all tokens of whole sequences, wherever those of the others are.
+  SequenceSums sums_of_whole_sequences() const {
+    return {tree_, kernels(), microbatch_.index, microbatch_.sequences.batch, rank_.size(Axis::cp) * rows()};
+  }
   ExpertParallel::Saved& routed() const { return state_.routed; }
 
   // Generation: new tokens of one sequence from `position` on.

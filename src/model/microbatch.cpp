@@ -45,6 +45,9 @@ Microbatch load_microbatch(const Rank& rank, const Plan& plan, std::int64_t step
   const bool documents = plan.mask == AttentionMask::document;
   if (documents) microbatch.sequences.first_positions = ids(samples.size() * layout.core_tokens());
 
+  const bool whole = documents && plan.model.state_space.heads > 0 && layout.ring() > 1;
+  if (whole) microbatch.whole_starts = ids(samples.size() * plan.seq_len);
+
   const bool looks_further = plan.model.num_mtp_layers > 0;
   if (looks_further) microbatch.next_tokens = ids(rows), microbatch.next_targets = ids(rows);
 
@@ -55,7 +58,7 @@ Microbatch load_microbatch(const Rank& rank, const Plan& plan, std::int64_t step
   const std::vector<std::int64_t> positions = layout.positions(cp_rank);
   const std::vector<PositionRun> runs = layout.runs(layout.ring_index(cp_rank));
   Ids tokens(static_cast<std::size_t>(plan.seq_len)), targets(tokens.size()), all_tokens, all_targets,
-      all_positions, all_starts, all_windows, next_tokens, next_targets;
+      all_positions, all_starts, whole_starts, all_windows, next_tokens, next_targets;
   for (std::int64_t sample = samples.begin; sample < samples.end; ++sample) {
     source(step, sample, tokens.data(), targets.data());
     for (std::int64_t position : positions) {
@@ -70,6 +73,7 @@ Microbatch load_microbatch(const Rank& rank, const Plan& plan, std::int64_t step
     }
     if (!documents && window == 0) continue;
     const Ids starts = documents ? document_starts(tokens, plan.end_of_document()) : Ids(tokens.size());
+    if (whole) whole_starts.insert(whole_starts.end(), starts.begin(), starts.end());
     for (const PositionRun& run : runs)
       for (std::int64_t i = 0; i < run.size; ++i) {
         const std::int32_t start = starts[static_cast<std::size_t>(run.at(i))];
@@ -85,6 +89,7 @@ Microbatch load_microbatch(const Rank& rank, const Plan& plan, std::int64_t step
     copy_from_host(next_targets, microbatch.next_targets);
   }
   if (documents) copy_from_host(all_starts, microbatch.sequences.first_positions);
+  if (whole) copy_from_host(whole_starts, microbatch.whole_starts);
   if (window > 0) copy_from_host(all_windows, microbatch.window_starts);
   microbatch.num_targets =
       std::count_if(all_targets.begin(), all_targets.end(), [](std::int32_t id) { return id >= 0; });

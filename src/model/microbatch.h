@@ -24,6 +24,9 @@ struct Microbatch {
   // is a target or not, and its target. Undefined elsewhere, and in generation.
   Tensor next_tokens = {}, next_targets = {};
   Sequences sequences;  // as attention sees them
+  // Of a model with a state space, which goes from position to position: the same of whole sequences, where
+  // those of attention are not. Undefined elsewhere.
+  Tensor whole_starts = {};
   // As sequences.first_positions, of layers with the model's window; undefined where it has none.
   Tensor window_starts = {};
   std::int64_t step = 0, first_sample = 0;

@@ -1,9 +1,13 @@
 // Mamba-2's convolution and scan (Dao & Gu 2024, https://arxiv.org/abs/2405.21060), on the heads of this tp
-// rank, from each document's first token on. What is kept is what they are given: the backward pass makes the
-// convolution and the states again, beside its gradients.
+// rank and, under context parallelism, of this cp rank, from each document's first token on. What is kept is
+// what they are given: the backward pass makes the convolution and the states again, beside its gradients.
 #include <algorithm>
+#include <optional>
+#include <utility>
+#include <vector>
 
 #include "model/op.h"
+#include "parallel/state_space_exchange.h"
 
 namespace echelon {
 
@@ -19,85 +23,180 @@ StateSpaceShape state_space_here(const Plan& plan) {
 
 namespace {
 
+// The rows of a weight that some heads use.
+struct UsedWeight {
+  Weight whole;
+  std::vector<Range> rows;
+  bool defined() const { return whole.defined(); }
+  Weight used(std::size_t i = 0) const { return defined() ? part_of(whole, 0, rows[i]) : Weight(); }
+  // In the gradient of the others what is nothing to a sum.
+  void fill_others(Kernels& kernels) const {
+    if (!defined() || !whole.gradient.defined()) return;
+    std::int64_t begin = 0;
+    const auto fill = [&](std::int64_t end) {
+      if (end > begin) kernels.fill(part_of(whole, 0, {begin, end}).gradient, -0.0);
+    };
+    for (const Range& range : rows) {
+      fill(range.begin);
+      begin = range.end;
+    }
+    fill(whole.value.dim(0));
+  }
+};
+
+// Of some heads what they compute with: columns of [z | x | B | C | dt] of these heads, and weights.
+struct ScannedHeads {
+  StateSpaceShape shape;       // of no rows
+  UsedWeight taps, conv_bias;  // one run of rows, or those of x, B and C
+  UsedWeight dt_bias, a_log, d;
+
+  std::int64_t columns() const { return shape.width() + shape.mixed_width() + shape.heads; }
+  Tensor z(const Tensor& given) const { return given.column_range(0, shape.width()); }
+  Tensor mixed(const Tensor& given) const {
+    return given.column_range(shape.width(), shape.width() + shape.mixed_width());
+  }
+  Tensor dt(const Tensor& given) const { return given.column_range(columns() - shape.heads, columns()); }
+
+  // visit(weight, bias, columns of what is mixed) for each run of rows.
+  template <class Visit>
+  void each_convolution(const Visit& visit) const {
+    std::int64_t begin = 0;
+    for (std::size_t i = 0; i < taps.rows.size(); ++i) {
+      const std::int64_t end = begin + taps.rows[i].size();
+      visit(taps.used(i), conv_bias.used(i),
+            [begin, end](const Tensor& x) { return x.column_range(begin, end); });
+      begin = end;
+    }
+  }
+  Tensor convolved(const BlockRun& run, const Tensor& x, const SequenceRows& rows) const {
+    const Tensor y = run.statistic({x.rows(), x.cols()});
+    each_convolution([&](const Weight& w, const Weight& bias, const auto& of) {
+      run.kernels().convolve(of(x), w.value, bias.value, rows, of(y));
+    });
+    return y;
+  }
+  StateSpaceTensors tensors(const Tensor& given, const Tensor& convolved) const {
+    return {z(given), convolved, dt(given), dt_bias.used().value, a_log.used().value, d.used().value};
+  }
+  // `state`: to go on with, or undefined.
+  Tensor scan(const BlockRun& run, const Tensor& given, const Tensor& convolved, const SequenceRows& rows,
+              const Tensor& state) const {
+    const Tensor y = run.activation({given.rows(), shape.width()});
+    const StateSpaceShape of = with(rows);
+    run.kernels().state_space(tensors(given, convolved), of, run.statistic({of.workspace(false)}), state, y);
+    return y;
+  }
+  StateSpaceShape with(const SequenceRows& rows) const {
+    StateSpaceShape of = shape;
+    of.rows = rows;
+    return of;
+  }
+};
+
 class StateSpaceOp final : public OpRunner {
  public:
-  StateSpaceOp(const BlockOp& op, const OpSetting& s)
-      : OpRunner(op),
-        shape_(state_space_here(s.plan)),
-        taps_(s.stacked(op.weights)),
-        dt_bias_(s.stacked({*(op.biases.end() - 3)})),
-        a_log_(s.stacked({*(op.biases.end() - 2)})),
-        d_(s.stacked({op.biases.back()})) {
-    if (op.biases.size() > 3) conv_bias_ = s.stacked({op.biases.begin(), op.biases.begin() + 3});
+  StateSpaceOp(const BlockOp& op, const OpSetting& s) : OpRunner(op) {
+    const StateSpaceShape shape = state_space_here(s.plan);
+    const Range heads{0, shape.heads}, mixed{0, shape.mixed_width()};
+    const auto of_heads = [&](std::ptrdiff_t from_end) {
+      return UsedWeight{s.stacked({*(op.biases.end() - from_end)}), {heads}};
+    };
+    all_ = {shape, {s.stacked(op.weights), {mixed}}, {}, of_heads(3), of_heads(2), of_heads(1)};
+    if (op.biases.size() > 3)
+      all_.conv_bias = {s.stacked({op.biases.begin(), op.biases.begin() + 3}), {mixed}};
+    here_ = all_;
+    if (s.rank.size(Axis::cp) == 1) return;
+    exchange_.emplace(s.rank, s.plan, shape);
+    here_.shape = exchange_->here();
+    here_.taps.rows = here_.conv_bias.rows = exchange_->mixed();
+    here_.dt_bias.rows = here_.a_log.rows = here_.d.rows = {exchange_->heads()};
   }
 
  protected:
   void run_forward(BlockRun& run) const override {
     if (run.cache().state.defined()) return generate(run);
-    const Tensor given = run.take(in()), y = run.activation({run.rows(), shape_.width()});
-    const StateSpaceShape shape = shape_of(run);
-    scan(run, given, convolved(run, mixed(given), shape.rows), shape, {}, y);
-    run.set(out(), y);
+    const Tensor given = run.take(in());
+    run.set(out(0), exchange_ ? exchange_->to_heads(given) : given);
+    scan(run);
+  }
+
+  void run_again(BlockRun& run) const override {
+    if (run.value(out(0)).defined())
+      scan(run);
+    else
+      run_forward(run);
   }
 
   void run_backward(BlockRun& run) const override {
     Kernels& k = run.kernels();
-    const StateSpaceShape shape = shape_of(run);
+    const SequenceRows rows = rows_of(run);
+    const StateSpaceShape shape = here_.with(rows);
     const std::int64_t heads = shape.heads;
-    const Tensor given = run.take_kept(in()), d_given = run.activation({run.rows(), given.cols()}),
-                 d_mixed = run.statistic({run.rows(), shape.mixed_width()}),
-                 terms = run.statistic({run.rows(), 3 * heads});
+    const Tensor core = run.take_kept(out(0)), x = here_.mixed(core),
+                 d_core = run.activation({core.rows(), core.cols()}),
+                 d_mixed = run.statistic({core.rows(), shape.mixed_width()}),
+                 terms = run.statistic({core.rows(), 3 * heads});
     {
-      const Tensor dy = run.take_gradient(out());
-      k.state_space_backward(tensors(given, convolved(run, mixed(given), shape.rows)), shape, dy,
+      Tensor dy = run.take_gradient(out(1));
+      if (exchange_) dy = exchange_->output_gradient_to_heads(dy);
+      k.state_space_backward(here_.tensors(core, here_.convolved(run, x, rows)), shape, dy,
                              run.statistic({shape.workspace(true)}),
-                             {z(d_given), d_mixed, dt(d_given), terms});
+                             {here_.z(d_core), d_mixed, here_.dt(d_core), terms});
     }
-    k.convolve_backward(mixed(given), taps_.value, conv_bias_.value, shape.rows, d_mixed, mixed(d_given));
-    run.set_gradient(in(), d_given);
-    run.weight_gradient(
-        [this, &k, sums = run.sums(), x = mixed(given), d_mixed, terms, heads, rows = shape.rows] {
-          const Weight* const taps[] = {&taps_};
-          sums.add(taps, [&](Range, std::span<const Tensor> gradients, bool) {
-            k.convolve_backward_weight(x, d_mixed, rows, gradients[0]);
-          });
-          if (conv_bias_.defined()) sums.add_bias(conv_bias_, d_mixed);
-          sums.add_bias(dt_bias_, terms.column_range(0, heads));
-          sums.add_bias(a_log_, terms.column_range(heads, 2 * heads));
-          sums.add_bias(d_, terms.column_range(2 * heads, 3 * heads));
-        });
+    here_.each_convolution([&](const Weight& w, const Weight& bias, const auto& of) {
+      k.convolve_backward(of(x), w.value, bias.value, rows, of(d_mixed), of(here_.mixed(d_core)));
+    });
+    run.set_gradient(in(), to_tokens(run, d_core));
+    run.weight_gradient([this, &k, sums = run.sums_of_whole_sequences(), x, d_mixed, terms, heads, rows] {
+      here_.each_convolution([&](const Weight& w, const Weight& bias, const auto& of) {
+        add_taps(k, sums, w, of(x), of(d_mixed), rows);
+        if (bias.defined()) sums.add_bias(bias, of(d_mixed));
+      });
+      sums.add_bias(here_.dt_bias.used(), terms.column_range(0, heads));
+      sums.add_bias(here_.a_log.used(), terms.column_range(heads, 2 * heads));
+      sums.add_bias(here_.d.used(), terms.column_range(2 * heads, 3 * heads));
+      if (!sums.by_sequence()) return;
+      for (const UsedWeight* weight : {&here_.taps, &here_.conv_bias, &here_.dt_bias, &here_.a_log, &here_.d})
+        weight->fill_others(k);
+    });
   }
 
  private:
-  StateSpaceShape shape_of(const BlockRun& run) const {
-    const Sequences& sequences = run.microbatch().sequences;
-    StateSpaceShape shape = shape_;
-    shape.rows = {sequences.batch, sequences.batch == 0 ? 0 : run.rows() / sequences.batch,
-                  sequences.first_positions};
-    return shape;
+  static SequenceRows rows_of(const BlockRun& run) {
+    const Microbatch& m = run.microbatch();
+    const std::int64_t batch = m.sequences.batch, all = run.rows() * run.rank().size(Axis::cp);
+    return {batch, batch == 0 ? 0 : all / batch,
+            m.whole_starts.defined() ? m.whole_starts : m.sequences.first_positions};
   }
 
-  // Columns of [z | x | B | C | dt].
-  Tensor z(const Tensor& given) const { return given.column_range(0, shape_.width()); }
-  Tensor mixed(const Tensor& given) const {
-    return given.column_range(shape_.width(), shape_.width() + shape_.mixed_width());
+  void scan(BlockRun& run) const {
+    const Tensor core = run.value(out(0));
+    const SequenceRows rows = rows_of(run);
+    Tensor y = here_.scan(run, core, here_.convolved(run, here_.mixed(core), rows), rows, {});
+    if (exchange_) {
+      const Tensor made = std::exchange(y, run.activation({run.rows(), all_.shape.width()}));
+      exchange_->output_to_tokens(made, y);
+    }
+    run.set(out(1), y);
   }
-  Tensor dt(const Tensor& given) const {
-    return given.column_range(given.cols() - shape_.heads, given.cols());
-  }
-  StateSpaceTensors tensors(const Tensor& given, const Tensor& convolved) const {
-    return {z(given), convolved, dt(given), dt_bias_.value, a_log_.value, d_.value};
+  Tensor to_tokens(const BlockRun& run, const Tensor& d_core) const {
+    if (!exchange_) return d_core;
+    const Tensor d_given = run.activation({run.rows(), all_.columns()});
+    exchange_->gradient_to_tokens(d_core, d_given);
+    return d_given;
   }
 
-  Tensor convolved(const BlockRun& run, const Tensor& x, const SequenceRows& rows) const {
-    const Tensor y = run.statistic({x.rows(), x.cols()});
-    run.kernels().convolve(x, taps_.value, conv_bias_.value, rows, y);
-    return y;
-  }
-  void scan(const BlockRun& run, const Tensor& given, const Tensor& convolved, const StateSpaceShape& shape,
-            const Tensor& state, const Tensor& y) const {
-    run.kernels().state_space(tensors(given, convolved), shape, run.statistic({shape.workspace(false)}),
-                              state, y);
+  static void add_taps(Kernels& k, const SequenceSums& sums, const Weight& taps, const Tensor& x,
+                       const Tensor& dy, const SequenceRows& all) {
+    const Weight* const one[] = {&taps};
+    sums.add(one, [&](Range rows, std::span<const Tensor> gradients, bool onto) {
+      if (!onto) k.fill(gradients[0], 0.0);
+      SequenceRows some{all.length == 0 ? 0 : rows.size() / all.length, all.length};
+      if (all.first_positions.defined())
+        some.first_positions = all.first_positions.flat_range(rows.begin, rows.end);
+      k.convolve_backward_weight(x.row_range(rows.begin, rows.end), dy.row_range(rows.begin, rows.end), some,
+                                 gradients[0]);
+    });
   }
 
   // New tokens are convolved behind the last ones of the cache, and go on with its state.
@@ -108,21 +207,18 @@ class StateSpaceOp final : public OpRunner {
       k.fill(cache.tail, 0.0);
       k.fill(cache.state, 0.0);
     }
-    const Tensor given = run.take(in()), y = run.activation({run.rows(), shape_.width()});
+    const Tensor given = run.take(in());
     const std::int64_t before = cache.tail.rows(), all = before + run.rows();
-    const Tensor x = run.activation({all, shape_.mixed_width()});
+    const Tensor x = run.activation({all, all_.shape.mixed_width()});
     k.copy(cache.tail, x.row_range(0, before));
-    k.copy(mixed(given), x.row_range(before, all));
+    k.copy(all_.mixed(given), x.row_range(before, all));
     k.copy(x.row_range(all - before, all), cache.tail);
-    StateSpaceShape shape = shape_;
-    shape.rows = {1, run.rows(), {}};
-    const Tensor made = convolved(run, x, {1, all, {}});
-    scan(run, given, made.row_range(before, all), shape, cache.state, y);
-    run.set(out(), y);
+    const Tensor made = all_.convolved(run, x, {1, all, {}});
+    run.set(out(1), all_.scan(run, given, made.row_range(before, all), {1, run.rows(), {}}, cache.state));
   }
 
-  StateSpaceShape shape_;  // of no rows
-  Weight taps_, conv_bias_, dt_bias_, a_log_, d_;
+  ScannedHeads all_, here_;                     // of this tp rank; that this cp rank scans
+  std::optional<StateSpaceExchange> exchange_;  // where the cp group has several ranks
 };
 
 }  // namespace

@@ -154,15 +154,22 @@ Tensor WholeRows::in_order(const Tensor& by_rank) const {
   return whole;
 }
 
-Tensor WholeRows::sum_here(const Tensor& term) const {
-  const std::int64_t rows = term.rows(), width = term.cols();
-  const Tensor by_rank = like(term, rows, width), here = like(term, rows / cp_, width);
-  each_run(rows / seq_len_, [&](Range of_rank, std::int64_t b, const PositionRun& run) {
-    rank_->kernels().copy(rows_at(term.row_range(b * seq_len_, (b + 1) * seq_len_), run),
+Tensor WholeRows::by_rank(const Tensor& in_order) const {
+  const std::int64_t rows = in_order.rows(), batch = rows / seq_len_;
+  if (rows == 0 || (batch == 1 && follow_)) return in_order;
+  const Tensor by_rank = like(in_order, rows, in_order.cols());
+  each_run(batch, [&](Range of_rank, std::int64_t b, const PositionRun& run) {
+    rank_->kernels().copy(rows_at(in_order.row_range(b * seq_len_, (b + 1) * seq_len_), run),
                           by_rank.row_range(of_rank.begin, of_rank.end));
   });
+  return by_rank;
+}
+
+Tensor WholeRows::sum_here(const Tensor& term) const {
+  const std::int64_t rows = term.rows(), width = term.cols();
+  const Tensor here = like(term, rows / cp_, width);
   rank_->along(Axis::cp)
-      .reduce_scatter(by_rank.flat(), here.flat(), elements_of(cp_rows(rows), width))
+      .reduce_scatter(by_rank(term).flat(), here.flat(), elements_of(cp_rows(rows), width))
       .wait();
   return here;
 }

@@ -29,6 +29,9 @@ class WholeRows final : public SpreadRows {
   Tensor gather(const Tensor& here, std::int64_t rows, bool all_rows) const override;
   Tensor gather_part(const Tensor& here, std::int64_t rows, bool all_rows) const override;
   Range part(std::int64_t columns, bool all_rows) const override;
+  // All rows of sequences of which those of one rank of the cp group after another are given, and back.
+  Tensor in_order(const Tensor& by_rank) const;
+  Tensor by_rank(const Tensor& in_order) const;
   // Of a sum over the cp ranks (all rows, C), each of which has a term, the rows that are here.
   Tensor sum_here(const Tensor& term) const;
   // The rows of one rank of a group after another, so many on each: all columns, or this rank's part.
@@ -44,7 +47,6 @@ class WholeRows final : public SpreadRows {
   std::vector<std::int64_t> tp_rows(std::int64_t rows) const;
   std::vector<std::int64_t> cp_rows(std::int64_t rows) const;
   bool crosses_tp(bool all_rows) const { return sequence_parallel_ && !all_rows; }
-  Tensor in_order(const Tensor& by_rank) const;
   template <class Move>
   void each_run(std::int64_t batch, const Move& move) const;
   Tensor like(const Tensor& x, std::int64_t rows, std::int64_t columns) const;

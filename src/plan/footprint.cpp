@@ -120,11 +120,12 @@ SavedBytes saved_bytes(const Workload& work, const Plan& c, const Recompute& rec
   const double attention =
       cut + normed + qkv + compressed + core + (s.fused_attention ? cast : attended) + mask;
   const double before_mlp = cut + normed + mask;
-  // A layer with a state space keeps what its convolution and its scan are given, and what its norm is.
+  // A layer with a state space keeps what its convolution and its scan are given, and what its norm is. A cp
+  // rank has all tokens of a part of the heads there, and of their groups.
   const StateSpaceSpec& scan = m.state_space;
-  const double states = real(m.num_state_space_layers()) / real(m.num_layers),
-               groups = std::max(1.0, real(scan.groups) / tp), channels = real(scan.width()) / tp,
-               mixed = channels + 2 * groups * real(scan.state), scan_heads = real(scan.heads) / tp;
+  const double cp = c.mesh.cp(), states = real(m.num_state_space_layers()) / real(m.num_layers),
+               groups = std::max(1.0, real(scan.groups) / tp / cp), channels = real(scan.width()) / tp,
+               mixed = channels + 2 * groups * cp * real(scan.state), scan_heads = real(scan.heads) / tp;
   const double state_space = cut + normed + tokens * (2 * channels + mixed + scan_heads) * width + mask;
   const double mixer = states > 0 ? states * state_space + (1 - states) * attention : attention;
   const double dense = mixer + before_mlp + mlp(tokens, real(m.mlp_hidden) / tp);
@@ -157,8 +158,8 @@ SavedBytes saved_bytes(const Workload& work, const Plan& c, const Recompute& rec
   if (states > 0) {
     // Of one sequence at a time the states of its chunks, and what their products are made of.
     const double rows = real(std::min(scan.chunk, c.seq_len)), length = real(c.seq_len);
-    const double scratch = (length / rows + 2) * channels * real(scan.state) +
-                           2 * (scan_heads + groups) * rows * rows + 6 * rows * channels;
+    const double scratch = (length / rows + 2) * channels / cp * real(scan.state) +
+                           2 * (scan_heads / cp + groups) * rows * rows + 6 * rows * channels / cp;
     saved.dense_working = std::max(saved.dense_working, 2 * whole + tokens * (2 * channels + mixed) * width +
                                                             4 * (2 * tokens * mixed + scratch));
   }

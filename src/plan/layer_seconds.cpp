@@ -372,6 +372,22 @@ class Pricer {
     t_.forward.compute += products + passes;
     t_.backward_input.compute += 3.5 * products + 3 * passes;
     kernels_ += w_.software.is_this_trainer ? chunks * (heads + 3 * groups + 4) : 8;
+    exchange_heads(heads, groups);
+  }
+
+  // Of a state space over the cp group: [z | x | B | C | dt] there and what comes of it back, and the same
+  // backwards. With fewer groups than ranks B and C are sent once for each.
+  void exchange_heads(double heads, double groups) {
+    if (mesh_.cp() == 1) return;
+    const StateSpaceSpec& s = m_.state_space;
+    const double cp = mesh_.cp(), width = heads * real(s.head_dim), out = tokens_ * width * width_,
+                 in = tokens_ * (2 * width + 2 * std::max(groups, cp) * real(s.state) + heads) * width_;
+    t_.context_bytes += 2 * (cp - 1) / cp * (in + out);
+    const double seconds = ops_.collective(Verb::all_to_all, in, mesh_.cp(), mesh_.tp()) +
+                           ops_.collective(Verb::all_to_all, out, mesh_.cp(), mesh_.tp());
+    t_.forward.context += seconds;
+    t_.backward_input.context += seconds;
+    passes(2 * (in + out), 2 * (in + out));  // packed, and put in the order of positions
   }
 
   void attention() {

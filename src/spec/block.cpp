@@ -242,8 +242,9 @@ int BlockBuilder::latent(int compressed, int queries, std::vector<ParamSpec> wei
 }
 
 int BlockBuilder::state_space(int mixed, std::vector<ParamSpec> weights, std::vector<ParamSpec> biases) {
-  const int y = value("scanned", Home::cut, m_.state_space.width());
-  BlockOp& op = add(OpKind::state_space, "state_space", {mixed}, {y}, {mixed});
+  const int core = value("core", Home::cut, width(mixed), Again::with_input),
+            y = value("scanned", Home::cut, m_.state_space.width());
+  BlockOp& op = add(OpKind::state_space, "state_space", {mixed}, {core, y}, {core});
   op.weights = std::move(weights);
   op.biases = std::move(biases);
   return y;

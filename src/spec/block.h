@@ -51,9 +51,9 @@ enum class OpKind {
   attention,    // [q | k | v] -> what attention computes with, its output, its log-sum-exp; weights: sinks
   latent,       // compressed forms (, q) -> [q | k | v], values as wide as keys (DeepSeek-V2)
   narrow,       // heads -> the first columns of each
-  state_space,  // [z | x | B | C | dt] -> what a state space makes of x, times SiLU(z) (Mamba-2). Weights: of
-                // the convolution of x, of B and of C; biases: the same three where it has them, then dt's,
-                // A's logarithm, D
+  state_space,  // [z | x | B | C | dt] -> those that are scanned here, and what a state space makes of x,
+                // times SiLU(z) (Mamba-2). Weights: of the convolution of x, of B and of C; biases: the same
+                // three where it has them, then dt's, A's logarithm, D
   join,         // x, y -> [x | y]
   activation,   // h -> h, its activation (activation.h)
   residual,     // x, y -> x + y (+ b)

@@ -165,15 +165,28 @@ Verdict of_layers(const Plan& plan) {
                  "the numbers add up to {}, and {} has {} layers", sum, m.name, m.num_layers);
 }
 
+// Ranks that exchange a state space's heads have as many, of whole groups or of one.
+Verdict of_state_space_heads(const Plan& plan) {
+  const StateSpaceSpec& s = plan.model.state_space;
+  if (s.heads == 0) return {};
+  const std::int64_t tp = plan.mesh.size(Axis::tp), heads = s.heads / tp,
+                     groups = std::max<std::int64_t>(1, s.groups / tp);
+  const auto is_legal = [&](std::int64_t cp) {
+    return heads % cp == 0 && (groups % cp == 0 || cp % groups == 0);
+  };
+  if (is_legal(plan.mesh.size(Axis::cp))) return {};
+  Refusal refusal = refused("cp", {}, "the {} state-space heads of {} that a tp rank of {} has do not divide",
+                            heads, counted(groups, "group"), plan.model.name);
+  for (std::int64_t n = 1; n <= heads; ++n)
+    if (is_legal(n)) refusal.remedies.push_back(remedy("cp", n));
+  return refusal;
+}
+
 // Equal runs of positions, and of the heads that ranks exchange.
 Verdict of_context_parallel(const Plan& plan) {
   const int cp = plan.mesh.size(Axis::cp), tp = plan.mesh.size(Axis::tp);
   if (cp == 1) return {};
-  if (plan.model.state_space.heads > 0)
-    return refused("cp", {{"cp", "1"}},
-                   "{} has layers with a state space, whose states do not travel between ranks that share a "
-                   "sequence",
-                   plan.model.name);
+  if (Verdict verdict = of_state_space_heads(plan)) return verdict;
   const bool is_hybrid = plan.context_kind == ContextKind::hybrid;
   if (is_hybrid && cp % plan.ulysses != 0)
     return refused("cp-ulysses", {remedy("cp-ulysses", cp, divisors)},
@@ -188,7 +201,8 @@ Verdict of_context_parallel(const Plan& plan) {
   }
   const std::int64_t heads = plan.model.num_heads / tp,
                      kv_heads = std::max<std::int64_t>(1, plan.model.num_kv_heads / tp);
-  if (heads % ulysses == 0 && (kv_heads % ulysses == 0 || ulysses % kv_heads == 0)) return {};
+  const bool attends = plan.model.num_state_space_layers() < plan.model.num_layers;
+  if (!attends || (heads % ulysses == 0 && (kv_heads % ulysses == 0 || ulysses % kv_heads == 0))) return {};
   const std::string field = is_hybrid ? "cp-ulysses" : "cp";
   return refused(field, {remedy(field, heads, divisors), {"cp-kind", "ring"}},
                  "the {} query and {} key/value heads of a tp rank of {} do not divide over {} ranks{}",

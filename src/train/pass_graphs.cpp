@@ -12,9 +12,9 @@ namespace {
 // What the host writes of a microbatch; undefined where a plan has none.
 template <class AMicrobatch>
 auto tensors_of(AMicrobatch& m) {
-  return std::array{&m.tokens,       &m.targets,      &m.positions,
-                    &m.next_tokens,  &m.next_targets, &m.sequences.first_positions,
-                    &m.window_starts};
+  return std::array{&m.tokens,        &m.targets,      &m.positions,
+                    &m.next_tokens,   &m.next_targets, &m.sequences.first_positions,
+                    &m.window_starts, &m.whole_starts};
 }
 
 class PausedTrace {
