@@ -494,8 +494,17 @@ TEST(StateSpaces, AreRefusedWhereSomethingIsLeftOut) {
         p.seq_len = 16;
       },
       {"--cp 4", "2 state-space heads of 1 group", "legal: 1, 2"});
+  refused_plan(
+      [](Plan& p) {
+        p.mesh.set(Axis::tp, 1);
+        p.mesh.set(Axis::cp, 2);
+        p.seq_len = 16;
+        p.global_batch = 8;
+        p.numerics = Numerics::invariant;
+      },
+      {"--cp 2", "--numerics invariant", "1 group", "legal: 1, or"});
   refused_plan([](Plan& p) { p.numerics = Numerics::invariant; },
-               {"--numerics invariant", "state space", "ordinary"});
+               {"--tp 2", "--numerics invariant", "1 block"});
   refused_plan([](Plan& p) { p.model.state_space.heads = 3; }, {"--tp 2", "3 state-space heads", "legal: 1"});
   refused_plan([](Plan& p) { p.precision = recipe("tf32"); }, {"tf32", "state space", "legal: f32"});
   refused_plan([](Plan& p) { p.model.tuning.freeze = {"*norm*"}; }, {"freeze", "state space"});

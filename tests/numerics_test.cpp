@@ -608,6 +608,44 @@ TEST_F(InvariantNumerics, VocabularyOverThePipelineHasTheSameBits) {  // long
   }
 }
 
+// Sums over the tokens of whole sequences, where cp ranks have a part of the heads, and norms of groups.
+TEST_F(InvariantNumerics, StateSpacesHaveTheSameBits) {  // long
+  const std::vector<MeshRow> rows{
+      {},
+      {.dp = 2, .cp = 2, .zero = 3, .micro_batch = 1},
+      {.tp = 2, .sp = true, .micro_batch = 2, .recompute = "full"},
+      {.cp = 4, .micro_batch = 2, .kind = ContextKind::ring, .balance = ContextBalance::zigzag},
+      {.pp = 2, .cp = 2, .micro_batch = 1, .schedule = "zb-h1", .kind = ContextKind::allgather},
+      {.tp = 2,
+       .cp = 2,
+       .sp = true,
+       .micro_batch = 1,
+       .kind = ContextKind::ring,
+       .balance = ContextBalance::stripe},
+      {.cp = 4, .micro_batch = 4, .kind = ContextKind::hybrid, .balance = ContextBalance::none, .ulysses = 2},
+      {.dp = 2, .pp = 2, .micro_batch = 1, .schedule = "dualpipe", .threads = 2},
+      {.dp = 2, .tp = 4, .zero = 2, .micro_batch = 2},
+      {.dp = 2, .pp = 2, .cp = 2, .zero = 1, .micro_batch = 1, .schedule = "dualpipe"},
+      {.dp = 4, .zero = 1, .micro_batch = 1, .recompute = "selective"}};
+  for (const auto& [precision, mask] :
+       {std::pair{"f32", AttentionMask::causal}, {"bf16", AttentionMask::document}}) {
+    std::set<std::string> found;
+    for (const MeshRow& row : rows) {
+      Plan plan = plan_of(row, {"bamba-tiny", precision});
+      plan.model.num_kv_heads = plan.model.num_heads;
+      plan.model.state_space.attention_layers = {1};
+      plan.model.state_space.groups = 4;
+      plan.model.state_space.chunk = 5;
+      plan.mask = mask;
+      plan.document_end = 'e';
+      if (!found.empty() && !is_taken(8)) continue;
+      found.insert(run(plan, row.threads, 2));
+      EXPECT_EQ(found.size(), 1u) << precision << ": " << row.name() << "\n"
+                                  << fmt::format("{}", fmt::join(found, "\n"));
+    }
+  }
+}
+
 // The embedding and the output matrix are each used twice, and tied they are one.
 TEST_F(InvariantNumerics, PredictingOneMoreTokenHasTheSameBits) {  // long
   const std::vector<MeshRow> rows{

@@ -461,9 +461,15 @@ Verdict of_invariant_context_parallel(const Plan& plan) {
     remedies.push_back({"numerics", "ordinary"});
     return refused(field, std::move(remedies), "{}", why);
   };
-  const int ulysses = ulysses_size(plan);
-  const std::int64_t kv_heads = std::max<std::int64_t>(1, m.num_kv_heads / plan.mesh.size(Axis::tp));
-  if (kv_heads % ulysses == 0) return {};
+  const int ulysses = ulysses_size(plan), tp = plan.mesh.size(Axis::tp);
+  const std::int64_t groups = std::max<std::int64_t>(1, m.state_space.groups / tp);
+  if (m.state_space.heads > 0 && groups % plan.mesh.size(Axis::cp) != 0)
+    return problem("cp", {remedy("cp", groups, divisors)},
+                   fmt::format("with --numerics invariant a group of state-space heads is on one rank, and a "
+                               "tp rank of {} has {}",
+                               m.name, counted(groups, "group")));
+  const std::int64_t kv_heads = std::max<std::int64_t>(1, m.num_kv_heads / tp);
+  if (kv_heads % ulysses == 0 || m.num_state_space_layers() == m.num_layers) return {};
   const std::string field = plan.context_kind == ContextKind::hybrid ? "cp-ulysses" : "cp";
   return problem(
       field, {remedy(field, kv_heads, divisors), {"cp-kind", "ring"}, {"cp-kind", "allgather"}},
@@ -535,11 +541,6 @@ Verdict of_numerics(const Plan& plan) {
         "with --numerics invariant no number shows the mesh, and scales of fp8 are those of what a "
         "rank has");
   const Balancing& b = plan.balancing;
-  if (plan.model.state_space.heads > 0)
-    return refused("numerics", {{"numerics", "ordinary"}},
-                   "{} has layers with a state space, whose sums over heads and tokens have no grouping of "
-                   "their own",
-                   plan.model.name);
   if (plan.mesh.size(Axis::cp) > 1)
     if (Verdict verdict = of_invariant_context_parallel(plan)) return verdict;
   if (plan.cuts_vocabulary())
