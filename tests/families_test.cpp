@@ -843,8 +843,8 @@ TEST(NemotronH, IsTheSameWithExpertsElsewhere) {
 TEST(NemotronH, HasTheSameBitsUnderInvariantNumerics) {
   for (const bool narrower : {false, true}) {
     ModelSpec model = odd_nemotron_h(narrower);
-    model.layer_pattern = "E*-E*";
-    model.state_space = {};
+    model.layer_pattern = "E*-EM";
+    model.state_space = {8, 4, 4, 4, 3, true, 4, {}};
     model.num_heads = model.num_kv_heads = 4;
     model.expert_hidden = model.shared_hidden = model.mlp_hidden = 16;
     const auto one = invariant_gradients(model, 1, 1, 4);

@@ -469,7 +469,7 @@ Verdict of_invariant_context_parallel(const Plan& plan) {
                                "tp rank of {} has {}",
                                m.name, counted(groups, "group")));
   const std::int64_t kv_heads = std::max<std::int64_t>(1, m.num_kv_heads / tp);
-  if (kv_heads % ulysses == 0 || m.num_state_space_layers() == m.num_layers) return {};
+  if (kv_heads % ulysses == 0 || m.num_attention_layers() == 0) return {};
   const std::string field = plan.context_kind == ContextKind::hybrid ? "cp-ulysses" : "cp";
   return problem(
       field, {remedy(field, kv_heads, divisors), {"cp-kind", "ring"}, {"cp-kind", "allgather"}},
