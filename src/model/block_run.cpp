@@ -83,7 +83,9 @@ Tensor BlockRun::gradient_to_add_to(int number) {
   // A weight's gradient that is left for later still reads what is there, but for rows that were gathered,
   // which products of own rows are not of.
   const auto is_of_own_rows = [&](const BlockOp& op) {
-    return op.kind == OpKind::residual && program_.value(op.inputs[1]).home == Home::residual;
+    if (op.kind != OpKind::residual || program_.value(op.inputs[1]).home != Home::residual) return false;
+    const int made_by = program_.producer(op.inputs[1]);
+    return program_.ops[static_cast<std::size_t>(made_by)].kind == OpKind::linear;
   };
   if (when_ == Weights::deferred && (!tensor_parallel_.sequence_parallel() ||
                                      std::any_of(program_.ops.begin(), program_.ops.end(), is_of_own_rows))) {
