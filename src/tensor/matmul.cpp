@@ -107,16 +107,26 @@ Packing packing_of_a(const MicroKernel& kernel) {
 // of which may be made up: `filled` are not.
 void pack(const ConstPanel& x, bool along, const Packing& packing, std::int64_t line, std::int64_t lines,
           Range k, std::int64_t filled, std::int64_t words, std::uint32_t* to) {
-  const std::int64_t width = packing.width;
-  for (std::int64_t done = 0; done < lines; done += width, to += words * width) {
-    const ConstPanel from = at(x, along ? Transpose::no : Transpose::yes, line + done, k.begin);
-    const std::int64_t here = std::min(width, lines - done);
-    if (x.type == DType::f32)
-      packing.floats[along](static_cast<const float*>(from.data), x.stride, here, k.size(), width, to);
-    else
-      packing.narrow[along](static_cast<const bf16*>(from.data), x.stride, here, k.size(), width, to);
-    if (!packing.pads) std::fill(to + filled * width, to + words * width, 0u);
-  }
+  const std::int64_t width = packing.width, elements = filled < k.size() ? 2 : 1;  // of a word
+  // Lines that run along k are read one panel after the other. Across k a few rows of all panels are read
+  // together, since a panel has less of a row than what the processor fetches ahead.
+  constexpr std::int64_t rows_together = 32;  // a group of words and more
+  const std::int64_t at_once = along ? std::max<std::int64_t>(k.size(), 1) : rows_together;
+  for (std::int64_t begin = 0; begin < k.size(); begin += at_once)
+    for (std::int64_t done = 0; done < lines; done += width) {
+      const std::int64_t depth_here = std::min(at_once, k.size() - begin);
+      const ConstPanel from = at(x, along ? Transpose::no : Transpose::yes, line + done, k.begin + begin);
+      std::uint32_t* const panel = to + done * words + begin / elements * width;
+      if (x.type == DType::f32)
+        packing.floats[along](static_cast<const float*>(from.data), x.stride, lines - done, depth_here, width,
+                              panel);
+      else
+        packing.narrow[along](static_cast<const bf16*>(from.data), x.stride, lines - done, depth_here, width,
+                              panel);
+    }
+  if (packing.pads) return;
+  for (std::int64_t done = 0; done < lines; done += width)
+    std::fill(to + done * words + filled * width, to + (done + width) * words, 0u);
 }
 
 void store(const float* sums, std::int64_t stride, std::int64_t rows, std::int64_t cols, float alpha,
@@ -126,6 +136,14 @@ void store(const float* sums, std::int64_t stride, std::int64_t rows, std::int64
                                  c.stride);
   else
     matmul_passes().store_bf16(sums, stride, rows, cols, alpha, beta, static_cast<bf16*>(c.data), c.stride);
+}
+
+// What a tile is stored to comes while the tile is made.
+void fetch_ahead(const Panel& c, std::int64_t rows, std::int64_t cols) {
+  constexpr std::int64_t line = 64;
+  for (std::int64_t i = 0; i < rows; ++i)
+    for (std::int64_t byte = 0; byte < cols * element_bytes(c.type); byte += line)
+      __builtin_prefetch(static_cast<const std::byte*>(at(c, i, 0).data) + byte, 1);
 }
 
 const MicroKernel& kernel_for(const Product& p) {
@@ -142,9 +160,12 @@ void multiply_block(const MicroKernel& kernel, std::int64_t words, const Scratch
   if (kernel.begin != nullptr) kernel.begin();
   for (std::int64_t j = 0; j < cols; j += kernel.cols)
     for (std::int64_t i = 0; i < rows; i += kernel.rows) {
+      const Panel part = at(c, i, j);
+      const std::int64_t rows_here = std::min<std::int64_t>(kernel.rows, rows - i),
+                         cols_here = std::min<std::int64_t>(kernel.cols, cols - j);
+      fetch_ahead(part, rows_here, cols_here);
       kernel.tile(words, scratch.a + i * words, scratch.b + j * words, sums);
-      store(sums, kernel.cols, std::min<std::int64_t>(kernel.rows, rows - i),
-            std::min<std::int64_t>(kernel.cols, cols - j), alpha, beta, at(c, i, j));
+      store(sums, kernel.cols, rows_here, cols_here, alpha, beta, part);
     }
   if (kernel.end != nullptr) kernel.end();
 }

@@ -98,13 +98,25 @@ HWY_INLINE Word word(const typename From::Stored* x, Size step, Size left) {
 }
 
 #if HWY_TARGET != HWY_SCALAR
-// 4 words of each of 4 lines, turned.
-template <class From>
-HWY_INLINE void turn(const typename From::Stored* x, Size stride, Size width, Word* to) {
-  const Four d;
-  const hn::Repartition<std::uint64_t, Four> two;
-  const auto a = From::along(d, x), b = From::along(d, x + stride), c = From::along(d, x + 2 * stride),
-             e = From::along(d, x + 3 * stride);
+// Four words from every fourth place of x, side by side: as many places as d has blocks of four.
+template <class From, class D>
+HWY_INLINE hn::Vec<D> fours(D d, const typename From::Stored* const* x) {
+  constexpr std::size_t size = hn::MaxLanes(D());
+  if constexpr (size == 4) {
+    return From::along(d, *x);
+  } else {
+    const hn::Half<D> half;
+    return hn::Combine(d, fours<From>(half, x + size / 2), fours<From>(half, x));
+  }
+}
+
+// 4 words of each of as many lines as d has lanes, turned: x is where each line begins. Those of a word stand
+// side by side, those of the next one `width` behind.
+template <class From, class D>
+HWY_INLINE void turn(D d, const typename From::Stored* const* x, Size width, Word* to) {
+  const hn::Repartition<std::uint64_t, D> two;
+  const auto a = fours<From>(d, x), b = fours<From>(d, x + 1), c = fours<From>(d, x + 2),
+             e = fours<From>(d, x + 3);
   const auto ab = hn::BitCast(two, hn::InterleaveLower(d, a, b)),
              ab2 = hn::BitCast(two, hn::InterleaveUpper(d, a, b));
   const auto ce = hn::BitCast(two, hn::InterleaveLower(d, c, e)),
@@ -117,8 +129,8 @@ HWY_INLINE void turn(const typename From::Stored* x, Size stride, Size width, Wo
 #endif
 
 template <class From>
-void pack_along(const typename From::Stored* x, Size stride, Size lines, Size k, Size width, Word* to) {
-  const Size words = (k + From::elements - 1) / From::elements;
+void pack_along(const typename From::Stored* x, Size stride, Size there, Size k, Size width, Word* to) {
+  const Size lines = std::min(there, width), words = (k + From::elements - 1) / From::elements;
   // A line of the cache of each line at a time.
   constexpr Size at_once = 16;
   for (Size begin = 0; begin < words; begin += at_once) {
@@ -128,10 +140,19 @@ void pack_along(const typename From::Stored* x, Size stride, Size lines, Size k,
       __builtin_prefetch(x + line * stride + (begin + 2 * at_once) * From::elements);
     Size r = 0;
 #if HWY_TARGET != HWY_SCALAR
-    if (end * From::elements <= k && (end - begin) % 4 == 0)
-      for (; r + 4 <= lines; r += 4)
-        for (Size w = begin; w < end; w += 4)
-          turn<From>(x + r * stride + w * From::elements, stride, width, to + w * width + r);
+    // A vector that is longer than the panel is wide ends in what the next word is written over.
+    if (end * From::elements <= k && (end - begin) % 4 == 0) {
+      for (; r < lines; r += lanes) {
+        const Size first = std::min(r, std::max<Size>(width - lanes, 0));
+        for (Size w = begin; w < end; w += 4) {
+          const typename From::Stored* from[lanes];
+          for (Size i = 0; i < lanes; ++i)
+            from[i] = x + std::min(first + i, lines - 1) * stride + w * From::elements;
+          turn<From>(Words(), from, width, to + w * width + first);
+        }
+      }
+      r = lines;
+    }
 #endif
     for (; r < lines; ++r)
       for (Size w = begin; w < end; ++w)
@@ -142,9 +163,10 @@ void pack_along(const typename From::Stored* x, Size stride, Size lines, Size k,
 }
 
 template <class From>
-void pack_across(const typename From::Stored* x, Size stride, Size lines, Size k, Size width, Word* to) {
+void pack_across(const typename From::Stored* x, Size stride, Size there, Size k, Size width, Word* to) {
   const Words d;
   const Four four;
+  const Size lines = std::min(there, width);
   for (Size at = 0; at < k; at += From::elements) {
     const auto* row = x + at * stride;
     const bool alone = k - at < From::elements;
@@ -155,7 +177,9 @@ void pack_across(const typename From::Stored* x, Size stride, Size lines, Size k
       else
         return From::across(tag, from, stride, alone);
     };
-    for (; r + lanes <= lines; r += lanes) hn::StoreU(words(d, row + r), d, to + r);
+    // What is written behind the panel's width the next word is written over.
+    const Size readable = at + From::elements < k ? there : lines;
+    for (; r < lines && r + lanes <= readable; r += lanes) hn::StoreU(words(d, row + r), d, to + r);
     for (; r + 4 <= lines && lanes > 4; r += 4) hn::StoreU(words(four, row + r), four, to + r);
     for (; r < lines; ++r) to[r] = word<From>(row + r, stride, k - at);
     for (; r < width; ++r) to[r] = 0;
@@ -184,15 +208,17 @@ void groups_across(const bf16* x, Size stride, Size lines, Size k, Size width, W
     pack_across<Pairs>(x + at * stride, stride, lines, here, width, words);
     std::fill(words + (here + 1) / 2 * width, words + group * width, 0);
     for (Size r = 0; r < width; r += 4)
-      for (Size w = 0; w < group; w += 4) {
 #if HWY_TARGET != HWY_SCALAR
-        turn<FromFloats>(reinterpret_cast<const float*>(words + w * width + r), width, group,
-                         to + r * group + w);
-#else
-        for (Size i = 0; i < 16; ++i)
-          to[(r + i % 4) * group + w + i / 4] = words[(w + i / 4) * width + r + i % 4];
-#endif
+      for (Size w = 0; w < group; w += lanes) {
+        const float* from[lanes];
+        for (Size i = 0; i < lanes; ++i)
+          from[i] = reinterpret_cast<const float*>(words + (w + i) * width + r);
+        turn<FromFloats>(Words(), from, group, to + r * group + w);
       }
+#else
+      for (Size w = 0; w < group; ++w)
+        for (Size i = r; i < r + 4; ++i) to[i * group + w] = words[w * width + i];
+#endif
   }
 }
 

@@ -38,8 +38,8 @@ struct MatmulPasses {
   using Size = std::int64_t;
 
   // to[w * width + r] = the word at w of line r < lines, zero for the other r < width. Along: line r begins
-  // at x + r * stride and runs along k. Across: element k of line r is x[k * stride + r]. Writes up to 64
-  // bytes behind the last word.
+  // at x + r * stride and runs along k; writes up to 64 bytes behind the last word. Across: element k of line
+  // r is x[k * stride + r]. Lines behind `width` may be read, and are left out.
   void (*floats_along)(const float* x, Size stride, Size lines, Size k, Size width, std::uint32_t* to);
   void (*floats_across)(const float* x, Size stride, Size lines, Size k, Size width, std::uint32_t* to);
   // bf16 as words of one f32, or of two bf16; behind an odd k stands a zero.
