@@ -143,6 +143,9 @@ class BlockRun {
   }
   // The gradient of a value so far, to be added to; zero where there is none yet.
   Tensor gradient_to_add_to(int number);
+  // Whether all that a backward pass makes is gone when the stage's is over: no weight's gradient is left for
+  // later, and nothing goes to another stage.
+  bool is_brief() const { return when_ == Weights::now && rank_.size(Axis::pp) == 1; }
   // Takes a weight's gradient now or later; the second once the value is there that it reads.
   Weights when() const { return when_; }
   void weight_gradient(std::function<void()> take);

@@ -26,10 +26,12 @@ class OpRunner {
     co_return;
   }
   virtual Work<void> again(BlockRun& run) const {
+    const Arena::BriefUse brief(run.rank().arena(), run.is_brief());
     run_again(run);
     co_return;
   }
   virtual Work<void> backward(BlockRun& run) const {
+    const Arena::BriefUse brief(run.rank().arena(), run.is_brief());
     run_backward(run);
     co_return;
   }

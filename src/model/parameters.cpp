@@ -410,7 +410,10 @@ void ParameterStore::add_up_lookups_apart() {
 void ParameterStore::add_lookups(Tensor ids, Tensor dy, std::int64_t first_id) const {
   if (lookup_gradient_.defined())
     return rank_->kernels().embedding_backward(ids, dy, first_id, lookup_gradient_);
-  lookups_.push_back({std::move(ids), std::move(dy), first_id});
+  // In memory that stays, as it waits for longer than backward passes hold theirs.
+  const Tensor waiting(rank_->arena(), MemoryCategory::gradients, dy.dtype(), dy.shape());
+  rank_->kernels().copy(dy, waiting);
+  lookups_.push_back({std::move(ids), waiting, first_id});
 }
 
 void ParameterStore::begin_gradients() const {
@@ -486,6 +489,7 @@ void ParameterStore::add_waiting_lookups() const {
   Kernels& kernels = rank_->kernels();
   const Tensor& gradient = find(shared_name_).gradient;
   if (lookup_gradient_.defined()) return kernels.add(lookup_gradient_, gradient);
+  const Arena::BriefUse brief(rank_->arena());
   const std::int64_t rows_at_once = (gradient.rows() + 7) / 8;
   const Tensor room(rank_->arena(), MemoryCategory::other, gradient.dtype(), {rows_at_once, gradient.cols()});
   for (std::int64_t begin = 0; begin < gradient.rows(); begin += rows_at_once) {

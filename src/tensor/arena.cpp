@@ -15,6 +15,12 @@ namespace {
 constexpr std::size_t alignment = 64;  // a cache line, and the widest vector
 constexpr std::ptrdiff_t most_in_use =
     2;  // blocks of a size that other streams still use: as many as hide one
+// What is smaller is not cut from what is larger: it would keep that from being whole again for little.
+constexpr std::size_t smallest_cut = std::size_t{256} << 10;
+
+bool comes_and_goes(MemoryCategory c) {
+  return c != MemoryCategory::parameters && c != MemoryCategory::gradients && c != MemoryCategory::optimizer;
+}
 
 std::size_t rounded(std::size_t bytes) {
   return bytes == 0 ? alignment : (bytes + alignment - 1) / alignment * alignment;
@@ -41,7 +47,7 @@ DeviceStream& Arena::transfers(const std::string& name) {
 void Arena::end_passes() {
   for (const MemoryCategory c : all_memory_categories) live_[c] -= passes_peak_[c] - passes_live_[c];
   passes_peak_ = passes_live_;
-  free_.merge(of_passes_);
+  for (const auto& [bytes, data] : std::exchange(of_passes_, {})) keep(data, MemoryPool::general);
   for (InUse& block : in_use_) block.pool = MemoryPool::general;
 }
 
@@ -50,8 +56,8 @@ Arena::~Arena() {
   try {
     drop_kept();
   } catch (const RunError&) {  // the device is lost, and whoever used it has said so
-    for (const InUse& block : in_use_) give_to_system(block.data);
-    for (const auto& [capacity, data] : free_) give_to_system(data);
+    for (const auto& [data, piece] : pieces_)
+      if (piece.begins) give_to_system(data);
   }
 }
 
@@ -66,11 +72,16 @@ void Arena::drop_kept() {
       for (const auto& event : block.until) event->synchronize();
     take_back_unused();
   }
-  for (auto& [capacity, data] : free_) {
+  for (auto kept = free_.begin(); kept != free_.end();) {
+    const auto [bytes, data] = *kept;
+    const auto piece = pieces_.find(data), next = std::next(piece);
+    const bool is_whole = piece->second.begins && (next == pieces_.end() || next->second.begins);
+    kept = is_whole ? free_.erase(kept) : std::next(kept);
+    if (!is_whole) continue;
+    pieces_.erase(piece);
     give_to_system(data);
-    held_bytes_ -= capacity;
+    held_bytes_ -= bytes;
   }
-  free_.clear();
 }
 
 std::byte* Arena::ask_system(std::size_t bytes) {
@@ -90,7 +101,7 @@ void Arena::take_back_unused() {
   for (auto block = in_use_.begin(); block != in_use_.end();) {
     const bool is_free = std::all_of(block->until.begin(), block->until.end(),
                                      [](const auto& event) { return event->has_happened(); });
-    if (is_free) kept(block->pool).emplace(block->capacity, block->data);
+    if (is_free) keep(block->data, block->pool);
     block = is_free ? in_use_.erase(block) : std::next(block);
   }
 }
@@ -141,15 +152,20 @@ void Arena::account(const Block& block) {
 }
 
 // A kept block may be up to a quarter larger than asked: microbatches of slightly different sizes then share
-// blocks, and little is wasted.
+// blocks, and little is wasted. Of a larger one what comes and goes is a part.
 bool Arena::take_kept(Block& block, std::size_t wanted) {
   const std::size_t most = wanted + wanted / 4;
   Kept& all = kept(block.pool);
-  if (const auto found = all.lower_bound(wanted); found != all.end() && found->first <= most) {
-    block.data = found->second;
-    block.capacity = found->first;
-    all.erase(found);
-    return true;
+  if (const auto found = all.lower_bound({wanted, nullptr}); found != all.end()) {
+    const bool is_cut = found->first > most;
+    const bool may_be_cut =
+        comes_and_goes(block.category) && wanted >= smallest_cut && (is_brief_ || found->first <= 2 * wanted);
+    if (!is_cut || may_be_cut) {
+      block.data = found->second;
+      block.capacity = is_cut ? wanted : found->first;
+      take(all, found, block.capacity);
+      return true;
+    }
   }
   const auto fits = [&](const InUse& used) {
     return used.pool == block.pool && wanted <= used.capacity && used.capacity <= most;
@@ -161,6 +177,43 @@ bool Arena::take_kept(Block& block, std::size_t wanted) {
   block.capacity = oldest->capacity;
   in_use_.erase(oldest);
   return true;
+}
+
+// The first `bytes` of a free piece; the rest stays free.
+void Arena::take(Kept& all, Kept::iterator found, std::size_t bytes) {
+  const auto [size, data] = *found;
+  all.erase(found);
+  Piece& piece = pieces_.at(data);
+  piece.is_free = false;
+  if (bytes == size) return;
+  piece.bytes = bytes;
+  pieces_.emplace(data + bytes, Piece{size - bytes, false, true, piece.pool});
+  all.emplace(size - bytes, data + bytes);
+}
+
+// Free, and one with what is free on either side.
+void Arena::keep(std::byte* data, MemoryPool pool) {
+  auto piece = pieces_.find(data);
+  piece->second.is_free = true;
+  piece->second.pool = pool;
+  Kept& all = kept(pool);
+  const auto joins = [&](Pieces::iterator first, Pieces::iterator second) {
+    return !second->second.begins && first->second.is_free && second->second.is_free &&
+           first->second.pool == second->second.pool;
+  };
+  if (const auto next = std::next(piece); next != pieces_.end() && joins(piece, next)) {
+    all.erase({next->second.bytes, next->first});
+    piece->second.bytes += next->second.bytes;
+    pieces_.erase(next);
+  }
+  if (piece != pieces_.begin())
+    if (const auto before = std::prev(piece); joins(before, piece)) {
+      all.erase({before->second.bytes, before->first});
+      before->second.bytes += piece->second.bytes;
+      pieces_.erase(piece);
+      piece = before;
+    }
+  all.emplace(piece->second.bytes, piece->first);
 }
 
 void Arena::take_bytes(Block& block) {
@@ -177,6 +230,7 @@ void Arena::take_bytes(Block& block) {
   if (block.data == nullptr)
     fail("out of memory: the system has no {} left", format_bytes(static_cast<double>(wanted)));
   block.capacity = wanted;
+  pieces_.emplace(block.data, Piece{wanted});
   held_bytes_ += wanted;
   ++system_allocations_;
 }
@@ -189,7 +243,7 @@ void Arena::release(Block& block) {
   if (block.data == nullptr) return;
   std::byte* const data = std::exchange(block.data, nullptr);
   if (block.in_use_until.empty())
-    kept(block.pool).emplace(block.capacity, data);
+    keep(data, block.pool);
   else
     in_use_.push_back({block.capacity, data, block.pool, std::exchange(block.in_use_until, {})});
 }

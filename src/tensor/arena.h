@@ -1,5 +1,7 @@
 // Memory of one rank: every byte is accounted by category, and freed blocks are kept and handed out again, so
-// that a steady-state step asks the system for nothing. On Device::none it is accounted and never there.
+// that a steady-state step asks the system for nothing. What comes and goes may be a part of a larger block
+// that is free meanwhile, which is whole again when its parts are given back. On Device::none it is accounted
+// and never there.
 //
 // On an accelerator a block is given back while kernels that use it are still queued: whoever takes it next
 // queues behind them on the rank's stream. What another stream uses is said to the block, and it is handed
@@ -12,7 +14,9 @@
 #include <cstdint>
 #include <map>
 #include <memory>
+#include <set>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "spec/device.h"
@@ -73,6 +77,23 @@ class Arena {
     MemoryPool before_;
   };
   MemoryPool pool() const { return pool_; }
+
+  // What is allocated while it lives is given back before any larger block is needed again that is free now,
+  // and may be a part of one. (Where `is_brief`.) Else no more is cut from than twice what is wanted: what
+  // stays would keep a large block, such as that of the logits, from being whole when it is needed.
+  class BriefUse {
+   public:
+    explicit BriefUse(Arena& arena, bool is_brief = true) : arena_(arena), before_(arena.is_brief_) {
+      arena.is_brief_ = is_brief;
+    }
+    ~BriefUse() { arena_.is_brief_ = before_; }
+    BriefUse(const BriefUse&) = delete;
+    BriefUse& operator=(const BriefUse&) = delete;
+
+   private:
+    Arena& arena_;
+    bool before_;
+  };
   // No graph is left: what passes held, and have given back, is everybody's.
   void end_passes();
 
@@ -108,11 +129,21 @@ class Arena {
     std::vector<std::shared_ptr<DeviceEvent>> until;
   };
 
-  using Kept = std::multimap<std::size_t, std::byte*>;  // by capacity
+  // Of what the system has given at once, all or a part; that of the next address is beside it where it does
+  // not begin what was given.
+  struct Piece {
+    std::size_t bytes;
+    bool begins = true, is_free = false;
+    MemoryPool pool = MemoryPool::general;  // while it is free
+  };
+  using Pieces = std::map<std::byte*, Piece>;
+  using Kept = std::set<std::pair<std::size_t, std::byte*>>;  // what is free, by size
   Kept& kept(MemoryPool pool) { return pool == MemoryPool::general ? free_ : of_passes_; }
   void account(const Block& block);
   void take_bytes(Block& block);
   bool take_kept(Block& block, std::size_t wanted);
+  void take(Kept& all, Kept::iterator found, std::size_t bytes);
+  void keep(std::byte* data, MemoryPool pool);
   std::byte* ask_system(std::size_t bytes);
   void give_to_system(std::byte* data) noexcept;
   void take_back_unused();
@@ -122,8 +153,10 @@ class Arena {
   Memory live_, peak_;
   std::unique_ptr<DeviceStream> stream_;
   std::map<std::string, std::unique_ptr<DeviceStream>> transfers_;
+  Pieces pieces_;
   Kept free_, of_passes_;
   MemoryPool pool_ = MemoryPool::general;
+  bool is_brief_ = false;
   Memory passes_live_, passes_peak_;  // of these live_ has the second
   std::vector<InUse> in_use_;         // given back, and used by other streams
   std::int64_t system_allocations_ = 0;
