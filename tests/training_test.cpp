@@ -12,6 +12,7 @@ namespace echelon::training_test {
 namespace {
 
 using namespace checks;
+using checks::Outcome;  // not a search's
 
 // A text that repeats eight letters, all equally often: without context log 8 is the best loss there is.
 SampleSource repeating_text(const Plan& plan) {

@@ -16,6 +16,7 @@ namespace echelon::verify_test {
 namespace {
 
 using namespace checks;
+using checks::Outcome;  // not a search's
 
 // Below the gradient norms of these models (ClippingBites).
 constexpr double small_clip = 0.1;
