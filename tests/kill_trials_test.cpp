@@ -156,7 +156,7 @@ TEST_F(KillTrials, ThreadRanksAtEachMoment) {
 
 TEST_F(KillTrials, RandomRanksAtRandomMoments) {
   const char* const asked = std::getenv("ECHELON_KILL_TRIALS");
-  const int trials = asked != nullptr ? std::atoi(asked) : 100;
+  const int trials = asked != nullptr ? std::atoi(asked) : 40;
   std::mt19937 random(3);
   for (int trial = 0; trial < trials && !HasFailure(); ++trial) {
     const std::string name = fmt::format("trial{}", trial);
