@@ -179,7 +179,7 @@ TEST_F(CommandLine, NamesInCommandsAreQuoted) {
   refused({"generate", "--checkpoint", "my model"}, {"echelon checkpoint import 'my model' --out DIR"});
 }
 
-TEST_F(CommandLine, MisspeltNamesAreGuessed) {
+TEST_F(CommandLine, MisspeltNamesAreGuessed) {  // long
   refused({"trian"}, {"trian: no such verb (did you mean train?); legal: train"});
   refused({"trian", "--help"}, {"trian: no such verb (did you mean train?); legal: train"});
   refused({"checkpoint", "inof", "-h"}, {"inof: no such verb (did you mean info?); legal: info"});
@@ -217,7 +217,7 @@ TEST_F(CommandLine, MisspeltNamesAreGuessed) {
   refused({"train", "--data", "text.txt", "--model", "model.toml"}, {"did you mean num_heads?"});
 }
 
-TEST_F(CommandLine, WrongValuesAreRefusedWithTheLegalOnes) {
+TEST_F(CommandLine, WrongValuesAreRefusedWithTheLegalOnes) {  // long
   refused(training({"--lr", "-1"}), {"--lr -1", "above 0"});
   refused(training({"--lr", "nan"}), {"--lr nan", "above 0"});
   refused(training({"--lr", "1e-6", "--min-lr", "1e-5"}), {"--min-lr 1e-05", "--lr 1e-06"});
@@ -538,7 +538,7 @@ TEST_F(CommandLine, StepsThatWereSkippedAreInTheSummary) {  // long
 }
 
 // One home reads them all: it does not wait, and says what is there.
-TEST_F(CommandLine, WhatIsNoFileIsRefusedWhereverAFileIsNamed) {
+TEST_F(CommandLine, WhatIsNoFileIsRefusedWhereverAFileIsNamed) {  // long
   ASSERT_EQ(::mkfifo(at("pipe").c_str(), 0600), 0);
   fs::create_directory(at("directory"));
   fs::create_directory(at("hf"));

@@ -177,7 +177,7 @@ TEST(DeviceTraining, OffloadedOptimizerState) {  // long
 
 // Copies to the host and back are queued as late, and in any order, as their events let them: the fake driver
 // complains of memory that is used before it is there, or handed out before its copy is done.
-TEST(DeviceTraining, OffloadedActivations) {
+TEST(DeviceTraining, OffloadedActivations) {  // long
   const auto offloaded = [](Plan plan, Offload what = Offload::activations) {
     plan.offload = what;
     return plan;

@@ -157,7 +157,7 @@ TEST_F(PlanCommand, DrawsAPageWithItsAnswer) {
   }
 }
 
-TEST_F(PlanCommand, DrawsWhatBecameOfEveryPlan) {
+TEST_F(PlanCommand, DrawsWhatBecameOfEveryPlan) {  // long
   const json answer = object(std::string(small) + "--html plan.html");
   const json looked = checks::document_of(read("plan.html"))["looked"];
   std::int64_t all = 0, of_memory = 0;

@@ -171,7 +171,7 @@ TEST(Search, FindsWhatSimulatingEverythingFinds) {  // long
 }
 
 // This trainer's plans are simulated and walked in the order of their bounds, by time and by memory.
-TEST(Search, FindsOfThisTrainerWhatWalkingEverythingFinds) {
+TEST(Search, FindsOfThisTrainerWhatWalkingEverythingFinds) {  // long
   for (const Objective objective : {Objective::time, Objective::memory})
     for (const bool cut : {false, true}) {
       SearchRequest some = request("llama-tiny", 4, 8);

@@ -312,7 +312,7 @@ TEST(Rerun, GivesTheSameBits) {
   }
 }
 
-TEST(Rerun, GivesTheSameBitsOnTwoThreads) {
+TEST(Rerun, GivesTheSameBitsOnTwoThreads) {  // long
   if (!has_cpu_kernels()) GTEST_SKIP() << "this build has no CPU kernels";
   for (ModelSpec model : {odd_gpt2(), odd_llama()}) {
     model.hidden = 96;  // enough work that the kernels do share it

@@ -89,7 +89,7 @@ INSTANTIATE_TEST_SUITE_P(
 
 // Intervals hold four of five rows of groups that had no part in them, and of programs that had none; the
 // shipped files say what is found here.
-TEST(PublishedIntervals, HoldFourOfFive) {
+TEST(PublishedIntervals, HoldFourOfFive) {  // long
   std::vector<Table> tables;
   for (const Source& source : sources())
     if (auto table = read(source))
@@ -164,7 +164,7 @@ TEST(PublishedVersions, RunWhatTheirContainersRan) {
 }
 
 // Of runs that fit at most one in twenty is rejected, and of those that did not as few are accepted.
-TEST(PublishedMemory, FewRunsAreMisjudged) {
+TEST(PublishedMemory, FewRunsAreMisjudged) {  // long
   int tables = 0;
   for (const Source& source : sources()) {
     const std::string& name = source.name;
