@@ -34,6 +34,7 @@ struct CalibrateFlags {
 
 int run_from(const CLI::App& app, const CalibrateFlags& f) {
   CalibrateFromFlags from = f.measured;
+  if (is_given(app, "--choose") && from.choose < 1) refuse("--choose {}: must be at least 1", from.choose);
   from.json = f.json;
   from.gives_software = is_given(app, "--software");
   from.gives_model = is_given(app, "--model");
@@ -110,6 +111,8 @@ void add_calibrate(CLI::App& program, int& status) {
       ->capture_default_str();
   text("--model", flags->measured.model, "Of steps whose file names none", "NAME|DIR|FILE");
   text("--software-out", flags->measured.software_out, "Program file to write, for plan --software", "FILE");
+  add_number(app, "--choose", flags->measured.choose,
+             "Say which so many of the steps whose seconds are left empty to measure first");
   app.callback([flags, &app, &status] {
     const bool from = is_given(app, "--from");
     const std::vector<Remedy> with_from{advice("--from", "FILE")};
@@ -118,7 +121,8 @@ void add_calibrate(CLI::App& program, int& status) {
                       {"--machine", from, "without --from", with_from},
                       {"--software", from, "without --from", with_from},
                       {"--model", from, "without --from", with_from},
-                      {"--software-out", from, "without --from", with_from}});
+                      {"--software-out", from, "without --from", with_from},
+                      {"--choose", from, "without --from", with_from}});
     status = from ? run_from(app, *flags) : run_calibrate(app, *flags);
   });
 }

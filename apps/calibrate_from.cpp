@@ -7,6 +7,7 @@
 #include <cmath>
 #include <filesystem>
 #include <nlohmann/json.hpp>
+#include <numeric>
 
 #include "base/error.h"
 #include "base/json_text.h"
@@ -71,6 +72,28 @@ ordered_json rows_json(const std::vector<FitRow>& rows) {
   return list;
 }
 
+// Which candidates to measure; steps that are measured come first among `all`.
+StepChoice chosen_steps(const Software& software, const Machine& machine,
+                        const std::vector<MeasuredStep>& all, std::size_t measured, std::int64_t count) {
+  const auto logs = [&](const Software& s) {
+    std::vector<double> seconds;
+    for (const MeasuredStep& step : all) seconds.push_back(std::log(priced_seconds(s, machine, step)));
+    return seconds;
+  };
+  std::vector<std::size_t> known(measured);
+  std::iota(known.begin(), known.end(), 0);
+  return most_telling_steps(software, usual_numbers(), logs, known, static_cast<std::size_t>(count));
+}
+
+void print_choice(std::FILE* out, const StepChoice& choice, const std::vector<MeasuredStep>& all) {
+  fmt::print(out, "measure these first, in this order; what is then open of a step's time:\n");
+  fmt::print(out, "  {:>5.1f}%  before\n", 100 * choice.uncertain);
+  for (const StepChoice::Step& one : choice.steps)
+    fmt::print(out, "  {:>5.1f}%  {}: {}\n", 100 * one.uncertain, all[one.step].where,
+               summary(all[one.step].plan));
+  fmt::print(out, "give their seconds there and fit again\n\n");
+}
+
 std::string stem(const std::string& path) { return std::filesystem::path(path).stem().string(); }
 
 }  // namespace
@@ -81,10 +104,19 @@ int run_calibrate_from(const CalibrateFromFlags& f) {
   Measurements measured;
   for (const std::string& path : f.from)
     read_measurements(read_text(path, "--from"), path, f.model, measured);
+  if (f.choose > static_cast<std::int64_t>(measured.candidates.size()))
+    refuse("--choose {}: the --from files have {} whose seconds are left empty", f.choose,
+           counted(static_cast<std::int64_t>(measured.candidates.size()), "step"));
+  if (f.choose == 0 && !measured.candidates.empty())
+    refuse(
+        "{}: seconds is empty; give the seconds that the step took, or --choose to be told which to measure",
+        measured.candidates.front().where);
   const bool has_operations = !measured.products.empty() || !measured.collectives.empty();
   if (!f.out.empty() && !has_operations)
     refuse("--out {}: has no effect: no --from file measures products or collectives", f.out);
-  if (measured.steps.empty())
+  if (measured.steps.empty() && f.choose > 0 && !f.software_out.empty())
+    refuse("--software-out {}: has no effect: no step is measured yet", f.software_out);
+  if (measured.steps.empty() && measured.candidates.empty())
     for (const auto& [flag, value, given] : {std::tuple{"--software", f.software, f.gives_software},
                                              {"--model", f.model, f.gives_model},
                                              {"--software-out", f.software_out, !f.software_out.empty()}})
@@ -103,6 +135,13 @@ int run_calibrate_from(const CalibrateFromFlags& f) {
   print_rows(out, "product", machine.products, start.name);
   print_rows(out, "collective", machine.collectives, start.name);
   print_rows(out, "step", software.steps, program.name);
+  std::vector<MeasuredStep> all = measured.steps;
+  all.insert(all.end(), measured.candidates.begin(), measured.candidates.end());
+  StepChoice choice;
+  if (f.choose > 0) {
+    choice = chosen_steps(software.software, machine.machine, all, measured.steps.size(), f.choose);
+    print_choice(out, choice, all);
+  }
   const std::string files = fmt::format("{}", fmt::join(f.from, ", "));
   if (!f.out.empty()) {
     machine.machine.name = stem(f.out);
@@ -118,12 +157,17 @@ int run_calibrate_from(const CalibrateFromFlags& f) {
                              files, to_toml(software.software)));
     fmt::print(out, "written to {}: plan with --software {}\n", f.software_out, shell_word(f.software_out));
   }
-  if (f.json)
+  if (f.json) {
+    ordered_json chosen = ordered_json::array();
+    for (const StepChoice::Step& one : choice.steps)
+      chosen.push_back({{"where", all[one.step].where}, {"open", one.uncertain}});
     fmt::print("{}\n", json_text(ordered_json{{"machine", f.out},
                                               {"software", f.software_out},
                                               {"products", rows_json(machine.products)},
                                               {"collectives", rows_json(machine.collectives)},
-                                              {"steps", rows_json(software.steps)}}));
+                                              {"steps", rows_json(software.steps)},
+                                              {"chosen", chosen}}));
+  }
   return 0;
 }
 

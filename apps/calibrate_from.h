@@ -1,6 +1,7 @@
 // `calibrate --from`: a machine and a program from what others measured.
 #pragma once
 
+#include <cstdint>
 #include <string>
 #include <vector>
 
@@ -9,6 +10,7 @@ namespace echelon {
 struct CalibrateFromFlags {
   std::vector<std::string> from;
   std::string machine = "h100", software = "current", model, out, software_out;
+  std::int64_t choose = 0;
   bool gives_software = false, gives_model = false;
   bool json = false;
 };

@@ -243,6 +243,32 @@ TEST(CalibrateFrom, BrokenRunsDoNotPull) {
   EXPECT_EQ(most_likely([](const std::vector<double>&) { return std::vector<double>{0.5}; }, 1, 0.1)[0], 0);
 }
 
+// Two numbers, a standard deviation of 0.5 each. The first three steps depend on one of them, the last on the
+// other: whoever has measured the first knows nearly all of its like.
+TEST(CalibrateFrom, ChoosesTheStepsThatTellMost) {
+  const std::vector<Knob> knobs{{"product_efficiency", &Software::product_efficiency, 0.01, 100, 1, 0.5},
+                                {"elementwise_passes", &Software::elementwise_passes, 0.01, 100, 1, 0.5}};
+  const StepErrors logs = [](const Software& s) {
+    const double product = std::log(s.product_efficiency), pass = std::log(s.elementwise_passes);
+    return std::vector{-product, -product, -0.9 * product, 0.4 * pass};
+  };
+  Software start;
+  start.product_efficiency = start.elementwise_passes = 1;
+  const double of_first = 0.25, of_last = 0.04, off = 0.08 * 0.08;
+  const StepChoice choice = most_telling_steps(start, knobs, logs, {}, 2);
+  EXPECT_NEAR(choice.uncertain, std::sqrt((2.81 * of_first + of_last) / 4), 1e-12);
+  ASSERT_EQ(choice.steps.size(), 2u);
+  EXPECT_EQ(choice.steps[0].step, 0u);
+  const double left = of_first - of_first * of_first / (of_first + off);
+  EXPECT_NEAR(choice.steps[0].uncertain, std::sqrt((2.81 * left + of_last) / 4), 1e-12);
+  EXPECT_EQ(choice.steps[1].step, 3u);
+  // What is measured already is not asked for again, and no more than there are.
+  const StepChoice after = most_telling_steps(start, knobs, logs, {0}, 9);
+  EXPECT_NEAR(after.uncertain, choice.steps[0].uncertain, 1e-12);
+  ASSERT_EQ(after.steps.size(), 3u);
+  EXPECT_EQ(after.steps[0].step, 3u);
+}
+
 // Steps of a program whose numbers are known: the fit prices others of its steps as it does.
 TEST(CalibrateFrom, FindsAProgramsNumbers) {  // long
   Software truth = load_software("current");
@@ -350,6 +376,15 @@ TEST_F(CalibrateCommand, FitsInAnyBuild) {
       run("--from steps.csv --machine h100 --software torchtitan --software-out mine.toml 2>&1");
   EXPECT_EQ(fitted.status, 0) << fitted.output;
   EXPECT_NE(software_from_toml(read("mine.toml"), "mine.toml").elementwise_passes, 1);
+  write("wanted.csv",
+        "# echelon: model=llama-3-8b seq-len=8192 global-batch=128 zero=3 recompute=full\n"
+        "gpus,tp,micro-batch,seconds\n8,1,1,21.9\n16,1,2,\n16,2,1,\n32,8,1,\n");
+  const auto told = run("--from wanted.csv --software torchtitan --choose 2");
+  EXPECT_EQ(told.status, 0) << told.output;
+  EXPECT_NE(told.output.find("wanted.csv, line 6: dp 4 tp 8"), std::string::npos) << told.output;
+  refused("--from wanted.csv --software torchtitan", {"wanted.csv, line 4", "seconds is empty", "--choose"});
+  refused("--from wanted.csv --software torchtitan --choose 4", {"--choose 4", "3 steps"});
+  refused("--from wanted.csv --software torchtitan --choose 0", {"--choose 0", "at least 1"});
   if (!has_cpu_kernels()) refused("", {"no kernels to measure with", "legal: --from FILE"});
 }
 

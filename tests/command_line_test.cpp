@@ -1410,7 +1410,8 @@ TEST_F(IdleFlags, OfTheOtherVerbs) {
                                       {{"--machine", "h100"}, "without --from"},
                                       {{"--software", "current"}, "without --from"},
                                       {{"--model", "llama-3-8b"}, "without --from"},
-                                      {{"--software-out", "a.toml"}, "without --from"}};
+                                      {{"--software-out", "a.toml"}, "without --from"},
+                                      {{"--choose", "3"}, "without --from"}};
   expect_refused({"calibrate"}, calibrating);
   expect_known({"calibrate"}, calibrating, {"--out", "--from"});
   expect_known({"bench", "comm"}, {}, {"--ranks", "--size", "--repeats"});

@@ -139,11 +139,11 @@ TEST(HostOffload, ActivationsLeaveTwoLayersHere) {
   const SavedBytes saved = saved_bytes(r.work, plan, Recompute::none);
   const double layers = static_cast<double>(plan.model.num_layers), microbatches = 8;
   EXPECT_EQ(there.microbatches, 8);
-  EXPECT_NEAR(there.host_bytes, (layers - 2) * saved.dense_layer, 1);
-  EXPECT_NEAR(there.host_traffic, 2 * microbatches * layers * saved.dense_layer, 1);
+  EXPECT_NEAR(there.host_bytes, (layers - 2) * saved.layer.front(), 1);
+  EXPECT_NEAR(there.host_traffic, 2 * microbatches * layers * saved.layer.front(), 1);
   const double fragmented = 1 + r.work.software.fragmentation;
   EXPECT_NEAR(static_cast<double>(here.memory.total() - there.memory.total()),
-              fragmented * (layers - 2) * saved.dense_layer, 4);
+              fragmented * (layers - 2) * saved.layer.front(), 4);
   EXPECT_EQ(there.memory[MemoryCategory::optimizer], here.memory[MemoryCategory::optimizer]);
   double counted = 0;
   for (const MemoryTerm& term : there.memory_terms) counted += term.total();
@@ -157,7 +157,7 @@ TEST(HostOffload, ActivationsLeaveTwoLayersHere) {
   fast.machine.host_bandwidth = 1e15;
   EXPECT_EQ(StepModel(fast).estimate(with_activations(plan)).parts.host_exposed, 0);
   slow.machine.host_bandwidth = 1e9;
-  const double link = microbatches * layers * saved.dense_layer / (0.8 * 1e9);
+  const double link = microbatches * layers * saved.layer.front() / (0.8 * 1e9);
   const double passes = parts.compute + parts.tp_exposed;
   const double exposed = StepModel(slow).estimate(with_activations(plan)).parts.host_exposed;
   EXPECT_LT(exposed, 2 * link);

@@ -270,6 +270,7 @@ TEST(LaunchFiles, RefusesWhatAProgramDoesNotRun) {  // long
       {"torchtitan", "llama-2-7b", {{"zero", "3"}}, {"--model llama-2-7b", "num_kv_heads", "llama-3-8b"}},
       {"torchtitan", "bamba-9b", {{"zero", "3"}}, {"--model bamba-9b", "llama-3-8b", "ssm_heads"}},
       {"nanotron", "bamba-9b", {}, {"--model bamba-9b", "state space"}},
+      {"megatron-core", "bamba-9b", {{"pp", "1"}, {"tp", "1"}}, {"--model bamba-9b", "state space"}},
       {"deepspeed",
        "bamba-9b",
        {{"tp", "2"}, {"pp", "1"}, {"zero", "1"}, {"recompute", "full"}},
@@ -312,6 +313,52 @@ TEST(LaunchFiles, RefusesWhatAProgramDoesNotRun) {  // long
         EXPECT_NE(std::string(error.what()).find(words), std::string::npos) << error.what();
     }
   }
+}
+
+// Layers of one part each are pretrain_hybrid.py's: a pattern says what they are, and where stages end.
+TEST(LaunchFiles, MegatronsHybrids) {
+  const auto planned = [](Pins more) {
+    Pins pins{{"pp", "2"},   {"ep", "2"},          {"etp", "1"},
+              {"zero", "1"}, {"micro-batch", "1"}, {"recompute", "none"}};
+    pins.insert(pins.end(), more.begin(), more.end());
+    return request_of("nemotron-h-tiny", 8, 32, "current", pins);
+  };
+  const SearchRequest r = planned({{"tp", "1"}, {"schedule", "interleaved"}, {"chunks", "2"}});
+  const std::string command = files_of("megatron-core", r).at("launch.sh");
+  EXPECT_NE(command.find("/pretrain_hybrid.py"), std::string::npos) << command;
+  const checks::MegatronArguments given(command);
+  EXPECT_EQ(given.chunks(), 2);
+  for (const auto& [flag, value] : Pins{{"--num-layers", "10"},
+                                        {"--position-embedding-type", "none"},
+                                        {"--squared-relu", ""},
+                                        {"--swiglu", "-"},
+                                        {"--mamba-num-heads", "8"},
+                                        {"--mamba-head-dim", "16"},
+                                        {"--mamba-num-groups", "2"},
+                                        {"--mamba-state-dim", "16"},
+                                        {"--num-experts", "8"},
+                                        {"--moe-latent-size", "32"},
+                                        {"--moe-router-score-function", "sigmoid"},
+                                        {"--moe-router-topk-scaling-factor", "2.5"},
+                                        {"--moe-shared-expert-intermediate-size", "96"},
+                                        {"--pipeline-model-parallel-layout", "-"},
+                                        {"--spec", "megatron.core.models.hybrid.hybrid_layer_specs"}})
+    EXPECT_EQ(value_of(command, flag), value) << flag;
+  std::string pattern = value_of(command, "--hybrid-layer-pattern");
+  std::erase(pattern, '"');
+  EXPECT_EQ(std::count(pattern.begin(), pattern.end(), '|'), 3) << pattern;
+  std::erase(pattern, '|');
+  EXPECT_EQ(pattern, r.work.plan.model.layer_pattern);
+  const std::string yaml = files_of("megatron-bridge", r).at("bridge.yaml");
+  EXPECT_NE(yaml.find("  hybrid_layer_pattern: \""), std::string::npos) << yaml;
+  EXPECT_EQ(yaml.find("virtual_pipeline"), std::string::npos) << yaml;
+  // A group of heads is on one rank there.
+  SearchRequest one_group = planned({{"tp", "2"}, {"schedule", "1f1b"}});
+  one_group.work.plan.model.state_space.groups = 1;
+  expect_refusal([&] { files_of("megatron-core", one_group); }, {"--tp 2", "1 group of state spaces"});
+  SearchRequest other = planned({{"tp", "1"}, {"schedule", "1f1b"}});
+  other.work.plan.model.norm_eps = 1e-6;
+  expect_refusal([&] { files_of("megatron-core", other); }, {"nemotron-h-tiny", "epsilon"});
 }
 
 class LaunchFor : public checks::VerbTest {

@@ -1,6 +1,6 @@
-// What pretrain_gpt.py of Megatron-LM (0.20) makes of a command: the flags that it has of those that a launch
-// file may hold, what each takes, and what its validate_args() and its configurations ask of them together.
-// bench/check_launches.py asks the program itself.
+// What pretrain_gpt.py and pretrain_hybrid.py of Megatron-LM (0.20) make of a command: the flags that it has
+// of those that a launch file may hold, what each takes, and what its validate_args() and its configurations
+// ask of them together. bench/check_launches.py asks the program itself.
 #pragma once
 
 #include <fmt/format.h>
@@ -26,10 +26,14 @@ class MegatronArguments {
     one_queue_ = script.find("export CUDA_DEVICE_MAX_CONNECTIONS=1\n") != std::string::npos;
     const std::vector<std::string> words = words_of(script);
     std::size_t at = 0;
-    for (; at < words.size() && !words[at].ends_with("/pretrain_gpt.py"); ++at)
+    const auto starts = [](const std::string& word) {
+      return word.ends_with("/pretrain_gpt.py") || word.ends_with("/pretrain_hybrid.py");
+    };
+    for (; at < words.size() && !starts(words[at]); ++at)
       if (words[at].starts_with("--n") && words[at] != "--node-rank")
         world_ *= integer(words[at], words.at(at + 1));
-    ask(at < words.size(), "the command starts pretrain_gpt.py");
+    ask(at < words.size(), "the command starts pretrain_gpt.py or pretrain_hybrid.py");
+    is_hybrid_ = words[at].ends_with("hybrid.py");
     for (++at; at < words.size(); ++at) {
       const std::string& flag = words[at];
       if (flag == "$@") continue;
@@ -40,11 +44,15 @@ class MegatronArguments {
       if (known->second == "-") continue;
       ask(at + 1 < words.size() && !words[at + 1].starts_with("--"), flag + " has a value");
       value = words[++at];
+      if (known->second == "two") {
+        ask(at + 1 < words.size() && !words[at + 1].starts_with("--"), flag + " has two values");
+        value += " " + words[++at];
+      }
       if (known->second == "int")
         ask(integer(flag, value) > 0, flag + " is positive");
       else if (known->second == "float")
         ask(std::stod(value) >= 0, flag + " is no less than 0");
-      else if (known->second != "text")
+      else if (known->second != "text" && known->second != "two")
         ask((" " + known->second + " ").find(" " + value + " ") != std::string::npos,
             fmt::format("{} {} is one of: {}", flag, value, known->second));
     }
@@ -88,7 +96,10 @@ class MegatronArguments {
           {"--moe-token-dispatcher-type", "allgather alltoall flex"},
           {"--moe-router-load-balancing-type",
            "aux_loss seq_aux_loss global_aux_loss sinkhorn quantile_balancing none"},
-          {"--moe-layer-freq", "text"}};
+          {"--moe-layer-freq", "text"},
+          {"--moe-router-score-function", "softmax sigmoid sqrtsoftplus"},
+          {"--hybrid-layer-pattern", "text"},
+          {"--spec", "two"}};
       for (const char* flag : {"sequence-parallel",
                                "use-distributed-optimizer",
                                "overlap-grad-reduce",
@@ -105,6 +116,7 @@ class MegatronArguments {
                                "add-qkv-bias",
                                "qk-layernorm",
                                "moe-grouped-gemm",
+                               "moe-router-enable-expert-bias",
                                "use-mcore-models",
                                "mock-data",
                                "optimizer-cpu-offload",
@@ -133,13 +145,21 @@ class MegatronArguments {
                                "moe-router-topk",
                                "moe-ffn-hidden-size",
                                "moe-shared-expert-intermediate-size",
+                               "moe-latent-size",
+                               "moe-router-num-groups",
+                               "moe-router-group-topk",
+                               "mamba-num-heads",
+                               "mamba-head-dim",
+                               "mamba-num-groups",
+                               "mamba-state-dim",
                                "train-iters",
                                "vocab-size",
                                "make-vocab-size-divisible-by",
                                "log-interval"})
         map["--" + std::string(flag)] = "int";
       for (const char* flag : {"norm-epsilon", "init-method-std", "attention-dropout", "hidden-dropout", "lr",
-                               "rope-scaling-factor", "moe-aux-loss-coeff", "optimizer-offload-fraction"})
+                               "rope-scaling-factor", "moe-aux-loss-coeff", "optimizer-offload-fraction",
+                               "moe-router-topk-scaling-factor"})
         map["--" + std::string(flag)] = "float";
       return map;
     }();
@@ -232,7 +252,12 @@ class MegatronArguments {
             ((has("--use-distributed-optimizer") || fsdp) && has("--overlap-grad-reduce")),
         "parameters are gathered beside computation of a distributed optimizer");
     validate_recompute();
-    validate_layout(pp);
+    ask(is_hybrid_ == has("--hybrid-layer-pattern") && is_hybrid_ == has("--spec"),
+        "a pattern and a specification of layers are pretrain_hybrid.py's");
+    if (is_hybrid_)
+      validate_pattern(tp, pp);
+    else
+      validate_layout(pp);
     ask(chunks_ == 1 || microbatches() % pp == 0, "interleaved microbatches are whole groups of pp");
   }
 
@@ -243,6 +268,23 @@ class MegatronArguments {
     ask(full == has("--recompute-method") && full == has("--recompute-num-layers"),
         "full recomputation, and it alone, has a method and a number of layers");
     ask(!has("--recompute-modules") || selective, "modules are made again selectively");
+  }
+
+  // A letter for each layer, | between stages, which say how many chunks there are.
+  void validate_pattern(std::int64_t tp, std::int64_t pp) {
+    const std::string& text = given_.at("--hybrid-layer-pattern");
+    const std::int64_t stages = 1 + std::count(text.begin(), text.end(), '|');
+    ask(text.find_first_not_of("MGD+*-E|") == std::string::npos, "the pattern has the letters of layers");
+    ask(std::ssize(text) - stages + 1 == number("--num-layers"), "the pattern has all layers");
+    ask(stages % pp == 0, "each rank has as many stages");
+    ask(!has("--pipeline-model-parallel-layout") && !has("--moe-layer-freq"),
+        "the pattern says where layers are");
+    chunks_ = stages / pp;
+    if (text.find('M') != std::string::npos) {
+      divides(number("--mamba-num-groups", 8), "--mamba-num-heads");
+      ask(number("--mamba-num-groups", 8) % tp == 0, "each rank has whole groups of state spaces");
+    }
+    ask((text.find('E') != std::string::npos) == has("--num-experts"), "layers of experts have experts");
   }
 
   // E and L once each at the ends; t*N or letters of decoder layers; | between stages.
@@ -270,7 +312,7 @@ class MegatronArguments {
 
   std::map<std::string, std::string> given_;
   std::int64_t world_ = 1, chunks_ = 1;
-  bool one_queue_ = false;
+  bool one_queue_ = false, is_hybrid_ = false;
 };
 
 }  // namespace echelon::checks

@@ -328,6 +328,8 @@ TEST(StepModel, IntervalsAreWiderFarFromWhatWasMeasured) {
   Workload hybrid = work;
   hybrid.plan.model = load_model("bamba-9b");
   expect(hybrid, 8, 0.5, 2, "of layers with a state space");
+  hybrid.software.far_low = 0.9, hybrid.software.far_high = 1.1;  // whatever that was found on
+  expect(hybrid, 8, 1 / unknown_scan_high, unknown_scan_high, "of layers with a state space");
   // Twice as much is near, more is far.
   expect(work, 32, 0.8, 1.2, "several nodes");
   expect(work, 64, 0.5, 2, "on about 64 GPUs");
@@ -363,7 +365,7 @@ TEST(StepModel, RoutersAndGatesMultiplyIn16Bits) {
     c.mesh.ep = 4 * spread;
     c.micro_batch = 1;
     const OpSeconds ops(work.machine, work.software, precision);
-    return model_seconds(work, c, Recompute::none, ops, ModelPrograms(c.model)).experts.forward.compute;
+    return model_seconds(work, c, Recompute::none, ops, ModelPrograms(c.model)).layer.front().forward.compute;
   };
   const auto router = [&](Precision p) { return compute(p, 8, true) - compute(p, 1, true); };
   const auto gate = [&](Precision p) { return compute(p, 1, true) - compute(p, 1, false); };
@@ -745,8 +747,98 @@ TEST(StepModel, ZeroStatesAreThePapers) {
   EXPECT_NEAR(states(3) / parameters, 16.0 / 64, 1e-6);
 }
 
+Workload hybrid_workload() {
+  Workload work = workload("nemotron-h-tiny", 16);
+  work.plan.seq_len = 1024;
+  return work;
+}
+Plan in_two_stages(const Workload& work) {
+  Plan c = work.plan;
+  c.mesh.set(Axis::pp, 2);
+  c.micro_batch = 1;
+  c.schedule = "1f1b";
+  c.zero = 0;
+  return c;
+}
+
+// Where kinds of layers lie mixed a stage has its own: parameters of each rank are those of its layers, and
+// so is the rest.
+TEST(StepModel, AStageOfAHybridHasItsOwnLayers) {
+  const Workload work = hybrid_workload();
+  const ModelSpec& m = work.plan.model;
+  for (std::int64_t first : {2, 3, 7}) {
+    Plan c = in_two_stages(work);
+    c.layers_per_stage = {first, m.num_layers - first};
+    c.balance_layers = false;
+    StepModel model(work);
+    const Estimate e = model.estimate(c);
+    for (int rank = 0; rank < 2; ++rank) {
+      std::int64_t held = 0;
+      const auto add = [&](const std::vector<ParamSpec>& list) {
+        for (const ParamSpec& p : list) held += p.numel();
+      };
+      for (std::int64_t layer = rank == 0 ? 0 : first; layer < (rank == 0 ? first : m.num_layers); ++layer)
+        add(block_parameters(m, layer));
+      add(rank == 0 ? embedding_parameters(m) : head_parameters(m));
+      EXPECT_NEAR(
+          static_cast<double>(e.rank_memory[static_cast<std::size_t>(rank)][MemoryCategory::parameters]),
+          2.0 * static_cast<double>(held), 2)
+          << first << " " << rank;
+    }
+    double counted = 0;
+    for (const MemoryTerm& term : e.memory_terms) counted += term.total();
+    EXPECT_NEAR(counted, static_cast<double>(e.memory.total()), 8) << first;
+  }
+}
+
+// No split has a faster slowest stage than the one that is chosen, and the bound stays below the step.
+TEST(StepModel, AHybridIsSplitByWhatItsLayersTake) {
+  Workload work = hybrid_workload();
+  work.plan.model.layer_pattern = "MEMEEEM*-M";  // costs lie unevenly
+  Plan c = in_two_stages(work);
+  c.balance_layers = true;
+  StepModel model(work);
+  const auto slowest = [&](const Plan& plan) {
+    double most = 0;
+    for (const StageTimes& t : model.estimate(plan).costs.stages)
+      most = std::max(most, t.forward + t.backward_input + t.backward_weight);
+    return most;
+  };
+  const double balanced = slowest(c);
+  EXPECT_LE(model.outlook(c).seconds, model.estimate(c).seconds * (1 + 1e-9));
+  EXPECT_LE(model.least_seconds(c), model.estimate(c).seconds * (1 + 1e-9));
+  c.balance_layers = false;
+  double least = 1e300;
+  for (std::int64_t first = 1; first < work.plan.model.num_layers; ++first) {
+    c.layers_per_stage = {first, work.plan.model.num_layers - first};
+    least = std::min(least, slowest(c));
+  }
+  EXPECT_NEAR(balanced, least, 1e-6 * least);
+}
+
+// A scan's bytes by hand, on a device that multiplies in no time: of each token 16-bit numbers of z, x, B, C
+// and the outputs, and 32-bit ones of states and of C B, forwards 2 mixed + 4 width + 4 group and 4 states +
+// 2 pairs, backwards 5, 14, 10 and 10, 6, with two gradients of a group in 32 bits.
+TEST(StepModel, AScanMovesItsKernelsBytes) {
+  Workload work = hybrid_workload();
+  work.machine.peak_flops[static_cast<std::size_t>(Precision::bf16)] = 1e30;
+  const Plan& c = work.plan;
+  const auto seconds = [&](double efficiency) {
+    work.software.scan_efficiency = efficiency;
+    return StepModel(work).estimate(c).parts.compute;
+  };
+  const double width = 8 * 16, groups = 2, group = groups * 16, mixed = width + 2 * group,
+               states = width * 16 / 32, pairs = groups * 32;
+  const double bytes = 2 * (7 * mixed + 18 * width + 14 * group) + 4 * (14 * states + 8 * pairs + 2 * group);
+  const double tokens = 16 * 1024, layers = 4;
+  EXPECT_NEAR(
+      seconds(0.001) - seconds(0.0005),
+      -1000 * layers * tokens * bytes / (work.machine.memory_bandwidth * work.machine.memory_efficiency),
+      1e-3 * seconds(0.001));
+}
+
 double kept_by_layer(const Workload& work, const Plan& c) {
-  return saved_bytes(work, c, c.recompute.of(0)).dense_layer / static_cast<double>(c.seq_len);
+  return saved_bytes(work, c, c.recompute.of(0)).layer.front() / static_cast<double>(c.seq_len);
 }
 
 // torchtitan's per-op checkpointing, of Llama 3 8B: what a layer begins with, the outputs of the queries',
@@ -824,7 +916,7 @@ TEST(StepModel, ExpertsOutputsAndLatentHeadsNeedNotBeKept) {
   Workload work = workload("deepseek-v3", 8);
   const Plan& c = work.plan;
   const auto kept = [&](const Recompute& recompute) {
-    return saved_bytes(work, c, recompute).expert_layer / static_cast<double>(c.seq_len);
+    return saved_bytes(work, c, recompute).layer[1] / static_cast<double>(c.seq_len);
   };
   work.software.keeps_expert_outputs = true;
   const double all = kept(Recompute::none);
@@ -849,7 +941,7 @@ TEST(StepModel, UnequalStagesAreHeldAsTheScheduleHoldsThem) {
     ASSERT_TRUE(model.schedule_problem(c).empty());
     const Estimate e = model.estimate(c);
     const Schedule walked = make_schedule(schedule, 8, 64, chunks > 1 ? chunks : 0);
-    const double layer = saved_bytes(work, c, Recompute::none).dense_layer;
+    const double layer = saved_bytes(work, c, Recompute::none).layer.front();
     std::set<std::int64_t> sizes(e.layers.begin(), e.layers.end());
     EXPECT_GT(sizes.size(), 1u);
     for (std::size_t r = 0; r < 8; ++r) {

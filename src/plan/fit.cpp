@@ -189,6 +189,11 @@ Software fitted(const Software& start, const std::vector<Knob>& all, const Machi
     return step.plan.model.experts != Experts::none;
   });
   std::vector<Knob> knobs = all;
+  // Of one program alone it is known how fast its scans are.
+  constexpr double unknown_spread = 1;
+  if (std::any_of(steps.begin(), steps.end(),
+                  [](const MeasuredStep& step) { return step.plan.model.num_state_space_layers() > 0; }))
+    knobs.push_back({"scan_efficiency", &Software::scan_efficiency, 0.05, 1.5, 1, unknown_spread});
   if (!has_experts) std::erase_if(knobs, [](const Knob& knob) { return knob.name.starts_with("expert_"); });
   return most_likely_numbers(start, knobs, [&](const Software& s) {
     std::vector<double> r = seconds_of(s, machine, steps);
@@ -288,6 +293,57 @@ Software most_likely_numbers(const Software& start, const std::vector<Knob>& kno
                              const StepErrors& errors) {
   const Residuals residuals = [&](const std::vector<double>& u) { return errors(moved(start, knobs, u)); };
   return moved(start, knobs, most_likely(residuals, knobs.size(), step_error));
+}
+
+StepChoice most_telling_steps(const Software& start, const std::vector<Knob>& knobs, const StepErrors& logs,
+                              const std::vector<std::size_t>& measured, std::size_t count) {
+  // covariance[i][j] of the logarithms: each number adds its slopes, over a standard deviation in each
+  // direction.
+  std::vector<std::vector<double>> covariance;
+  for (std::size_t k = 0; k < knobs.size(); ++k) {
+    std::vector<double> u(knobs.size(), 0.0);
+    u[k] = 1;
+    std::vector<double> slope = logs(moved(start, knobs, u));
+    u[k] = -1;
+    const std::vector<double> down = logs(moved(start, knobs, u));
+    covariance.resize(slope.size(), std::vector<double>(slope.size(), 0.0));
+    for (std::size_t i = 0; i < slope.size(); ++i) slope[i] = (slope[i] - down[i]) / 2;
+    for (std::size_t i = 0; i < slope.size(); ++i)
+      for (std::size_t j = 0; j < slope.size(); ++j) covariance[i][j] += slope[i] * slope[j];
+  }
+  const std::size_t steps = covariance.size();
+  constexpr double off = step_error * step_error;
+  std::vector<bool> is_known(steps, false);
+  // A measurement lowers what is open of the others by what they have in common.
+  const auto measure = [&](std::size_t step) {
+    const std::vector<double> common = covariance[step];
+    is_known[step] = true;
+    for (std::size_t i = 0; i < steps; ++i)
+      for (std::size_t j = 0; j < steps; ++j)
+        covariance[i][j] -= common[i] * common[j] / (common[step] + off);
+  };
+  const auto open = [&] {
+    double sum = 0;
+    for (std::size_t i = 0; i < steps; ++i) sum += std::max(0.0, covariance[i][i]);
+    return steps > 0 ? std::sqrt(sum / static_cast<double>(steps)) : 0;
+  };
+  for (std::size_t step : measured) measure(step);
+  StepChoice choice{open(), {}};
+  while (choice.steps.size() < count) {
+    std::size_t best = steps;
+    double most = -1;
+    for (std::size_t i = 0; i < steps; ++i) {
+      if (is_known[i]) continue;
+      double told = 0;
+      for (double common : covariance[i]) told += common * common;
+      told /= covariance[i][i] + off;
+      if (told > most) most = told, best = i;
+    }
+    if (best == steps) break;
+    measure(best);
+    choice.steps.push_back({best, open()});
+  }
+  return choice;
 }
 
 double priced_seconds(const Software& software, const Machine& machine, const MeasuredStep& step) {

@@ -62,6 +62,23 @@ SoftwareFit fit_software(const Software& start, const std::vector<Knob>& knobs, 
 using StepErrors = std::function<std::vector<double>(const Software&)>;
 Software most_likely_numbers(const Software& start, const std::vector<Knob>& knobs, const StepErrors& errors);
 
+// Which steps to measure: one after the other those that would tell most of the times of all.
+struct StepChoice {
+  // Of a time, as a part of it: what the numbers leave open, the root of its mean square over the steps.
+  double uncertain = 0;
+  struct Step {
+    std::size_t step = 0;
+    double uncertain = 0;  // once it is measured, and those before it
+  };
+  std::vector<Step> steps;
+};
+// `logs` are the logarithms of the steps' predicted times, and `measured` those whose times are known.
+// Numbers are as uncertain as `knobs` say, and each makes a step longer as it does at `start`: then what a
+// measurement leaves open does not depend on what it finds (Chaloner & Verdinelli 1995,
+// https://doi.org/10.1214/ss/1177009939).
+StepChoice most_telling_steps(const Software& start, const std::vector<Knob>& knobs, const StepErrors& logs,
+                              const std::vector<std::size_t>& measured, std::size_t count);
+
 // Seconds that the planner says a step takes.
 double priced_seconds(const Software& software, const Machine& machine, const MeasuredStep& step);
 

@@ -21,15 +21,11 @@ double held(const std::vector<ParamSpec>& list, int tp, bool routed) {
 
 ParameterCounts parameter_counts(const ModelSpec& m, int tp) {
   ParameterCounts counts;
-  const double dense_layers = real(m.num_layers - m.num_expert_layers());
-  for (const LayerKind& kind : layer_kinds(m))  // their mean
-    if (!m.has_experts(kind.layer))
-      counts.dense_layer +=
-          real(kind.count) / dense_layers * held(block_parameters(m, kind.layer), tp, false);
-  if (m.num_expert_layers() > 0) {
-    const auto block = block_parameters(m, m.num_layers - 1);
-    counts.expert_layer = held(block, tp, false);
-    counts.routed = held(block, tp, true);
+  std::size_t k = 0;
+  for (const LayerKind& kind : layer_kinds(m)) {
+    const auto block = block_parameters(m, kind.layer);
+    counts.layer[k] = held(block, tp, false);
+    counts.routed[k++] = held(block, tp, true);
   }
   counts.embedding = held(embedding_parameters(m), tp, false);
   counts.head = held(head_parameters(m), tp, false);
@@ -110,70 +106,71 @@ SavedBytes saved_bytes(const Workload& work, const Plan& c, const Recompute& rec
   const auto drops = [&](const char* op) { return std::binary_search(list.begin(), list.end(), op); };
   const bool products = drops("linear");
   const bool by_product = s.keeps_every_second_product && recompute == Recompute::selective;
-  const double attending = 1 - real(m.num_state_space_layers()) / real(m.num_layers);
-  const double dropped = (drops("attention") ? attending * core : 0) +
-                         (products || drops("attention_in") || drops("latent") ? attending * qkv : 0) +
-                         (products || drops("mlp_in") ? mlp(tokens, real(m.mlp_hidden) / tp) : 0) +
-                         (drops("residual") || drops("residual1") ? cut : 0);
+  const double here = c.shards_sequence() ? tokens / tp : tokens;
+  const double copies = busiest_rank(work.expert_load, c.mesh) * here * real(m.experts_per_token),
+               computed = copies * c.mesh.expert_cut(),
+               expert_hidden = real(m.expert_hidden) / c.mesh.expert_cut();
+  const double mlp_hidden = real(m.mlp_hidden) / tp;
 
-  SavedBytes saved;
+  // Of each part of a layer what it keeps, with the norm before it, and of that what is made again.
   const double attention =
       cut + normed + qkv + compressed + core + (s.fused_attention ? cast : attended) + mask;
-  const double before_mlp = cut + normed + mask;
-  // A layer with a state space keeps what its convolution and its scan are given, and what its norm is. A cp
-  // rank has all tokens of a part of the heads there, and of their groups.
+  const double dropped_of_attention =
+      (drops("attention") ? core : 0) + (products || drops("attention_in") || drops("latent") ? qkv : 0);
+  // A state space keeps what its convolution and its scan are given, and what its norm is. A cp rank has all
+  // tokens of a part of the heads there, and of their groups.
   const StateSpaceSpec& scan = m.state_space;
-  const double cp = c.mesh.cp(), states = real(m.num_state_space_layers()) / real(m.num_layers),
-               groups = std::max(1.0, real(scan.groups) / tp / cp), channels = real(scan.width()) / tp,
-               mixed = channels + 2 * groups * cp * real(scan.state), scan_heads = real(scan.heads) / tp;
+  const double cp = c.mesh.cp(), groups = std::max(1.0, real(scan.groups) / tp / cp),
+               channels = real(scan.width()) / tp, mixed = channels + 2 * groups * cp * real(scan.state),
+               scan_heads = real(scan.heads) / tp;
   const double state_space = cut + normed + tokens * (2 * channels + mixed + scan_heads) * width + mask;
-  const double mixer = states > 0 ? states * state_space + (1 - states) * attention : attention;
-  const double dense = mixer + before_mlp + mlp(tokens, real(m.mlp_hidden) / tp);
-  double experts = 0;
-  const double here = c.shards_sequence() ? tokens / tp : tokens;
-  const double copies = busiest_rank(work.expert_load, c.mesh) * here * real(m.experts_per_token);
-  if (m.experts != Experts::none)
-    experts = attention + before_mlp +
-              copies * real(m.hidden) * (operand + (s.keeps_expert_outputs ? width : 0)) +
-              mlp(copies * c.mesh.expert_cut(), real(m.expert_hidden) / c.mesh.expert_cut()) +
-              mlp(tokens, real(m.shared_width()) / tp);
-  const auto kept = [&](double all, const std::vector<SplitProduct>& split) {
-    if (recompute.everything()) return cut;
-    if (!by_product) return s.saved_factor * (all - dropped);
-    double outputs = 0;
-    for (const SplitProduct& product : split) outputs += product.kept_columns * tokens * width;
-    return s.saved_factor * (cut + core + outputs);
-  };
-  const auto working = [&](double all, double hidden, double rows) {
-    const double gradients = 2 * whole + rows * hidden * width * first;
-    return gradients + (recompute.everything() || by_product ? all - cut : dropped);
-  };
-  const auto split = [&](std::int64_t layer) {
-    return by_product ? every_second_product(layer_program(m, layer), c.mesh.tp())
-                      : std::vector<SplitProduct>();
-  };
-  if (m.num_expert_layers() < m.num_layers)
-    saved.dense_layer = kept(dense, split(layer_kinds(m).front().layer));
-  saved.dense_working = working(dense, real(m.mlp_hidden) / tp, tokens);
-  if (states > 0) {
-    // Of one sequence at a time the states of its chunks, and what their products are made of.
-    const double rows = real(std::min(scan.chunk, c.seq_len)), length = real(c.seq_len);
-    const double scratch = (length / rows + 2) * channels / cp * real(scan.state) +
-                           2 * (scan_heads / cp + groups) * rows * rows + 6 * rows * channels / cp;
-    saved.dense_working = std::max(saved.dense_working, 2 * whole + tokens * (2 * channels + mixed) * width +
-                                                            4 * (2 * tokens * mixed + scratch));
+  const double before_mlp = cut + normed + mask;
+  const double of_mlp = mlp(tokens, mlp_hidden), dropped_of_mlp = products || drops("mlp_in") ? of_mlp : 0;
+  // What is narrower on its way to experts is projected back from their sum.
+  const double of_experts =
+      copies * real(m.expert_width()) * (operand + (s.keeps_expert_outputs ? width : 0)) +
+      here * real(m.expert_latent) * operand + mlp(computed, expert_hidden) +
+      mlp(tokens, real(m.shared_width()) / tp);
+  const double dropped_of_experts = drops("experts_in") ? of_experts : 0;
+  const double dropped_residual = drops("residual") || drops("residual1") ? cut : 0;
+
+  SavedBytes saved;
+  std::size_t k = 0, predicts = 0;
+  double all_of_prediction = 0;
+  for (const LayerKind& kind : layer_kinds(m)) {
+    const LayerParts has = layer_parts(m, kind.layer);
+    const double all = (has.attention ? attention : 0) + (has.state_space ? state_space : 0) +
+                       (has.mlp ? before_mlp + of_mlp : 0) + (has.experts ? before_mlp + of_experts : 0);
+    const double dropped = (has.attention ? dropped_of_attention : 0) + (has.mlp ? dropped_of_mlp : 0) +
+                           (has.experts ? dropped_of_experts : 0) + dropped_residual;
+    if (recompute.everything()) {
+      saved.layer[k] = cut;
+    } else if (by_product) {
+      double outputs = 0;
+      for (const SplitProduct& product : every_second_product(layer_program(m, kind.layer), c.mesh.tp()))
+        outputs += product.kept_columns * tokens * width;
+      saved.layer[k] = s.saved_factor * (cut + (has.attention ? core : 0) + outputs);
+    } else {
+      saved.layer[k] = s.saved_factor * (all - dropped);
+    }
+    const double hidden = has.experts ? computed * expert_hidden : has.mlp ? tokens * mlp_hidden : 0;
+    saved.working[k] =
+        2 * whole + hidden * width * first + (recompute.everything() || by_product ? all - cut : dropped);
+    if (has.experts) saved.working[k] += 2 * copies * real(m.expert_width()) * width;
+    if (has.state_space) {
+      // Of one sequence at a time the states of its chunks, and what their products are made of.
+      const double rows = real(std::min(scan.chunk, c.seq_len)), length = real(c.seq_len);
+      const double scratch = (length / rows + 2) * channels / cp * real(scan.state) +
+                             2 * (scan_heads / cp + groups) * rows * rows + 6 * rows * channels / cp;
+      saved.working[k] = std::max(saved.working[k], 2 * whole + tokens * (2 * channels + mixed) * width +
+                                                        4 * (2 * tokens * mixed + scratch));
+    }
+    if (k == 0 || has.experts == m.has_experts(m.num_layers)) predicts = k, all_of_prediction = all;
+    ++k;
   }
-  if (m.experts != Experts::none) {
-    saved.expert_layer = kept(experts, split(m.num_layers - 1));
-    saved.expert_working =
-        working(experts, real(m.expert_hidden) / c.mesh.expert_cut(), copies * c.mesh.expert_cut()) +
-        2 * copies * real(m.hidden) * width;
-  }
-  saved.head = tokens * real(m.vocab) / tp * s.logit_bytes + 2 * whole;
+  saved.head = work.output_passes * tokens * real(m.vocab) / tp * s.logit_bytes + 2 * whole;
   // The module that predicts one more token runs forwards and backwards beside it.
-  if (m.num_mtp_layers > 0)
-    saved.head +=
-        (m.has_experts(m.num_layers) ? experts + saved.expert_working : dense + saved.dense_working);
+  if (m.num_mtp_layers > 0) saved.head += all_of_prediction + saved.working[predicts];
   saved.boundary = cut;
   saved.logits = tokens * real(m.vocab) / tp * width;
   return saved;
@@ -182,11 +179,16 @@ SavedBytes saved_bytes(const Workload& work, const Plan& c, const Recompute& rec
 RankShare::InFlight in_flight_here(const Plan& c, const SavedBytes& saved, const RankShare::InFlight& all) {
   if (!c.offloads_activations()) return all;
   RankShare::InFlight here;
-  const bool experts_first = saved.expert_layer > saved.dense_layer;
-  double &first = experts_first ? here.expert_layers : here.dense_layers,
-         &second = experts_first ? here.dense_layers : here.expert_layers;
-  first = std::min(layers_here, experts_first ? all.expert_layers : all.dense_layers);
-  second = std::min(layers_here - first, experts_first ? all.dense_layers : all.expert_layers);
+  double room = layers_here;
+  PerKind left = all.layers;
+  while (room > 0 && sum_of(left) > 0) {
+    std::size_t most = most_layer_kinds;
+    for (std::size_t k = 0; k < most_layer_kinds; ++k)
+      if (left[k] > 0 && (most == most_layer_kinds || saved.layer[k] > saved.layer[most])) most = k;
+    here.layers[most] = std::min(room, left[most]);
+    room -= here.layers[most];
+    left[most] = 0;
+  }
   return here;
 }
 
@@ -199,18 +201,36 @@ double activations_on_host(const Plan& c, const SavedBytes& saved, const RankSha
 
 ShareCounts share_counts(const ParameterCounts& counts, const Plan& c, const RankShare& share) {
   ShareCounts sum;
-  sum.common = share.dense_layers * counts.dense_layer + share.expert_layers * counts.expert_layer +
-               (share.embedding ? counts.embedding : 0) + share.head * counts.head +
-               (share.tied_copy ? counts.tied : 0);
+  sum.common = product_sum(share.layers, counts.layer) + (share.embedding ? counts.embedding : 0) +
+               share.head * counts.head + (share.tied_copy ? counts.tied : 0);
   sum.routed =
-      (share.expert_layers * counts.routed + share.head * counts.head_routed) / c.mesh.expert_ranks();
+      (product_sum(share.layers, counts.routed) + share.head * counts.head_routed) / c.mesh.expert_ranks();
   return sum;
 }
 
-// Calls `put` with each MemoryTerm.
-template <class Put>
+// What is counted in flight, of a model's only kind of layers on a rank or of one of several.
+static const char* layers_in_flight(const Plan& c, const LayerKind* kind) {
+  const bool offloads = c.offloads_activations();
+  if (kind == nullptr)
+    return offloads ? "layers whose activations are here" : "layers x microbatches in flight";
+  const LayerParts has = layer_parts(c.model, kind->layer);
+  if (has.experts)
+    return offloads ? "layers of experts whose activations are here"
+                    : "layers of experts x microbatches in flight";
+  if (has.state_space)
+    return offloads ? "layers with a state space whose activations are here"
+                    : "layers with a state space x microbatches in flight";
+  if (has.attention && c.model.num_state_space_layers() > 0)
+    return offloads ? "layers with attention whose activations are here"
+                    : "layers with attention x microbatches in flight";
+  return offloads ? "dense layers whose activations are here" : "dense layers x microbatches in flight";
+}
+
+// Calls `put` with each MemoryTerm but those of activations between passes, and `hold` with these: a kind of
+// layers, how many of it in flight, and the bytes of one.
+template <class Put, class Hold>
 static void each_term(const Workload& work, const Plan& c, const ParameterCounts& counts,
-                      const SavedBytes& saved, const RankShare& share, const Put& put) {
+                      const SavedBytes& saved, const RankShare& share, const Put& put, const Hold& hold) {
   const ParameterBytes bytes = parameter_bytes(work);
   const OffloadedBytes off = offloaded_bytes(work, c);
   const GradientSums sums = gradient_sums(work.software, c);
@@ -222,8 +242,7 @@ static void each_term(const Workload& work, const Plan& c, const ParameterCounts
   const auto states = [&](MemoryCategory category, const char* what, const char* of_experts, double width,
                           bool is_cut, double part = 1) {
     put({category, what, part * here.common, width, is_cut ? shards : 1});
-    if (here.routed > 0)
-      put({category, of_experts, part * here.routed, width, is_cut ? routed_shards : 1});
+    if (here.routed > 0) put({category, of_experts, part * here.routed, width, is_cut ? routed_shards : 1});
   };
   states(C::parameters, "parameters", "parameters of experts", bytes.value - off.value, c.zero >= 3);
   states(C::gradients, "gradients", "gradients of experts", bytes.gradient - off.gradient, sums.keeps_shards);
@@ -232,9 +251,12 @@ static void each_term(const Workload& work, const Plan& c, const ParameterCounts
            false, share.largest_stage);
   states(C::optimizer, "optimizer states", "optimizer states of experts", bytes.optimizer - off.optimizer,
          c.zero >= 1);
-  const bool any_experts = share.expert_layers > 0;
-  const double layer = std::max(
-      counts.dense_layer, any_experts ? counts.expert_layer + counts.routed / c.mesh.expert_ranks() : 0);
+  double layer = 0, in_layer = 0;
+  for (std::size_t k = 0; k < most_layer_kinds; ++k)
+    if (share.layers[k] > 0) {
+      layer = std::max(layer, counts.layer[k] + counts.routed[k] / c.mesh.expert_ranks());
+      in_layer = std::max(in_layer, saved.working[k]);
+    }
   if (c.zero == 3 && !gathers_each_microbatch(work.software, c)) {
     states(C::communication, "gathered parameters", "gathered parameters of experts", bytes.gathered, false);
   } else if (c.zero == 3) {
@@ -251,23 +273,8 @@ static void each_term(const Workload& work, const Plan& c, const ParameterCounts
     const RankShare::InFlight on_device = in_flight_here(c, saved, all);
     if (const double held = on_device.bytes(saved); held > activations) activations = held, most = on_device;
   }
-  const bool both = most.dense_layers > 0 && most.expert_layers > 0, offloads = c.offloads_activations();
-  const char* const one_kind =
-      offloads ? "layers whose activations are here" : "layers x microbatches in flight";
-  if (most.dense_layers > 0)
-    put({C::activations,
-         !both      ? one_kind
-         : offloads ? "dense layers whose activations are here"
-                    : "dense layers x microbatches in flight",
-         most.dense_layers, saved.dense_layer});
-  if (most.expert_layers > 0)
-    put({C::activations,
-         !both      ? one_kind
-         : offloads ? "layers of experts whose activations are here"
-                    : "layers of experts x microbatches in flight",
-         most.expert_layers, saved.expert_layer});
-  const double in_layer = std::max(share.dense_layers > 0 ? saved.dense_working : 0,
-                                   any_experts ? saved.expert_working : 0);
+  for (std::size_t k = 0; k < most_layer_kinds; ++k)
+    if (most.layers[k] > 0) hold(k, most.layers[k], saved.layer[k]);
   const double head = share.head * saved.head, working = std::max(in_layer, head);
   put({C::activations, head > in_layer ? "the output layer at work" : "a layer at work", 1, working});
   if (c.mesh.pp() > 1) put({C::communication, "messages between stages", 4, saved.boundary});
@@ -277,18 +284,32 @@ static void each_term(const Workload& work, const Plan& c, const ParameterCounts
 Memory footprint(const Workload& work, const Plan& c, const ParameterCounts& counts, const SavedBytes& saved,
                  const RankShare& share) {
   Memory memory;
-  each_term(work, c, counts, saved, share, [&](const MemoryTerm& term) {
+  const auto put = [&](const MemoryTerm& term) {
     memory[term.category] += static_cast<std::int64_t>(term.total());
+  };
+  each_term(work, c, counts, saved, share, put, [&](std::size_t, double layers, double bytes) {
+    put({MemoryCategory::activations, "", layers, bytes});
   });
   return memory;
 }
 
 std::vector<MemoryTerm> footprint_terms(const Workload& work, const Plan& c, const ParameterCounts& counts,
                                         const SavedBytes& saved, const RankShare& share) {
-  std::vector<MemoryTerm> terms;
-  each_term(work, c, counts, saved, share, [&](const MemoryTerm& term) {
+  std::vector<MemoryTerm> terms, held;
+  std::vector<std::size_t> kinds;
+  std::size_t at = 0;  // of what is held
+  const auto put = [&](const MemoryTerm& term) {
     if (term.total() >= 1) terms.push_back(term);
+  };
+  each_term(work, c, counts, saved, share, put, [&](std::size_t kind, double layers, double bytes) {
+    if (held.empty()) at = terms.size();
+    held.push_back({MemoryCategory::activations, "", layers, bytes});
+    kinds.push_back(kind);
   });
+  const std::vector<LayerKind> all = layer_kinds(c.model);
+  for (std::size_t i = 0; i < held.size(); ++i)
+    held[i].what = layers_in_flight(c, held.size() > 1 ? &all[kinds[i]] : nullptr);
+  terms.insert(terms.begin() + static_cast<std::ptrdiff_t>(at), held.begin(), held.end());
   return terms;
 }
 

@@ -5,6 +5,7 @@
 
 #include <vector>
 
+#include "plan/layers_by_kind.h"
 #include "plan/workload.h"
 #include "spec/memory.h"
 
@@ -12,9 +13,8 @@ namespace echelon {
 
 // Parameters that one tp rank holds.
 struct ParameterCounts {
-  double dense_layer = 0;                    // a layer without experts
-  double expert_layer = 0;                   // a layer with experts, without those that are routed to
-  double routed = 0;                         // all routed experts of a layer, uncut
+  PerKind layer{};                           // a layer, without experts that tokens are routed to
+  PerKind routed{};                          // all routed experts of a layer, uncut
   double embedding = 0, head = 0, tied = 0;  // tied: of a copy at the other end of the pipeline
   double head_routed = 0;                    // of a module that predicts one more token, uncut
 };
@@ -37,11 +37,11 @@ OffloadedBytes offloaded_bytes(const Workload& work, const Plan& c);
 // of it over t under sequence parallelism, without the last term under selective recomputation (Korthikanti
 // et al. 2022, table 2).
 struct SavedBytes {
-  double dense_layer = 0, expert_layer = 0;      // kept from the forward to the backward pass
-  double dense_working = 0, expert_working = 0;  // comes and goes in a layer's backward pass
-  double head = 0;                               // of the output layer while it runs
-  double boundary = 0;                           // one activation between stages
-  double logits = 0;                             // as the output matrix leaves them
+  PerKind layer{};      // kept from the forward to the backward pass
+  PerKind working{};    // comes and goes in a layer's backward pass
+  double head = 0;      // of the output layer while it runs
+  double boundary = 0;  // one activation between stages
+  double logits = 0;    // as the output matrix leaves them
 };
 SavedBytes saved_bytes(const Workload& work, const Plan& c, const Recompute& recompute);
 
@@ -50,16 +50,14 @@ inline constexpr double layers_here = 2;
 
 // What one pipeline rank holds of the model, and how much is in flight on it.
 struct RankShare {
-  double dense_layers = 0, expert_layers = 0;
+  PerKind layers{};
   bool embedding = false, tied_copy = false;
   double head = 0;           // its part of the output layer
   double largest_stage = 1;  // its part of the rank's parameters
   // Layers times the microbatches that each has in flight, where the rank may hold most.
   struct InFlight {
-    double dense_layers = 0, expert_layers = 0;
-    double bytes(const SavedBytes& saved) const {
-      return dense_layers * saved.dense_layer + expert_layers * saved.expert_layer;
-    }
+    PerKind layers{};
+    double bytes(const SavedBytes& saved) const { return product_sum(layers, saved.layer); }
   };
   std::vector<InFlight> in_flight;
 };

@@ -21,7 +21,11 @@ bool is_inside(const std::optional<std::vector<std::int64_t>>& range, std::int64
 
 Interval interval_of(const Workload& work, const Plan& plan, std::int64_t parameters) {
   const Software& s = work.software;
-  if (s.high == 0) return {Distance::unknown, 1 / unknown_high, unknown_high, "no run of it was measured"};
+  const bool scans = plan.model.num_state_space_layers() > 0;
+  if (s.high == 0) {
+    const double high = scans ? unknown_scan_high : unknown_high;
+    return {Distance::unknown, 1 / high, high, "no run of it was measured"};
+  }
   const bool experts = plan.model.num_expert_layers() > 0,
              nodes = plan.mesh.num_ranks() > work.machine.node();
   const std::string on = fmt::format("{} {}", work.machine.name, precision_name(work.precision));
@@ -32,7 +36,13 @@ Interval interval_of(const Workload& work, const Plan& plan, std::int64_t parame
     if (plan.offload != Offload::none) return far("with state on the host");
     if (plan.mesh.ep > 1 && work.expert_load.is_placed) return far("with experts placed by their load");
     if (!work.documents.empty()) return far("of packed documents");
-    if (plan.model.num_state_space_layers() > 0) return far("of layers with a state space");
+    // Mixtures of experts with state spaces were measured of programs that were fitted on mixtures.
+    if (scans && !(experts && s.experts_high > 0)) {
+      Interval wide = far("of layers with a state space");
+      wide.low = std::min(wide.low, 1 / unknown_scan_high);
+      wide.high = std::max(wide.high, unknown_scan_high);
+      return wide;
+    }
     if (s.measured_on && std::find(s.measured_on->begin(), s.measured_on->end(), on) == s.measured_on->end())
       return far(fmt::format("on {} in {}", work.machine.name, precision_name(work.precision)));
     if (!is_inside(s.measured_gpus, plan.mesh.num_ranks()))

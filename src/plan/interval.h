@@ -12,6 +12,8 @@ namespace echelon {
 // Factors of the predicted time of a program of which nothing was measured: between them lay 80% of the steps
 // of any program that was priced with the others' numbers.
 inline constexpr double unknown_high = 1.47;
+// The same of layers with a state space, which one program alone was measured with.
+inline constexpr double unknown_scan_high = 1.78;
 
 enum class Distance {
   measured,  // like what was measured: its machine and precision, and at most twice outside of its range

@@ -56,8 +56,9 @@ void check_launched(const LaunchRequest& r) {
                  recompute_name(plan.recompute));
 }
 
-void check_plain_llama(const LaunchRequest& r) {
+void check_plain_llama(const LaunchRequest& r, bool runs_hybrids) {
   const ModelSpec& m = r.model();
+  const bool is_hybrid = runs_hybrids && !m.layer_pattern.empty();
   const auto lacks = [&](bool has, const char* what) {
     if (has) not_launched(r, "--model {}: has {}, which is not written for this program", m.name, what);
   };
@@ -67,20 +68,25 @@ void check_plain_llama(const LaunchRequest& r) {
   lacks(m.qk_norm_whole, "norms over all queries");
   lacks(m.caps.attention > 0 || m.caps.logits > 0, "soft caps");
   lacks(!(m.scales == ScaleSpec{}), "factors of Granite's kind");
-  lacks(m.rope.unturned_every > 0, "layers without positions");
+  lacks(m.rope.unturned_every > (is_hybrid ? 1 : 0), "layers without positions");
   lacks(m.norms_less_one, "Gemma's norms");
   lacks(m.family == Family::llama && m.norm_kind != NormKind::rms, "LayerNorm");
   lacks(m.parallel_residual, "attention and MLP of the same input");
   lacks(m.interleaved_rope, "rotary positions that turn neighbours");
   lacks(m.latent_attention(), "latent attention");
-  lacks(m.state_space.heads > 0, "layers with a state space");
+  lacks(!is_hybrid && m.state_space.heads > 0, "layers with a state space");
+  lacks(!is_hybrid && !m.layer_pattern.empty(), "layers of one part each");
+  lacks(!is_hybrid && m.expert_latent > 0, "tokens that are narrower on their way to experts");
+  lacks(!is_hybrid && m.experts != Experts::none && !is_gated(m.expert_activation()),
+        "experts without a gate");
   lacks(m.num_mtp_layers > 0, "a module that predicts one more token");
   lacks(m.attention_sinks, "attention sinks");
   lacks(m.attention_out_bias, "a bias behind attention");
   lacks(m.mlp_bias, "biases of MLPs");
   lacks(m.experts == Experts::gpt_oss, "experts with biases");
   lacks(m.shared_gate, "a gate of what all tokens share");
-  lacks(m.experts != Experts::none && m.router.scores == RouterScores::sigmoid, "routers of sigmoids");
+  lacks(!is_hybrid && m.experts != Experts::none && m.router.scores == RouterScores::sigmoid,
+        "routers of sigmoids");
   lacks(!m.latent_attention() && m.rotary_dim > 0, "heads of which a part is turned");
 }
 

@@ -1,6 +1,7 @@
 // Megatron-Core's pretrain_gpt.py, and Megatron-Bridge's overrides.
 #include <utility>
 
+#include "base/units.h"
 #include "plan/launch_parts.h"
 
 namespace echelon {
@@ -8,9 +9,33 @@ namespace {
 
 using Settings = std::vector<std::pair<std::string, std::string>>;
 
+// Layers of one part each, which pretrain_hybrid.py trains (0.18 and later).
+bool is_hybrid(const LaunchRequest& r) { return !r.model().layer_pattern.empty(); }
+
+// What of them is no flag (megatron/core/ssm/mamba_mixer.py).
+void check_hybrid(const LaunchRequest& r) {
+  const ModelSpec& m = r.model();
+  const StateSpaceSpec& s = m.state_space;
+  const auto differs = [&](bool does, const char* what) {
+    if (does) not_launched(r, "--model {}: its state spaces have {}", m.name, what);
+  };
+  if (s.heads > 0) {
+    differs(s.kernel != 4, "a convolution of other than 4 positions");
+    differs(!s.conv_bias, "a convolution without a bias");
+    differs(m.norm_eps != 1e-5, "a norm with another epsilon than 1e-5");
+    if (const int tp = r.plan().mesh.tp(); s.groups % tp != 0)
+      not_launched(r, "--tp {}: does not divide the {} of state spaces of {}, as it must there", tp,
+                   counted(s.groups, "group"), m.name);
+  }
+  if (m.experts != Experts::none && m.router.scores == RouterScores::sigmoid &&
+      (!m.router.normalise || m.router.group_best != 0))
+    not_launched(r, "--model {}: its router weighs experts as no flag says", m.name);
+}
+
 void check_megatron(const LaunchRequest& r) {
   const Plan& plan = r.plan();
-  check_plain_llama(r);
+  check_plain_llama(r, true);
+  if (is_hybrid(r)) check_hybrid(r);
   if (r.model().rope.scaling != RopeScaling::none && r.model().rope.scaling != RopeScaling::llama3)
     not_launched(r, "--model {}: its positions are scaled as no flag says", r.model().name);
   const bool interleaved = plan.schedule == "interleaved";
@@ -45,6 +70,18 @@ std::string layout_of(const LaunchRequest& r) {
   return text + "L";
 }
 
+// MEM*|EM-E: its own, a segment for each stage.
+std::string hybrid_pattern(const LaunchRequest& r) {
+  std::string text;
+  std::size_t first = 0;
+  for (const std::int64_t layers : r.best.layers) {
+    if (first > 0) text += "|";
+    text += r.model().layer_pattern.substr(first, static_cast<std::size_t>(layers));
+    first += static_cast<std::size_t>(layers);
+  }
+  return text;
+}
+
 std::string recompute_modules(const LaunchRequest& r) {
   for (const auto& [name, module] :
        {std::pair{"selective", "core_attn"}, {"mlp", "mlp"}, {"moe", "moe"}, {"mla_up_proj", "mla_up_proj"}})
@@ -72,7 +109,10 @@ Settings mesh_settings(const LaunchRequest& r) {
   }
   if (mesh.cp() > 1) s.emplace_back("cp-comm-type", context_communication(plan));
   if (plan.shards_sequence()) s.emplace_back("sequence-parallel", "");
-  if (mesh.pp() > 1) s.emplace_back("pipeline-model-parallel-layout", layout_of(r));
+  if (is_hybrid(r))
+    s.emplace_back("hybrid-layer-pattern", hybrid_pattern(r));
+  else if (mesh.pp() > 1)
+    s.emplace_back("pipeline-model-parallel-layout", layout_of(r));
   if (r.is_recompute("full")) {
     s.insert(
         s.end(),
@@ -107,10 +147,17 @@ Settings model_settings(const LaunchRequest& r) {
   }
   if (!m.tied_embedding) s.emplace_back("untie-embeddings-and-output-weights", "");
   if (m.family == Family::gpt2) return s;
-  s.insert(s.end(), {{"position-embedding-type", "rope"},
-                     {"rotary-base", number(static_cast<std::int64_t>(m.rope.theta))},
-                     {"normalization", "RMSNorm"},
-                     {"disable-bias-linear", ""}});
+  if (m.rope.unturned_every == 1)
+    s.emplace_back("position-embedding-type", "none");
+  else
+    s.insert(s.end(), {{"position-embedding-type", "rope"},
+                       {"rotary-base", number(static_cast<std::int64_t>(m.rope.theta))}});
+  s.insert(s.end(), {{"normalization", "RMSNorm"}, {"disable-bias-linear", ""}});
+  if (const StateSpaceSpec& scan = m.state_space; scan.heads > 0)
+    s.insert(s.end(), {{"mamba-num-heads", number(scan.heads)},
+                       {"mamba-head-dim", number(scan.head_dim)},
+                       {"mamba-num-groups", number(scan.groups)},
+                       {"mamba-state-dim", number(scan.state)}});
   if (m.rope.scaling == RopeScaling::llama3)
     s.insert(s.end(), {{"use-rope-scaling", ""}, {"rope-scaling-factor", number(m.rope.factor)}});
   if (m.activation == Activation::swiglu) s.emplace_back("swiglu", "");
@@ -125,6 +172,15 @@ Settings model_settings(const LaunchRequest& r) {
                      {"moe-token-dispatcher-type", "alltoall"},
                      {"moe-router-load-balancing-type", "aux_loss"},
                      {"moe-aux-loss-coeff", "0.01"}});
+  if (m.expert_latent > 0) s.emplace_back("moe-latent-size", number(m.expert_latent));
+  if (m.router.scores == RouterScores::sigmoid) {
+    s.insert(s.end(), {{"moe-router-score-function", "sigmoid"},
+                       {"moe-router-enable-expert-bias", ""},
+                       {"moe-router-topk-scaling-factor", number(m.router.scale)}});
+    if (m.router.groups > 1)
+      s.insert(s.end(), {{"moe-router-num-groups", number(m.router.groups)},
+                         {"moe-router-group-topk", number(m.router.most_groups)}});
+  }
   if (m.num_shared_experts > 0)
     s.emplace_back("moe-shared-expert-intermediate-size", number(m.shared_width()));
   if (m.num_dense_layers > 0)
@@ -191,11 +247,13 @@ std::vector<LaunchFile> launch_megatron_core(const LaunchRequest& r) {
                  {"mock-data", ""},
                  {"log-interval", "1"}}})
     all.insert(all.end(), more.begin(), more.end());
+  if (is_hybrid(r))
+    all.emplace_back("spec", "megatron.core.models.hybrid.hybrid_layer_specs hybrid_stack_spec");
   std::string text = launch_head(r);
   // With one queue collectives are issued in the order of the computation that they hide behind; its FSDP
   // wants more.
   if (plan.zero < 2) text += "export CUDA_DEVICE_MAX_CONNECTIONS=1\n";
-  text += torchrun(r) + " ${MEGATRON_PATH:-.}/pretrain_gpt.py";
+  text += torchrun(r) + fmt::format(" ${{MEGATRON_PATH:-.}}/pretrain_{}.py", is_hybrid(r) ? "hybrid" : "gpt");
   for (const auto& [key, value] : all)
     text += " \\\n  --" + key +
             (value.empty()                                         ? ""
@@ -222,7 +280,7 @@ std::vector<LaunchFile> launch_megatron_bridge(const LaunchRequest& r) {
   for (const auto& [key, value] : mesh_settings(r))
     text += fmt::format("  {}: {}\n", snake(key), yaml(key, value));
   // In its layout a stage count beyond the ranks is the number of chunks.
-  if (plan.mesh.pp() > 1 && static_cast<int>(r.best.layers.size()) > plan.mesh.pp())
+  if (!is_hybrid(r) && plan.mesh.pp() > 1 && static_cast<int>(r.best.layers.size()) > plan.mesh.pp())
     text += fmt::format("  virtual_pipeline_model_parallel_size: {}\n",
                         r.best.layers.size() / static_cast<std::size_t>(plan.mesh.pp()));
   text += fmt::format("  seq_length: {}\n", plan.seq_len);

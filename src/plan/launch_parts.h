@@ -34,8 +34,9 @@ template <class... Args>
 // What no program but this one runs: refused for all.
 void check_launched(const LaunchRequest& r);
 // A decoder in Llama's form; the model's own where this says nothing. RequestError for what the flags of
-// these programs do not say.
-void check_plain_llama(const LaunchRequest& r);
+// these programs do not say. `runs_hybrids`: of a program that runs layers of one part each, whose own checks
+// say of which kind.
+void check_plain_llama(const LaunchRequest& r, bool runs_hybrids = false);
 
 // The first lines of launch.sh.
 std::string launch_head(const LaunchRequest& r);

@@ -147,9 +147,9 @@ class Pricer {
         return;
       case OpKind::linear:
         if (op.wants[0] == Home::residual)
-          return product(here_, width_here(op.inputs[0]), width_here(op.outputs[0]));
+          return linear(op, here_, width_here(op.inputs[0]), width_here(op.outputs[0]));
         if (program.value(op.inputs[0]).home == Home::residual) enter();
-        return product(tokens_, width_here(op.inputs[0]), width_here(op.outputs[0]));
+        return linear(op, tokens_, width_here(op.inputs[0]), width_here(op.outputs[0]));
       case OpKind::latent:
         enter();
         return latent_heads();
@@ -241,6 +241,11 @@ class Pricer {
       t_.forward.compute += ops_.elementwise(bytes * (rows * depth + weights));
       t_.backward_input.compute += ops_.elementwise(bytes * rows * cols);
     }
+  }
+
+  void linear(const BlockOp& op, double rows, double depth, double cols) {
+    const bool stays_wide = std::find(w_.wide_ops.begin(), w_.wide_ops.end(), op.name) != w_.wide_ops.end();
+    stays_wide ? wide_product(rows, depth, cols) : product(rows, depth, cols);
   }
 
   // Of few columns that decide much: routers and the shared expert's gate, whose operands are not rounded
@@ -350,29 +355,54 @@ class Pricer {
     passes(2 * tokens_ * queries * width_, 3 * tokens_ * queries * width_);
   }
 
-  // The products of its chunks, in f32 here, and passes over what is wide: the convolution, dt x twice, what
-  // comes out of both sums, and the weights of each head's rows. Fused kernels of others write no weights of
-  // a head, but C B of each group, and states of chunks, which they read and write three more times. The
-  // backward pass makes all that again, has two products for each of them, and as many passes.
+  // The products of its chunks: C B of each group, and of each head what the chunk's rows give (`within`),
+  // what the state before gives and what the chunk adds to the state; and passes over what is wide.
   void state_space() {
     const StateSpaceSpec& s = m_.state_space;
-    const double rows = real(std::min(s.chunk, c_.seq_len)), chunks = tokens_ / rows, wide = 4,
+    const double rows = real(std::min(s.chunk, c_.seq_len)), chunks = tokens_ / rows,
                  heads = real(s.heads) / tp_, groups = std::max(1.0, real(s.groups) / tp_),
-                 width = heads * real(s.head_dim), state = real(s.state), mixed = width + 2 * groups * state;
-    const OpSeconds of_scan(w_.machine, w_.software,
-                            w_.software.is_this_trainer ? Precision::f32 : Precision::bf16);
-    const double products = of_scan.product(rows, state, rows, chunks * groups) +
-                            of_scan.product(rows, rows, real(s.head_dim), chunks * heads) +
-                            of_scan.product(rows, state, width / groups, chunks * groups) +
-                            of_scan.product(width / groups, rows, state, chunks * groups);
-    const double of_chunks =
-        w_.software.is_this_trainer ? 3 * heads * rows : 2 * groups * rows + 4 * width * state / rows;
-    const double passes = ops_.elementwise(
-        tokens_ * (mixed * (width_ + wide) + 7 * width * wide + 2 * width * width_ + of_chunks * wide));
-    t_.forward.compute += products + passes;
-    t_.backward_input.compute += 3.5 * products + 3 * passes;
-    kernels_ += w_.software.is_this_trainer ? chunks * (heads + 3 * groups + 4) : 8;
+                 width = heads * real(s.head_dim), state = real(s.state), mixed = width + 2 * groups * state,
+                 states = width * state / rows;  // numbers of a token
+    const bool is_ours = w_.software.is_this_trainer;
+    const OpSeconds of_scan(w_.machine, w_.software, is_ours ? Precision::f32 : Precision::bf16);
+    const auto product = [&](double m, double k, double n, double count) {
+      return is_ours ? of_scan.product(m, k, n, count) : of_scan.multiplying(m, k, n, count);
+    };
+    const double pairs = product(rows, state, rows, chunks * groups),
+                 // Of others one kernel has the heads side by side.
+        within = is_ours ? product(rows, rows, real(s.head_dim), chunks * heads)
+                         : product(rows, rows, width, chunks),
+                 given = product(rows, state, width / groups, chunks * groups),
+                 added = product(width / groups, rows, state, chunks * groups);
     exchange_heads(heads, groups);
+    if (is_ours) {  // in f32: the convolution, dt x twice, what comes out of both sums, and weights of rows
+      const double wide = 4;
+      const double products = pairs + within + given + added;
+      const double passes = ops_.elementwise(tokens_ * (mixed * (width_ + wide) + 7 * width * wide +
+                                                        2 * width * width_ + 3 * heads * rows * wide));
+      // Backward all that again, two products for each of them, and as many passes; the decays' gradients
+      // read the weights and their gradients, sum these up and read the sums, and read two states.
+      const double decays = ops_.elementwise(tokens_ * (4 * heads * rows + 2 * states) * wide);
+      t_.forward.compute += products + passes;
+      t_.backward_input.compute += 3.5 * products + 3 * passes + decays;
+      kernels_ += chunks * (heads + 3 * groups + 4);
+      return;
+    }
+    // Kernel by kernel of mamba_ssm 2.2 (mamba_split_conv1d_scan_combined): in 16 bits but for states and C
+    // B. Forwards: the convolution; the chunks' states; what goes from chunk to chunk; C B; the outputs; the
+    // gate, which is the norm's that is priced apart. Backwards the convolution, states and C B again; the
+    // gradients of the states from chunk to chunk; of x; of B; of C; of C B; of decays; both products of C B;
+    // of the convolution; of the gate.
+    const double wide = 4, group = groups * state, of_pairs = groups * rows;
+    const double slower = 1 / w_.software.scan_efficiency;
+    t_.forward.compute += slower * (pairs + within + given + added +
+                                    ops_.memory_pass(tokens_ * (width_ * (2 * mixed + 4 * width + 4 * group) +
+                                                                wide * (4 * states + 2 * of_pairs))));
+    t_.backward_input.compute +=
+        slower * (3 * pairs + 3 * within + 2 * given + 3 * added +
+                  ops_.memory_pass(tokens_ * (width_ * (5 * mixed + 14 * width + 10 * group) +
+                                              wide * (10 * states + 6 * of_pairs + 2 * group))));
+    kernels_ += 8;  // and twice as many backwards
   }
 
   // Of a state space over the cp group: [z | x | B | C | dt] there and what comes of it back, and the same
@@ -484,10 +514,13 @@ class Pricer {
       passes(2 * bytes, 3 * bytes);
   }
 
+  // Matrices of an expert before its activation.
+  double first_matrices() const { return is_gated(m_.expert_activation()) ? 2 : 1; }
+
   void shared_expert(double hidden) {
     enter();
-    product(tokens_, real(m_.hidden), 2 * hidden);
-    activation(tokens_, hidden, Activation::swiglu);
+    product(tokens_, real(m_.hidden), first_matrices() * hidden);
+    activation(tokens_, hidden, m_.expert_activation());
     product(tokens_, hidden, real(m_.hidden));
     if (m_.shared_gate) {
       wide_product(tokens_, real(m_.hidden), 1);
@@ -505,7 +538,7 @@ class Pricer {
     wide_product(here_, real(m_.hidden), real(m_.num_experts));
     const double local = real(m_.num_experts) / mesh_.ep * kept_experts(w_.expert_load, mesh_);
     const double group = copies * mesh_.expert_cut();  // tokens that this rank computes
-    const double bytes = copies * real(m_.hidden) * width_;
+    const double sent = real(m_.expert_width()), bytes = copies * sent * width_;
     // Copies are sorted by expert, and weighted and added up again.
     const double sorting = w_.software.expert_passes * ops_.memory_pass(4 * bytes);
     t_.forward.compute += sorting;
@@ -524,8 +557,8 @@ class Pricer {
     }
     const double hidden = real(m_.expert_hidden) / mesh_.expert_cut();
     const LayerSeconds before = t_;
-    product(group / local, real(m_.hidden), 2 * hidden, local);
-    product(group / local, hidden, real(m_.hidden), local);
+    product(group / local, sent, first_matrices() * hidden, local);
+    product(group / local, hidden, sent, local);
     // One after another, or on a few streams: each expert's two products are calls of their own.
     const double calls = 2 * local * w_.software.expert_call_seconds;
     t_.forward.compute += calls;
@@ -535,8 +568,9 @@ class Pricer {
     t_.forward.compute += slower * (t_.forward.compute - before.forward.compute);
     t_.backward_input.compute += slower * (t_.backward_input.compute - before.backward_input.compute);
     t_.backward_weight.compute += slower * (t_.backward_weight.compute - before.backward_weight.compute);
-    activation(group, hidden, Activation::swiglu);
-    if (m_.num_shared_experts > 0) shared_expert(real(m_.shared_width()) / tp_);
+    activation(group, hidden, m_.expert_activation());
+    // Where tokens are narrower on their way the shared one is an MLP beside these.
+    if (m_.num_shared_experts > 0 && m_.expert_latent == 0) shared_expert(real(m_.shared_width()) / tp_);
   }
   // Added to what both products make; their gradients are column sums, and the weights' have a part of each.
   void expert_biases() {
@@ -620,9 +654,15 @@ LayerSeconds LayerSeconds::operator*(double factor) const {
           context_bytes * factor, expert_bytes * factor,   attention * factor};
 }
 
+static std::vector<BlockProgram> programs_of(const ModelSpec& m) {
+  std::vector<BlockProgram> programs;
+  for (const LayerKind& kind : layer_kinds(m)) programs.push_back(layer_program(m, kind.layer));
+  return programs;
+}
+
 ModelPrograms::ModelPrograms(const ModelSpec& m)
-    : first(layer_program(m, layer_kinds(m).front().layer)),
-      last(layer_program(m, layer_kinds(m).back().layer)),
+    : by_kind(m),
+      layer(programs_of(m)),
       embedding(embedding_program(m)),
       head(head_program(m)),
       norm(final_norm_program(m)) {}
@@ -636,14 +676,6 @@ const std::vector<int>& ModelPrograms::again(const BlockProgram& program, const 
   return found->second;
 }
 
-// Layers with a state space and those with attention lie mixed: each counts as one of their mean.
-static LayerSeconds mean_layer(const ModelSpec& m, LayerSeconds attention, const LayerSeconds& state_space) {
-  const double part = real(m.num_state_space_layers()) / real(m.num_layers);
-  attention = attention * (1 - part);
-  attention += state_space * part;
-  return attention;
-}
-
 ModelSeconds model_seconds(const Workload& work, const Plan& c, const Recompute& recompute,
                            const OpSeconds& ops, const ModelPrograms& programs,
                            const PackedAttention* packed) {
@@ -652,14 +684,21 @@ ModelSeconds model_seconds(const Workload& work, const Plan& c, const Recompute&
   const OpSeconds wide_ops(work.machine, work.software, narrow ? Precision::bf16 : work.precision);
   Pricer pricer(work, c, recompute, ops, wide_ops, programs, packed);
   Pricer wide(work, c, recompute, wide_ops, wide_ops, programs, packed);
-  ModelSeconds seconds;
   const ModelSpec& m = c.model;
-  if (m.num_expert_layers() < m.num_layers) seconds.dense = pricer.layer(programs.first);
-  if (m.state_space.heads > 0) seconds.dense = mean_layer(m, seconds.dense, pricer.layer(programs.last));
-  if (m.num_expert_layers() > 0) seconds.experts = pricer.layer(programs.last);
+  ModelSeconds seconds;
+  const PerKind all = programs.by_kind.all(),
+                last = programs.by_kind.among(std::max<std::int64_t>(0, m.num_layers - work.wide_layers),
+                                              m.num_layers);
+  for (std::size_t k = 0; k < programs.layer.size(); ++k) {
+    seconds.layer[k] = pricer.layer(programs.layer[k]);
+    if (const double part = last[k] / all[k]; narrow && work.wide_layers > 0 && part > 0) {
+      seconds.layer[k] = seconds.layer[k] * (1 - part);
+      seconds.layer[k] += wide.layer(programs.layer[k]) * part;
+    }
+  }
   seconds.embedding = wide.end(programs.embedding);
-  seconds.head = wide.end(programs.head);
-  seconds.loss = wide.loss();
+  seconds.head = wide.end(programs.head) * work.output_passes;
+  seconds.loss = wide.loss() * work.output_passes;
   if (c.cuts_vocabulary()) {
     seconds.norm = wide.end(programs.norm);
     seconds.norm += wide.merge();

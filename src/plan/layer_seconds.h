@@ -2,11 +2,13 @@
 // pass over memory, every collective by the links that it crosses.
 #pragma once
 
+#include <array>
 #include <map>
 #include <string>
 #include <utility>
 #include <vector>
 
+#include "plan/layers_by_kind.h"
 #include "plan/op_seconds.h"
 #include "plan/packed_attention.h"
 #include "plan/workload.h"
@@ -31,10 +33,11 @@ struct LayerSeconds {
   LayerSeconds operator*(double factor) const;
 };
 
-// All of a plan: of a layer with a dense MLP (where some have a state space and some attention, of their
-// mean) and of one with experts, of the embedding, of final norm and output matrix, and of the loss.
+// All of a plan: of a layer of each kind (layer_kinds()), of the embedding, of final norm and output matrix,
+// and of the loss.
 struct ModelSeconds {
-  LayerSeconds dense, experts, embedding, head, loss;
+  std::array<LayerSeconds, most_layer_kinds> layer;
+  LayerSeconds embedding, head, loss;
   // Where the output layer is cut over the pipeline: the final norm alone with what the last stage makes of
   // the parts' gradients, and a part, V forwards and VW as the gradient of its weights.
   LayerSeconds norm, part;
@@ -48,8 +51,9 @@ class ModelPrograms {
   ModelPrograms(const ModelPrograms&) = delete;
   ModelPrograms& operator=(const ModelPrograms&) = delete;
 
-  // Of layers one of the first kind and one of the last (layer_kinds()).
-  const BlockProgram first, last, embedding, head, norm;
+  const LayersByKind by_kind;
+  const std::vector<BlockProgram> layer;  // one of each kind
+  const BlockProgram embedding, head, norm;
   // Of one of these the ops that a recomputation runs again, as often as they stand here, without those that
   // take no time worth counting.
   const std::vector<int>& again(const BlockProgram& program, const Recompute& recompute) const;

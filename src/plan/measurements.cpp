@@ -213,9 +213,11 @@ void read_steps(const CsvTable& table, const std::string& file, const std::strin
       if (name != "seconds" && !cell.text.empty()) fields[name] = {cell.text, cell.where};
     const std::string& where = row.at("seconds").where;
     const std::string line = where.substr(0, where.rfind(", column"));
-    MeasuredStep step =
-        measured_step(fields, model, positive(row.at("seconds").text, where, "seconds"), line);
-    into.steps.push_back(std::move(step));
+    const std::string& seconds = row.at("seconds").text;
+    if (seconds.empty())
+      into.candidates.push_back(measured_step(fields, model, 0, line));
+    else
+      into.steps.push_back(measured_step(fields, model, positive(seconds, where, "seconds"), line));
   }
 }
 

@@ -38,6 +38,7 @@ struct Measurements {
   std::vector<MeasuredProduct> products;
   std::vector<MeasuredCollective> collectives;
   std::vector<MeasuredStep> steps;
+  std::vector<MeasuredStep> candidates;  // steps whose seconds are left empty: nobody has measured them yet
 };
 
 // Adds what a file holds. Known by what stands in it:
@@ -47,8 +48,8 @@ struct Measurements {
 //    name does. Out of place times.
 //  * A CSV of products: columns m, n, k (m x k by k x n), one of seconds, ms, us, tflops, and perhaps batch
 //  and precision.
-//  * A CSV of steps: the column seconds, and fields of a plan by the names of their flags (dp, tp,
-//  micro-batch or
+//  * A CSV of steps: the column seconds (empty: not measured yet), and fields of a plan by the names of their
+//  flags (dp, tp, micro-batch or
 //    micro_batch, ...), gpus (which gives dp), precision.
 //  * A log of Megatron, torchtitan or nanotron: one step, the median of those it prints without the first
 //  ones, and the

@@ -56,7 +56,7 @@ OpSeconds::OpSeconds(const Machine& machine, const Software& software, Precision
   operand_ = echelon::operand_bytes(precision);
 }
 
-double OpSeconds::product(double rows, double depth, double cols, double count) const {
+double OpSeconds::multiplying(double rows, double depth, double cols, double count) const {
   const double cores = machine_.cores;
   const double rates[] = {1, machine_.gemm_medium_tile, machine_.gemm_small_tile};
   double least = 1e300;
@@ -68,10 +68,12 @@ double OpSeconds::product(double rows, double depth, double cols, double count) 
     const double counted = even + machine_.gemm_wave_rounding * (std::ceil(waves) - even);
     least = std::min(least, counted * height * width / rates[i]);
   }
-  const double compute = 2 * least * cores * (depth + machine_.gemm_half_depth) / product_flops_;
+  return 2 * least * cores * (depth + machine_.gemm_half_depth) / product_flops_;
+}
+
+double OpSeconds::product(double rows, double depth, double cols, double count) const {
   const double moved = count * (operand_ * (rows * depth + depth * cols) + result_ * rows * cols);
-  return std::max(compute, moved / (machine_.memory_bandwidth * machine_.memory_efficiency)) +
-         machine_.launch_seconds;
+  return std::max(multiplying(rows, depth, cols, count), memory_pass(moved)) + machine_.launch_seconds;
 }
 
 double OpSeconds::unaligned(double columns) const {

@@ -21,6 +21,8 @@ class OpSeconds {
   // `count` products of (rows x depth) by (depth x cols): the smallest time over the tile sizes, or of moving
   // operands and result, whichever is longer.
   double product(double rows, double depth, double cols, double count = 1) const;
+  // The same within a kernel that reads and writes for several: without moving, and without its launch.
+  double multiplying(double rows, double depth, double cols, double count = 1) const;
   // How many times as long a product takes whose matrices have rows of `columns` elements: 1 where they begin
   // at multiples of 16 bytes, which is what tensor cores' fastest kernels load at once.
   double unaligned(double columns) const;

@@ -42,27 +42,26 @@ SimulationCosts simulation_costs(const std::vector<LayerSeconds>& stages, const 
 
 // Where all of a rank's stages are alike each of these moments is the peak.
 std::vector<RankShare::InFlight> in_flight(const ScheduleFacts& facts, std::size_t rank,
-                                           const std::vector<std::int64_t>& layers,
-                                           const std::vector<double>& dense) {
+                                           const std::vector<PerKind>& layers) {
   const std::vector<StageUse>& uses = facts.uses[rank];
   const auto of = [&](std::size_t use) { return static_cast<std::size_t>(uses[use].stage); };
   bool are_alike = true;
-  for (std::size_t i = 1; i < uses.size(); ++i)
-    are_alike &= layers[of(i)] == layers[of(0)] && dense[of(i)] == dense[of(0)];
+  for (std::size_t i = 1; i < uses.size(); ++i) are_alike &= layers[of(i)] == layers[of(0)];
   std::vector<RankShare::InFlight> moments;
   if (are_alike) {
     const double stages = facts.peak[rank] / facts.stage_fraction;
-    moments.push_back({stages * dense[of(0)], stages * (real(layers[of(0)]) - dense[of(0)])});
+    moments.push_back({layers[of(0)]});
+    for (double& one : moments.back().layers) one *= stages;
     return moments;
   }
   for (const HeldByStage& held : facts.held[rank]) {
     RankShare::InFlight now;
-    for (std::size_t i = 0; i < uses.size(); ++i) {
-      now.dense_layers += held[i] * dense[of(i)];
-      now.expert_layers += held[i] * (real(layers[of(i)]) - dense[of(i)]);
-    }
+    for (std::size_t i = 0; i < uses.size(); ++i)
+      for (std::size_t k = 0; k < most_layer_kinds; ++k) now.layers[k] += held[i] * layers[of(i)][k];
     const auto covers = [](const RankShare::InFlight& a, const RankShare::InFlight& b) {
-      return a.dense_layers >= b.dense_layers && a.expert_layers >= b.expert_layers;
+      bool all = true;
+      for (std::size_t k = 0; k < most_layer_kinds; ++k) all &= a.layers[k] >= b.layers[k];
+      return all;
     };
     if (std::any_of(moments.begin(), moments.end(), [&](const auto& one) { return covers(one, now); }))
       continue;
@@ -72,16 +71,67 @@ std::vector<RankShare::InFlight> in_flight(const ScheduleFacts& facts, std::size
   return moments;
 }
 
+// The ends have work beside their layers: a layer moves away from an end for as long as the slowest stage
+// gets faster by it. All layers count as those of the last kind.
+std::vector<std::int64_t> moved_from_ends(std::vector<std::int64_t> layers, std::size_t kind,
+                                          const std::vector<PerKind>& cost,
+                                          const std::vector<double>& extra) {
+  const std::int64_t total = std::accumulate(layers.begin(), layers.end(), std::int64_t{0});
+  const auto work = [&](std::size_t s) { return real(layers[s]) * cost[s][kind] + extra[s]; };
+  for (std::int64_t moves = 0; moves < total; ++moves) {
+    std::size_t most = 0, least = 0;
+    for (std::size_t s = 1; s < layers.size(); ++s) {
+      if (work(s) > work(most)) most = s;
+      if (work(s) + cost[s][kind] < work(least) + cost[least][kind]) least = s;
+    }
+    if (layers[most] <= 1 || work(least) + cost[least][kind] >= work(most) * (1 - 1e-9)) break;
+    --layers[most];
+    ++layers[least];
+  }
+  return layers;
+}
+
+// Where layers of several kinds lie mixed: the split whose slowest stage is the fastest, each stage filled
+// from the last one on, since the first ones hold more microbatches.
+std::vector<std::int64_t> balanced(const LayersByKind& by_kind, const std::vector<PerKind>& cost,
+                                   const std::vector<double>& extra) {
+  const auto stages = static_cast<std::int64_t>(cost.size()), total = by_kind.num_layers();
+  std::vector<std::int64_t> layers(cost.size());
+  const auto fits = [&](double most) {
+    std::int64_t end = total;
+    for (std::int64_t stage = stages - 1; stage >= 0; --stage) {
+      const auto s = static_cast<std::size_t>(stage);
+      double work = extra[s];
+      std::int64_t begin = end;
+      // Each stage before it has a layer too.
+      while (begin > stage && (begin == end || work + cost[s][by_kind.of(begin - 1)] <= most))
+        work += cost[s][by_kind.of(--begin)];
+      layers[s] = end - begin;
+      if (work > most || begin == end) return false;
+      end = begin;
+    }
+    return end == 0;
+  };
+  double low = 0, high = 0;
+  for (std::size_t s = 0; s < cost.size(); ++s)
+    high = std::max(high, extra[s] + real(total) * *std::max_element(cost[s].begin(), cost[s].end()));
+  constexpr int halvings = 40;
+  for (int i = 0; i < halvings; ++i) {
+    const double middle = (low + high) / 2;
+    (fits(middle) ? high : low) = middle;
+  }
+  check(fits(high), "a model's layers can be split over its stages");
+  return layers;
+}
+
 double largest_stage(const ParameterCounts& counts, const Plan& c, const RankShare& rank,
-                     const std::vector<StageUse>& uses, const std::vector<std::int64_t>& layers,
-                     const std::vector<double>& dense) {
+                     const std::vector<StageUse>& uses, const std::vector<PerKind>& layers) {
   const auto all = [](const ShareCounts& share) { return share.common + share.routed; };
   double most = 0;
   for (const StageUse& use : uses) {
     const auto i = static_cast<std::size_t>(use.stage);
     RankShare stage;
-    stage.dense_layers = dense[i];
-    stage.expert_layers = real(layers[i]) - dense[i];
+    stage.layers = layers[i];
     stage.embedding = i == 0;
     stage.head = c.cuts_vocabulary() ? 1.0 / c.mesh.pp() : i + 1 == layers.size();
     stage.tied_copy = stage.head > 0 && rank.tied_copy;
@@ -187,7 +237,7 @@ const LayerPrices& Stages::prices(const Plan& c, const Recompute& recompute) {
   if (!counts_.contains(c.mesh.tp())) counts_[c.mesh.tp()] = parameter_counts(c.model, c.mesh.tp());
   p.counts = counts_.at(c.mesh.tp());
   const double kept = kept_experts(work_.expert_load, c.mesh);
-  p.counts.routed *= kept;
+  for (double& routed : p.counts.routed) routed *= kept;
   p.counts.head_routed *= kept;
   p.saved = saved_bytes(work_, c, recompute);
   p.seconds = model_seconds(work_, c, recompute, ops_, programs_, packed(c));
@@ -203,44 +253,31 @@ std::vector<std::int64_t> Stages::layers(const Plan& c, const ScheduleFacts& fac
   for (std::size_t s = 0; s < stages; ++s)
     layers[s] = split_range(total, facts.num_stages, static_cast<std::int64_t>(s)).size();
   if (!c.balance_layers || stages == 1) return layers;
-  // The ends have work beside their layers: a layer moves away from an end for as long as the slowest stage
-  // gets faster by it.
   const ModelSeconds& t = prices.front()->seconds;
-  std::vector<double> extra(stages, 0), cost(stages, 0);  // of a layer
+  std::vector<double> extra(stages, 0);
+  std::vector<PerKind> cost(stages);  // of a layer of each kind
   for (std::size_t r = 0; r < facts.uses.size(); ++r)
-    for (const StageUse& use : facts.uses[r]) {
-      const ModelSeconds& of_rank = prices[r]->seconds;
-      const LayerSeconds& layer = c.model.num_expert_layers() > 0 ? of_rank.experts : of_rank.dense;
-      cost[static_cast<std::size_t>(use.stage)] = layer.forward.total() + layer.backward();
-    }
+    for (const StageUse& use : facts.uses[r])
+      for (std::size_t k = 0; k < most_layer_kinds; ++k) {
+        const LayerSeconds& layer = prices[r]->seconds.layer[k];
+        cost[static_cast<std::size_t>(use.stage)][k] = layer.forward.total() + layer.backward();
+      }
   extra.front() += t.embedding.forward.total() + t.embedding.backward();
   // A part of the output layer is on every rank.
   const std::vector<LayerSeconds> ends =
       c.cuts_vocabulary() ? std::vector{t.norm} : std::vector{t.head, t.loss};
   for (const LayerSeconds& end : ends) extra.back() += end.forward.total() + end.backward();
-  const auto work = [&](std::size_t s) { return real(layers[s]) * cost[s] + extra[s]; };
-  for (std::int64_t moves = 0; moves < total; ++moves) {
-    std::size_t most = 0, least = 0;
-    for (std::size_t s = 1; s < stages; ++s) {
-      if (work(s) > work(most)) most = s;
-      if (work(s) + cost[s] < work(least) + cost[least]) least = s;
-    }
-    if (layers[most] <= 1 || work(least) + cost[least] >= work(most) * (1 - 1e-9)) break;
-    --layers[most];
-    ++layers[least];
-  }
-  return layers;
+  return by_kind().are_mixed()
+             ? balanced(by_kind(), cost, extra)
+             : moved_from_ends(std::move(layers), by_kind().kinds().size() - 1, cost, extra);
 }
 
 LayerSeconds Stages::stage_seconds(const Plan& c, const LayerPrices& p,
-                                   const std::vector<std::int64_t>& layers, std::size_t stage) const {
-  const ModelSpec& m = c.model;
-  const auto at = layers.begin() + static_cast<std::ptrdiff_t>(stage);
-  const std::int64_t first = std::accumulate(layers.begin(), at, std::int64_t{0});
-  const std::int64_t dense_end = m.experts == Experts::none ? m.num_layers : m.num_dense_layers;
-  const double dense = real(std::clamp<std::int64_t>(dense_end - first, 0, *at));
-  LayerSeconds sum = p.seconds.dense * dense;
-  sum += p.seconds.experts * (real(*at) - dense);
+                                   const std::vector<std::int64_t>& layers, const PerKind& by_kind,
+                                   std::size_t stage) const {
+  LayerSeconds sum;
+  for (std::size_t k = 0; k < most_layer_kinds; ++k)
+    if (by_kind[k] > 0) sum += p.seconds.layer[k] * by_kind[k];
   if (stage == 0) sum += p.seconds.embedding;
   if (c.cuts_vocabulary()) {
     if (stage + 1 == layers.size()) sum += p.seconds.norm;
@@ -296,26 +333,23 @@ StageShape Stages::make_shape(const Plan& c) {
   std::vector<const LayerPrices*> stage_prices(s.layers.size());
   for (std::size_t r = 0; r < facts.uses.size(); ++r)
     for (const StageUse& use : facts.uses[r]) stage_prices[static_cast<std::size_t>(use.stage)] = s.prices[r];
-  const std::int64_t dense_end = m.experts == Experts::none ? m.num_layers : m.num_dense_layers;
-  std::vector<double> dense(s.layers.size());
   std::int64_t first = 0;
   s.stages.reserve(s.layers.size());
   for (std::size_t i = 0; i < s.layers.size(); ++i) {
-    s.stages.push_back(stage_seconds(c, *stage_prices[i], s.layers, i));
-    dense[i] = real(std::clamp<std::int64_t>(dense_end - first, 0, s.layers[i]));
+    s.by_kind.push_back(by_kind().among(first, first + s.layers[i]));
+    s.stages.push_back(stage_seconds(c, *stage_prices[i], s.layers, s.by_kind[i], i));
     first += s.layers[i];
   }
   s.sharing.resize(s.layers.size());
   for (std::size_t i = 0; i < s.layers.size(); ++i) {
     const SavedBytes& saved = stage_prices[i]->saved;
     const ModelSeconds& t = stage_prices[i]->seconds;
-    const double experts = real(s.layers[i]) - dense[i];
-    const auto layer = [&](double bytes, const LayerSeconds& of) {
-      return state_.activations(c, bytes, of.forward.total(), of.backward());
-    };
-    s.saved.push_back(dense[i] * saved.dense_layer + experts * saved.expert_layer);
-    s.to_host.push_back(dense[i] * layer(saved.dense_layer, t.dense) +
-                        experts * layer(saved.expert_layer, t.experts));
+    s.saved.push_back(product_sum(s.by_kind[i], saved.layer));
+    s.to_host.push_back(0);
+    for (std::size_t k = 0; k < most_layer_kinds; ++k)
+      if (s.by_kind[i][k] > 0)
+        s.to_host[i] += s.by_kind[i][k] * state_.activations(c, saved.layer[k], t.layer[k].forward.total(),
+                                                             t.layer[k].backward());
   }
   if (state_.adds_to_passes(c)) {
     const auto unit = [&](const LayerSeconds& t, double common, double routed) {
@@ -324,10 +358,10 @@ StageShape Stages::make_shape(const Plan& c) {
     const ParameterCounts& counts = first_prices.counts;
     for (std::size_t i = 0; i < s.layers.size(); ++i) {
       const ModelSeconds& t = stage_prices[i]->seconds;
-      const double experts = real(s.layers[i]) - dense[i];
-      if (dense[i] > 0) s.sharing[i] += dense[i] * unit(t.dense, counts.dense_layer, 0);
-      if (experts > 0)
-        s.sharing[i] += experts * unit(t.experts, counts.expert_layer, counts.routed / c.mesh.expert_ranks());
+      for (std::size_t k = 0; k < most_layer_kinds; ++k)
+        if (const double layers = s.by_kind[i][k]; layers > 0)
+          s.sharing[i] +=
+              layers * unit(t.layer[k], counts.layer[k], counts.routed[k] / c.mesh.expert_ranks());
     }
     s.sharing.front() += unit(first_prices.seconds.embedding, counts.embedding, 0);
     if (c.cuts_vocabulary())
@@ -341,15 +375,14 @@ StageShape Stages::make_shape(const Plan& c) {
     RankShare share;
     for (const StageUse& use : facts.uses[r]) {
       const auto i = static_cast<std::size_t>(use.stage);
-      share.dense_layers += dense[i];
-      share.expert_layers += real(s.layers[i]) - dense[i];
+      for (std::size_t k = 0; k < most_layer_kinds; ++k) share.layers[k] += s.by_kind[i][k];
       share.embedding |= i == 0;
       if (i + 1 == s.layers.size()) share.head = 1;
     }
     if (c.cuts_vocabulary()) share.head = 1.0 / c.mesh.pp();
     share.tied_copy = (m.tied_embedding || m.num_mtp_layers > 0) && share.head > 0 && !share.embedding;
-    share.largest_stage = largest_stage(first_prices.counts, c, share, facts.uses[r], s.layers, dense);
-    share.in_flight = in_flight(facts, r, s.layers, dense);
+    share.largest_stage = largest_stage(first_prices.counts, c, share, facts.uses[r], s.by_kind);
+    share.in_flight = in_flight(facts, r, s.by_kind);
     s.ranks.push_back(share);
     s.counts.push_back(share_counts(first_prices.counts, c, share));
   }
@@ -371,7 +404,7 @@ double Stages::exposed(const Plan& c, const StageShape& s, std::size_t rank) con
     backward += t.backward();
     forward += t.forward.total();
   }
-  const double layers = std::max(1.0, s.ranks[rank].dense_layers + s.ranks[rank].expert_layers);
+  const double layers = std::max(1.0, sum_of(s.ranks[rank].layers));
   return state_.exposed(c, s.counts[rank], layers, forward, backward) +
          state_.copies(c, s.counts[rank]).seconds;
 }

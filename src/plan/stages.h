@@ -28,6 +28,7 @@ struct LayerPrices {
 struct StageShape {
   const ScheduleFacts* facts = nullptr;
   std::vector<std::int64_t> layers;
+  std::vector<PerKind> by_kind;  // the same of each kind
   std::vector<LayerSeconds> stages;
   std::optional<LayerSeconds> part;        // of the output layer, where each rank has one
   double part_sharing = 0;                 // as `sharing`, of V
@@ -48,6 +49,7 @@ class Stages {
   explicit Stages(const Workload& work);
 
   const StateSeconds& state() const { return state_; }
+  const LayersByKind& by_kind() const { return programs_.by_kind; }
   // Why the schedule does not fit; empty where it does. Shapes must be legal (shape_problem()).
   std::string schedule_problem(const Plan& c);
   // Whether balancing its layers gives the even split.
@@ -81,7 +83,7 @@ class Stages {
                                    const std::vector<const LayerPrices*>& prices) const;
   std::vector<const LayerPrices*> rank_prices(const Plan& c);
   LayerSeconds stage_seconds(const Plan& c, const LayerPrices& p, const std::vector<std::int64_t>& layers,
-                             std::size_t stage) const;
+                             const PerKind& by_kind, std::size_t stage) const;
   double message_seconds(const Plan& c);
   bool hands_over_parts(const Plan& c) const;
 

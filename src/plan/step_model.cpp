@@ -33,8 +33,9 @@ StepModel::StepModel(Workload work)
 
 double StepModel::least_seconds(const Plan& c) {
   const LayerPrices& p = stages_.prices(c, c.recompute.of(0));
-  LayerSeconds t = p.seconds.dense * real(c.model.num_layers - c.model.num_expert_layers());
-  t += p.seconds.experts * real(c.model.num_expert_layers());
+  LayerSeconds t;
+  const PerKind layers = stages_.by_kind().all();
+  for (std::size_t k = 0; k < most_layer_kinds; ++k) t += p.seconds.layer[k] * layers[k];
   t += p.seconds.embedding;
   if (c.cuts_vocabulary()) {
     t += p.seconds.norm;
@@ -91,7 +92,8 @@ double StepModel::least_bytes(const Plan& c) {
   double most = 0;
   for (std::size_t r = 0; r < s.ranks.size(); ++r) {
     SavedBytes saved = s.prices[r]->saved;
-    saved.head = saved.dense_working = saved.expert_working = 0;
+    saved.head = 0;
+    saved.working = {};
     most = std::max(most, real(footprint(work_, c, s.prices[r]->counts, saved, s.ranks[r]).total()));
   }
   return most;
@@ -101,7 +103,7 @@ std::vector<Recompute> StepModel::recompute_kinds() const {
   std::vector<Recompute> kinds{Recompute::none};
   const auto kept = [&](const Recompute& kind) {
     const SavedBytes saved = saved_bytes(work_, work_.plan, kind);
-    return saved.dense_layer + saved.expert_layer;
+    return sum_of(saved.layer);
   };
   const auto add = [&](const Recompute& kind) {
     if (std::find(kinds.begin(), kinds.end(), kind) == kinds.end() && kept(kind) < kept(Recompute::none))
@@ -123,8 +125,9 @@ std::optional<PipelineRecompute> StepModel::fitting_recompute(Plan c, const std:
       double least = 1e300;
       for (const Recompute& kind : kinds) {
         const LayerPrices& p = stages_.prices(c, kind);
-        const double seconds = s.ranks[r].dense_layers * p.seconds.dense.backward() +
-                               s.ranks[r].expert_layers * p.seconds.experts.backward();
+        double seconds = 0;
+        for (std::size_t k = 0; k < most_layer_kinds; ++k)
+          seconds += s.ranks[r].layers[k] * p.seconds.layer[k].backward();
         if (seconds >= least) continue;
         bool fits = true;
         for (std::size_t other = 0; other < ranks && fits; ++other)
@@ -160,18 +163,11 @@ Timeline StepModel::timeline(const Plan& c, int steps) {
 std::vector<HeldCurve> StepModel::activations_over_time(const Estimate& e, const Timeline& timeline) {
   const StageShape& s = stages_.shape(e.plan);
   const Schedule& schedule = stages_.schedule(e.plan);
-  const ModelSpec& m = e.plan.model;
-  const std::int64_t dense_end = m.experts == Experts::none ? m.num_layers : m.num_dense_layers;
   std::vector<HeldCurve> curves;
   for (std::size_t r = 0; r < schedule.ranks.size(); ++r) {
     const SavedBytes& saved = s.prices[r]->saved;
     std::vector<double> of_stage;
-    std::int64_t first = 0;
-    for (const std::int64_t layers : s.layers) {
-      const double dense = real(std::clamp<std::int64_t>(dense_end - first, 0, layers));
-      of_stage.push_back(dense * saved.dense_layer + (real(layers) - dense) * saved.expert_layer);
-      first += layers;
-    }
+    for (const PerKind& layers : s.by_kind) of_stage.push_back(product_sum(layers, saved.layer));
     // One rank's curve alone is of its own prices.
     curves.push_back(held_over_time(schedule, Timeline{{timeline.ranks[r]}}, of_stage).front());
     double most = 0;

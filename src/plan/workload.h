@@ -23,6 +23,13 @@ struct Workload {
   ExactMemory exact_memory = {};  // where the software is this repository's trainer
   ExpertSkew expert_load = {};
   DocumentLengths documents = {};  // that sequences are packed of, under a document mask
+  // How often a token goes through final norm, output layer and loss: more than once where modules behind the
+  // model predict further tokens, whose layers then count among the model's.
+  double output_passes = 1;
+  // In 8 and 4 bits: products that stay in 16, those of these ops of all layers, and all of so many layers,
+  // the last ones, which are priced as if they lay evenly among their kind's.
+  std::vector<std::string> wide_ops = {};
+  std::int64_t wide_layers = 0;
   bool dynamic_context = false;    // each document is on as many ranks as its length needs
 };
 

@@ -74,6 +74,7 @@ const std::vector<Field<Software>>& software_fields() {
       {"expert_overlap", &Software::expert_overlap, 0, 1},
       {"expert_efficiency", &Software::expert_efficiency, 0.01, 2},
       {"expert_call_seconds", &Software::expert_call_seconds, 0, 1},
+      {"scan_efficiency", &Software::scan_efficiency, 0.01, 2},
       {"expert_passes", &Software::expert_passes, 0.01, 100},
       {"expert_launch_seconds", &Software::expert_launch_seconds, 0, 1},
       {"overlap_slowdown", &Software::overlap_slowdown, 1, 3},

@@ -128,6 +128,7 @@ struct Software {
   double expert_overlap = 0;             // part of the experts' all-to-all hidden
   double expert_efficiency = 1;          // of products, on those of many experts at once
   double expert_call_seconds = 0;        // of each expert's product, where they are not one call
+  double scan_efficiency = 1;  // of the rates of products and of memory, what a state space's scan reaches
   double expert_passes = 1;          // as elementwise_passes, of sorting tokens by expert and adding them up
   double expert_launch_seconds = 0;  // of the host, for routing and calling the experts of a layer, forwards
   double overlap_slowdown = 1;       // of computation beside communication

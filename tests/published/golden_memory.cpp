@@ -64,13 +64,14 @@ ParameterCounts counts_of(const CsvRow& r, const ModelSpec& m, const Plan& c) {
   ParameterCounts counts = parameter_counts(m, c.mesh.tp());
   const auto h = static_cast<double>(m.hidden), f = static_cast<double>(m.mlp_hidden);
   const double bias = yes(r, "disable_bias_linear") ? 0 : 1;
-  counts.dense_layer -= (1 - bias) * ((3 * h + f) / c.mesh.tp() + 2 * h);
-  if (yes(r, "swiglu")) counts.dense_layer += f * (h + bias) / c.mesh.tp();
+  double& layer = counts.layer.front();
+  layer -= (1 - bias) * ((3 * h + f) / c.mesh.tp() + 2 * h);
+  if (yes(r, "swiglu")) layer += f * (h + bias) / c.mesh.tp();
   const double experts = number(r, "num_experts");
   if (experts > 0) {  // instead of the MLP, without biases or gates in all of these tests
     const double given = number(r, "moe_ffn_hidden_size");
-    counts.expert_layer = counts.dense_layer - 2 * h * f / c.mesh.tp() + experts * h;
-    counts.routed = experts * 2 * h * (given > 0 ? given : f);
+    layer += experts * h - 2 * h * f / c.mesh.tp();
+    counts.routed.front() = experts * 2 * h * (given > 0 ? given : f);
   }
   return counts;
 }
@@ -81,7 +82,7 @@ RankShare last_rank(const CsvRow& r, const ModelSpec& m, const Plan& c) {
   const auto all = static_cast<double>(m.num_layers);
   const double layers = counted ? (all + 2) / c.mesh.pp() - 1 : all / c.mesh.pp();
   RankShare last;
-  (r.at("num_experts").empty() ? last.dense_layers : last.expert_layers) = layers;
+  last.layers.front() = layers;
   last.head = true;
   last.embedding = c.mesh.pp() == 1;
   last.tied_copy = c.mesh.pp() > 1 && m.tied_embedding;

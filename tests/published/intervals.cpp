@@ -28,6 +28,7 @@ struct Row {
   double off = 0, off_left_out = 0;      // |log(published / predicted)|
   double error = 0, error_left_out = 0;  // |predicted / published - 1|
   bool fitted = false;
+  bool scans = false;  // has layers with a state space
 };
 using Rows = std::vector<const Row*>;
 
@@ -181,6 +182,7 @@ Intervals intervals(const std::vector<Table>& tables) {
       row.sizes = {plan.mesh.num_ranks(), num_parameters(model), p.work.plan.seq_len};
       row.group = fmt::format("{} {} {}", row.sizes[1], plan.mesh.num_ranks(), program);
       row.on = fmt::format("{} {}", p.work.machine.name, precision_name(p.work.precision));
+      row.scans = model.num_state_space_layers() > 0;
       row.kind = model.num_expert_layers() > 0                   ? of_experts
                  : plan.mesh.num_ranks() > p.work.machine.node() ? on_nodes
                                                                  : on_a_node;
@@ -203,16 +205,20 @@ Intervals intervals(const std::vector<Table>& tables) {
     }
   }
   Intervals result;
+  // What a scan takes one program's rows say: of another all is guessed.
+  std::vector<double> off_of_scans;
   for (const auto& [program, list] : rows) {
     std::vector<double> off;
     ProgramIntervals& p = result.programs[program];
     for (const Row& row : list) {
-      off.push_back(row.off_left_out);
-      p.mean_error_left_out += row.error_left_out / static_cast<double>(list.size());
+      (row.scans ? off_of_scans : off).push_back(row.off_left_out);
+      if (!row.scans) p.mean_error_left_out += row.error_left_out;
     }
+    p.mean_error_left_out /= static_cast<double>(off.size());
     p.half_width_left_out = half_width(off);
     result.unknown_half_width = std::max(result.unknown_half_width, p.half_width_left_out);
   }
+  if (!off_of_scans.empty()) result.unknown_scan_half_width = half_width(off_of_scans);
   for (const auto& [program, list] : rows) {
     ProgramIntervals& p = result.programs[program];
     double widest = 0;  // of the others
@@ -225,7 +231,7 @@ Intervals intervals(const std::vector<Table>& tables) {
       all.push_back(&row);
       groups.insert(row.group);
       on.insert(row.on);
-      off_left_out.push_back(row.off_left_out);
+      if (!row.scans) off_left_out.push_back(row.off_left_out);
       for (const auto& [range, size] :
            {std::pair{&p.gpus, row.sizes[0]}, {&p.parameters, row.sizes[1]}, {&p.seq_len, row.sizes[2]}}) {
         (*range)[0] = (*range)[0] == 0 ? size : std::min((*range)[0], size);

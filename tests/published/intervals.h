@@ -33,7 +33,9 @@ struct ProgramIntervals {
 
 struct Intervals {
   std::map<std::string, ProgramIntervals> programs;
-  double unknown_half_width = 0;  // of a program without rows: the widest of those that were left out
+  // Of a program without rows: the widest of those that were left out; and where layers have a state space,
+  // of the one program that was measured with them, left out.
+  double unknown_half_width = 0, unknown_scan_half_width = 0;
 };
 Intervals intervals(const std::vector<Table>& tables);
 

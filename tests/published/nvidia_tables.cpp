@@ -29,7 +29,16 @@ static std::optional<ModelSpec> bridge_model(const std::string& name) {
     m.num_dense_layers = 1;
     return m;
   }
-  return {};  // hybrids with state-space layers
+  if (name == "Nemotron_3_Nano") return load_model("nemotron-3-nano-30b-a3b");
+  if (name == "Nemotron_3_Super") {
+    // Two modules behind it predict further tokens, each with attention and experts and a pass through the
+    // output layer (mtp_num_layers and mtp_use_repeated_layer of its recipe).
+    ModelSpec m = load_model("nemotron-3-super-120b-a12b");
+    m.layer_pattern += "*E*E";
+    m.num_layers = std::ssize(m.layer_pattern);
+    return m;
+  }
+  return {};
 }
 
 // What a row does not print and its recipe says: scripts/performance/configs of NVIDIA-NeMo/Megatron-Bridge,
@@ -41,7 +50,7 @@ static void apply_recipe(Point& p, Plan& c, const std::string& container, const 
   // grad_reduce_in_fp32 is off in all of them, and the loss is Transformer Engine's, in place.
   s.gradient_bytes = s.reduced_bytes = 2;
   s.logit_bytes = 4;
-  const bool bf16 = precision.starts_with("BF16");
+  const bool bf16 = precision.starts_with("BF16"), fp4 = precision.starts_with("NVFP4");
   if (name == "deepseek-v3" || name == "kimi-k2") {
     s.optimizer_bytes = 8;  // moments in 16 bits
     const bool newest = container.starts_with("26.04");
@@ -53,15 +62,36 @@ static void apply_recipe(Point& p, Plan& c, const std::string& container, const 
   }
   if (name == "gpt-oss-120b" && system != "gb300" && system != "b300")  // layernorm, moe_act
     s.keeps_norm_outputs = s.keeps_activated = false;
+  if (p.work.plan.model.num_state_space_layers() > 0) {
+    const bool super = name == "nemotron-3-super-120b-a12b";
+    if (super) {
+      p.work.output_passes = 3;
+      // What predicts further tokens stays in 16 bits (keep_mtp_spec_in_bf16); of NVFP4 the last 14 layers,
+      // too, attention's products and those of the latent width (te_quant.cfg).
+      p.work.wide_layers = fp4 ? 14 + 4 : 4;
+      if (fp4) p.work.wide_ops = {"attention_in", "attention_out", "routed_in", "routed_out"};
+    }
+    // moe_act and layernorm; on H100 moe and core_attn too.
+    const bool again = super ? (system == "b300" && fp4) || (system == "b200" && !fp4) : system == "h100";
+    if (again) s.keeps_norm_outputs = s.keeps_activated = false;
+    if (again && !super) c.recompute = Recompute({"experts_in", "attention"});
+  }
   if (c.zero == 3 && system.starts_with("gb"))
     p.offloaded_layers = name == "llama-3-70b" ? (system == "gb300" ? 20 : 40) : 92;
 }
 
-static Table bridge(const std::string& path, const char* name, bool experts) {
+enum class Layers { dense, experts, hybrid };
+static Layers layers_of(const ModelSpec& m) {
+  return m.num_state_space_layers() > 0 ? Layers::hybrid
+         : m.experts != Experts::none   ? Layers::experts
+                                        : Layers::dense;
+}
+
+static Table bridge(const std::string& path, const char* name, Layers layers) {
   Table t{name, {}};
   for (const CsvRow& r : read_csv(path)) {
     std::optional<ModelSpec> model = bridge_model(r.at("model"));
-    if (!model || (model->experts != Experts::none) != experts) continue;
+    if (!model || layers_of(*model) != layers) continue;
     Point p;
     std::string system = r.at("system").substr(4);
     std::transform(system.begin(), system.end(), system.begin(),
@@ -103,8 +133,9 @@ static Table bridge(const std::string& path, const char* name, bool experts) {
   mark(t, 3);
   return t;
 }
-Table bridge_dense(const std::string& path) { return bridge(path, "bridge-dense", false); }
-Table bridge_experts(const std::string& path) { return bridge(path, "bridge-experts", true); }
+Table bridge_dense(const std::string& path) { return bridge(path, "bridge-dense", Layers::dense); }
+Table bridge_experts(const std::string& path) { return bridge(path, "bridge-experts", Layers::experts); }
+Table bridge_hybrid(const std::string& path) { return bridge(path, "bridge-hybrid", Layers::hybrid); }
 
 static std::optional<ModelSpec> nemo_model(const std::string& name) {
   const auto gpt3 = [](std::int64_t layers, std::int64_t hidden, std::int64_t heads, std::int64_t vocab) {

@@ -58,7 +58,7 @@ Prediction predict(const Point& point) {
     if (!model.schedule_problem(c).empty()) continue;
     const Estimate e = model.estimate(c);
     const double offloaded = point.offloaded_layers *
-                             saved_bytes(model.workload(), c, c.recompute.of(0)).dense_layer *
+                             saved_bytes(model.workload(), c, c.recompute.of(0)).layer.front() *
                              (1 + model.workload().software.fragmentation);
     const double bytes = static_cast<double>(e.memory.total()) - offloaded;
     const bool fits = bytes <= model.usable_bytes();

@@ -109,7 +109,8 @@ void print_three(const std::vector<Table>& tables, int draws) {
       steps.push_back(std::move(step));
       points.push_back(&p);
     }
-    if (steps.size() < 10) continue;
+    // Of what scans cost no other program knows anything.
+    if (steps.size() < 10 || steps.front().plan.model.num_state_space_layers() > 0) continue;
     const std::vector<Knob> knobs = usual_numbers(relatives(points.front()->work.software.name));
     const auto ratio = [&](const Software& software, std::size_t i) {
       Software its = points[i]->work.software;  // facts that its row has of its own
@@ -117,27 +118,51 @@ void print_three(const std::vector<Table>& tables, int draws) {
       return priced_seconds(its, points[i]->work.machine, steps[i]) / steps[i].seconds;
     };
     std::vector<double> before, after;
-    for (int n = 0; n < draws; ++n) {
-      std::vector<std::size_t> order(steps.size());
-      std::iota(order.begin(), order.end(), 0);
-      std::shuffle(order.begin(), order.end(), draw);
+    // The first three of `order` are measured, and so many of the others priced.
+    const auto price = [&](const std::vector<std::size_t>& order, std::size_t most) {
       const Software start = with_usual_numbers(points[order[0]]->work.software, knobs);
       const Software fit = most_likely_numbers(start, knobs, [&](const Software& software) {
         std::vector<double> errors;
         for (std::size_t k = 0; k < 3; ++k) errors.push_back(std::log(ratio(software, order[k])));
         return errors;
       });
-      const std::size_t last = std::min<std::size_t>(order.size(), 203);
+      const std::size_t last = std::min<std::size_t>(order.size(), most + 3);
       for (std::size_t k = 3; k < last; ++k) {
         before.push_back(std::abs(ratio(start, order[k]) - 1));
         after.push_back(std::abs(ratio(fit, order[k]) - 1));
       }
+    };
+    for (int n = 0; n < draws; ++n) {
+      std::vector<std::size_t> order(steps.size());
+      std::iota(order.begin(), order.end(), 0);
+      std::shuffle(order.begin(), order.end(), draw);
+      price(order, 200);
     }
     const auto mean = [](const std::vector<double>& all) {
       return 100 * std::accumulate(all.begin(), all.end(), 0.0) / static_cast<double>(all.size());
     };
     fmt::print("{:<18} {} draws of 3 of {} rows: mean {:.1f}% -> {:.1f}%, median {:.1f}% -> {:.1f}%\n",
                table.name, draws, steps.size(), mean(before), mean(after), 100 * median(before),
+               100 * median(after));
+    std::fflush(stdout);
+    // Those that the planner would ask for, knowing no time.
+    const Software start = with_usual_numbers(points.front()->work.software, knobs);
+    const auto logs = [&](const Software& software) {
+      std::vector<double> all;
+      for (std::size_t i = 0; i < steps.size(); ++i)
+        all.push_back(std::log(ratio(software, i) * steps[i].seconds));
+      return all;
+    };
+    std::vector<std::size_t> asked;
+    for (const StepChoice::Step& one : most_telling_steps(start, knobs, logs, {}, 3).steps)
+      asked.push_back(one.step);
+    for (std::size_t i = 0; i < steps.size(); ++i)
+      if (std::find(asked.begin(), asked.begin() + 3, i) == asked.begin() + 3) asked.push_back(i);
+    before.clear();
+    after.clear();
+    price(asked, steps.size());
+    fmt::print("{:<18} 3 of {} rows, chosen: mean {:.1f}% -> {:.1f}%, median {:.1f}% -> {:.1f}%\n",
+               table.name, steps.size(), mean(before), mean(after), 100 * median(before),
                100 * median(after));
     std::fflush(stdout);
   }
@@ -244,6 +269,8 @@ int main(int argc, char** argv) {
       for (const std::string& line : interval_scores(found)) fmt::print(stderr, "{}\n", line);
       fmt::print(stderr, "a program without rows: 80% within a factor of {:.2f}\n",
                  std::exp(found.unknown_half_width));
+      fmt::print(stderr, "and of layers with a state space: within a factor of {:.2f}\n",
+                 std::exp(found.unknown_scan_half_width));
       return 0;
     }
     print_all(tables, assignments, rows, regret);

@@ -19,6 +19,7 @@ Table vtrain_single(const std::string& path);
 Table nanotron(const std::string& path);
 Table bridge_dense(const std::string& path);
 Table bridge_experts(const std::string& path);
+Table bridge_hybrid(const std::string& path);
 Table nemo(const std::string& path);
 Table llama3(const std::string& path);
 Table deepseek(const std::string& path);

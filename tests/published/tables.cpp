@@ -31,6 +31,7 @@ const std::vector<Source>& sources() {
       {"nanotron", "nanotron_ultrascale_bench.csv", nanotron},
       {"bridge-dense", "megatron_bridge_performance_summary.csv", bridge_dense},
       {"bridge-experts", "megatron_bridge_performance_summary.csv", bridge_experts},
+      {"bridge-hybrid", "megatron_bridge_performance_summary.csv", bridge_hybrid},
       {"nemo-2407", "nemo_2407_h100_fp8.csv", nemo},
       {"llama3-405b", "llama3_405b_table4.csv", llama3},
       {"deepseek-v3", "deepseek_v3_training.csv", deepseek},

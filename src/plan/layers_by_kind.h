@@ -1,0 +1,54 @@
+// The layers of a model by their kind: where kinds lie mixed, as in hybrids of attention and state spaces,
+// each stage of a pipeline is priced by the layers that it has.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <vector>
+
+#include "spec/model_spec.h"
+
+namespace echelon {
+
+// A number for each kind, in the order of layer_kinds().
+inline constexpr std::size_t most_layer_kinds = 4;
+using PerKind = std::array<double, most_layer_kinds>;
+
+inline double product_sum(const PerKind& a, const PerKind& b) {
+  double sum = 0;
+  for (std::size_t k = 0; k < most_layer_kinds; ++k) sum += a[k] * b[k];
+  return sum;
+}
+inline double sum_of(const PerKind& a) {
+  double sum = 0;
+  for (double one : a) sum += one;
+  return sum;
+}
+
+// What a layer consists of.
+struct LayerParts {
+  bool attention = false, state_space = false, mlp = false, experts = false;
+  bool operator==(const LayerParts&) const = default;
+};
+LayerParts layer_parts(const ModelSpec& model, std::int64_t layer);
+
+class LayersByKind {
+ public:
+  explicit LayersByKind(const ModelSpec& model);
+
+  const std::vector<LayerKind>& kinds() const { return kinds_; }
+  std::size_t of(std::int64_t layer) const { return of_layer_[static_cast<std::size_t>(layer)]; }
+  std::int64_t num_layers() const { return static_cast<std::int64_t>(of_layer_.size()); }
+  // Whether they lie otherwise than all of one kind behind all of another.
+  bool are_mixed() const;
+  // How many of each kind are among these.
+  PerKind among(std::int64_t begin, std::int64_t end) const;
+  PerKind all() const { return among(0, num_layers()); }
+
+ private:
+  std::vector<LayerKind> kinds_;
+  std::vector<std::size_t> of_layer_;
+  std::vector<PerKind> before_;  // of each layer, and behind the last
+};
+
+}  // namespace echelon
