@@ -610,6 +610,41 @@ TEST_F(KernelsCpu, Attention) {
   }
 }
 
+// Two sequences of which the last chunk is shorter than the others, with a document across chunks.
+TEST_F(KernelsCpu, StateSpace) {
+  std::vector<std::int32_t> documents(140, 0);
+  for (std::size_t row = 25; row < 70; ++row) documents[row] = row < 66 ? 25 : 66;
+  for (const std::int64_t groups : {1, 2, 4})
+    for (const Tensor& first : {Tensor(), ids(documents)}) {
+      const StateSpaceShape shape{{2, 70, first}, 4, 6, groups, 5, 32};
+      const std::int64_t rows = 140, mixed = shape.mixed_width();
+      const Operand given = random(rows, mixed, true), taps = random(mixed, 4), bias = vector(mixed),
+                    xbc = random(rows, mixed), z = random(rows, shape.width(), true),
+                    dt = random(rows, shape.heads, true), dt_bias = vector(shape.heads),
+                    a_log = vector(shape.heads), d = vector(shape.heads), y = random(rows, shape.width()),
+                    dy = random(rows, shape.width(), true), room = vector(shape.workspace(true)),
+                    dz = random(rows, shape.width(), true), dxbc = random(rows, mixed),
+                    ddt = random(rows, shape.heads, true), terms = random(rows, 3 * shape.heads),
+                    dgiven = random(rows, mixed, true), dtaps = random(mixed, 4);
+      run([&](Kernels& k, auto of) {
+        const StateSpaceTensors in{of(z), of(xbc), of(dt), of(dt_bias), of(a_log), of(d)};
+        k.convolve(of(given), of(taps), of(bias), shape.rows, of(xbc));
+        k.state_space(in, shape, of(room).flat_range(0, shape.workspace(false)), Tensor(), of(y));
+        k.state_space_backward(in, shape, of(dy), of(room), {of(dz), of(dxbc), of(ddt), of(terms)});
+        k.convolve_backward(of(given), of(taps), of(bias), shape.rows, of(dxbc), of(dgiven));
+        k.convolve_backward_weight(of(given), of(dxbc), shape.rows, of(dtaps));
+      });
+      const std::int64_t length = shape.chunk * shape.state;
+      expect_close(xbc, 4, 4, "convolve"), expect_close(y, length, 2, "state_space");
+      expect_close(dz, length, 2, "state_space_backward dz");
+      expect_close(dxbc, length, 2, "state_space_backward dxbc");
+      expect_close(ddt, length, 2, "state_space_backward ddt");
+      expect_close(terms, length, 2, "state_space_backward terms");
+      expect_close(dgiven, length, 2, "convolve_backward");
+      expect_close(dtaps, length, 2, "convolve_backward_weight");
+    }
+}
+
 TEST_F(KernelsCpu, ScratchIsAllocatedOnce) {
   const Operand x = random(200, 64), w = vector(64), dw = vector(64), db = vector(64), stats = random(200, 2);
   const Operand q = random(200, 64), lse = vector(200), d1 = random(200, 64), d2 = random(200, 64),
