@@ -503,6 +503,14 @@ TEST(Prediction, OfARunIsExactOrSaysWhatItAssumes) {  // long
   EXPECT_NE(to_json(routed).find(R"("assumes":["even_expert_load"])"), std::string::npos) << to_json(routed);
   EXPECT_NE(traffic_table(routed).find("predicted assuming an even load of the experts"), std::string::npos);
 
+  // What leaves narrower experts is made again too, for the weight behind them.
+  mixture.model = even_deepseek(2);
+  mixture.model.expert_latent = 10;
+  mixture.balancing = {};
+  mixture.recompute = Recompute::full;
+  const TrainSummary narrower = summary_of(mixture, 1);
+  EXPECT_EQ(narrower.traffic_by_data, narrower.measured_traffic);
+
   stream.schedule = "zb-h2";
   stream.optimizer_barrier = false;
   const TrainSummary again = summary_of(stream, 1e-3);

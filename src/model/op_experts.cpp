@@ -118,6 +118,7 @@ class ExpertsOutOp final : public OpRunner {
   ExpertsOutOp(const BlockOp& op, const OpSetting& s) : OpRunner(op), experts_(s.experts) {}
 
   Work<void> forward(BlockRun& run) const override {
+    if (!run.is_first()) experts_->count_back_again(run.routed());
     Tensor y = co_await experts_->out_forward(run.routed());
     run.set(out(), std::move(y));
   }

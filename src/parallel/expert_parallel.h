@@ -101,7 +101,9 @@ class ExpertParallel {
   // In a forward pass, not where it is made again: what travels, and what the losses of the global batch wait
   // for.
   void count_forward(const Saved& saved) const;
-  void count_again(const Saved& saved) const;  // where its copies travel to the experts once more
+  // Where its copies travel to the experts once more, and where what they made comes back once more.
+  void count_again(const Saved& saved) const;
+  void count_back_again(const Saved& saved) const;
   // From all rows (N, C) up to the experts' hidden values, and from there to the partial sum y (N, C): of
   // what is sent, C is not the router's where experts work on something narrower. These
   // and backward_input() pause while whole rows travel; what they are given outlives them.

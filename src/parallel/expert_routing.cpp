@@ -261,6 +261,10 @@ void ExpertParallel::count_forward(const Saved& saved) const {
 
 void ExpertParallel::count_again(const Saved& saved) const { moved_ += {.again_sent = saved.route.away}; }
 
+void ExpertParallel::count_back_again(const Saved& saved) const {
+  moved_ += {.again_received = saved.route.from_others, .again_rows = saved.route.room};
+}
+
 // The first backward pass of a step adds up those of all ranks.
 std::span<const double> ExpertParallel::batch_counts() const {
   if (!batch_is_known_) {

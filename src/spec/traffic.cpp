@@ -69,6 +69,8 @@ MovedCopies& MovedCopies::operator+=(const MovedCopies& more) {
   forward_rows += more.forward_rows;
   backward_rows += more.backward_rows;
   again_sent += more.again_sent;
+  again_received += more.again_received;
+  again_rows += more.again_rows;
   gathered_bytes += more.gathered_bytes;
   exchanged_bytes += more.exchanged_bytes;
   return *this;

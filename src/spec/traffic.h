@@ -41,7 +41,8 @@ struct Traffic {
 struct MovedCopies {
   std::int64_t forward_sent = 0, forward_received = 0, backward_sent = 0, backward_received = 0;
   std::int64_t forward_rows = 0, backward_rows = 0;  // of the experts here, wherever they came from
-  std::int64_t again_sent = 0;                       // once more, to make again what the experts were given
+  // Once more, to make again what the experts were given, and what they made where an op behind reads it.
+  std::int64_t again_sent = 0, again_received = 0, again_rows = 0;
   // Bytes sent over cp where each rank adds up a part of the experts' gradients, of the copies of all of them
   // (parallel/whole_copies.h): of whole rows, and of parts.
   std::int64_t gathered_bytes = 0, exchanged_bytes = 0;

@@ -119,13 +119,13 @@ void add_copies(const Plan& plan, const Coordinates& at, const MovedCopies& move
   const std::int64_t back = sums_rows ? split_range(hidden, tp, at.tp).size() : hidden;
   traffic.at(Axis::ep, Verb::all_to_all).bytes +=
       element_bytes(plan.precision.activations) *
-          (hidden * (moved.forward_sent + moved.backward_sent) +
-           back * (moved.forward_received + moved.backward_received) + hidden * moved.again_sent) +
+          (hidden * (moved.forward_sent + moved.backward_sent + moved.again_sent) +
+           back * (moved.forward_received + moved.backward_received + moved.again_received)) +
       element_bytes(plan.precision.statistics) * (moved.backward_sent + moved.backward_received);
   if (sums_rows)
-    traffic.at(Axis::tp, Verb::reduce_scatter).bytes += element_bytes(plan.precision.statistics) *
-                                                        (hidden - back) *
-                                                        (moved.forward_rows + moved.backward_rows);
+    traffic.at(Axis::tp, Verb::reduce_scatter).bytes +=
+        element_bytes(plan.precision.statistics) * (hidden - back) *
+        (moved.forward_rows + moved.backward_rows + moved.again_rows);
 }
 
 }  // namespace echelon
