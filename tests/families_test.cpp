@@ -493,7 +493,7 @@ TEST(StateSpaces, AreRefusedWhereSomethingIsLeftOut) {
         p.mesh.set(Axis::cp, 4);
         p.seq_len = 16;
       },
-      {"--cp 4", "2 state-space heads of 1 group", "legal: 1, 2"});
+      {"--cp 4", "has 2 heads of 1 group", "legal: 1, 2"});
   refused_plan(
       [](Plan& p) {
         p.mesh.set(Axis::tp, 1);
@@ -836,6 +836,20 @@ TEST(NemotronH, IsTheSameWithExpertsElsewhere) {
   plans.back().mesh.set(Axis::pp, 2);
   plans.back().schedule = "zb-h1";
   for (const Plan& plan : plans) expect_verified_and_predicted(plan);
+}
+
+// Nor do attention's heads decide over cp where no layer of a pattern has any.
+TEST(NemotronH, WithoutAttentionExchangesTheHeadsOfItsStates) {
+  ModelSpec model = odd_nemotron_h(false);
+  model.layer_pattern = "ME--E";
+  model.state_space = {9, 3, 3, 5, 3, true, 4, {}};
+  model.max_seq = 24;
+  ASSERT_NE(model.num_heads % 3, 0);
+  Plan plan = odd_plan(model, 1, 1, false);
+  plan.mesh.set(Axis::cp, 3);
+  plan.context_kind = ContextKind::ulysses;
+  plan.seq_len = 24;
+  expect_verified_and_predicted(plan);
 }
 
 // Without a gate too what tp cuts is summed in the same blocks, and what own rows are multiplied with is not

@@ -175,8 +175,10 @@ Verdict of_state_space_heads(const Plan& plan) {
     return heads % cp == 0 && (groups % cp == 0 || cp % groups == 0);
   };
   if (is_legal(plan.mesh.size(Axis::cp))) return {};
-  Refusal refusal = refused("cp", {}, "the {} state-space heads of {} that a tp rank of {} has do not divide",
-                            heads, counted(groups, "group"), plan.model.name);
+  Refusal refusal = refused("cp", {},
+                            "a rank gets as many state-space heads as the others, of whole groups or of one, "
+                            "and a tp rank of {} has {} of {}",
+                            plan.model.name, counted(heads, "head"), counted(groups, "group"));
   for (std::int64_t n = 1; n <= heads; ++n)
     if (is_legal(n)) refusal.remedies.push_back(remedy("cp", n));
   return refusal;
@@ -201,7 +203,7 @@ Verdict of_context_parallel(const Plan& plan) {
   }
   const std::int64_t heads = plan.model.num_heads / tp,
                      kv_heads = std::max<std::int64_t>(1, plan.model.num_kv_heads / tp);
-  const bool attends = plan.model.num_state_space_layers() < plan.model.num_layers;
+  const bool attends = plan.model.num_attention_layers() > 0;
   if (!attends || (heads % ulysses == 0 && (kv_heads % ulysses == 0 || ulysses % kv_heads == 0))) return {};
   const std::string field = is_hybrid ? "cp-ulysses" : "cp";
   return refused(field, {remedy(field, heads, divisors), {"cp-kind", "ring"}},
