@@ -917,7 +917,14 @@ TEST(NemotronH, IsRefusedWhereItMeansNothing) {
     change(model);
     expect_refusal([&] { validate(model); }, words);
   };
-  refused([](ModelSpec& m) { m.layer_pattern = "ME*-X"; }, {"layer_pattern", "'X'", "M (a state space)"});
+  refused([](ModelSpec& m) { m.layer_pattern = "ME*-X"; },
+          {"letter 5 of layer_pattern", "M (a state space)"});
+  expect_refusal(
+      [] {
+        std::string text = to_toml(odd_nemotron_h(true));
+        model_from_toml(text.replace(text.find("ME*-E"), 5, ""), "x");
+      },
+      {"layer_pattern = \"\"", "a letter for each layer"});
   refused([](ModelSpec& m) { m.layer_pattern = "ME*"; }, {"layer_pattern has 3 letters", "num_layers = 5"});
   refused([](ModelSpec& m) { m.layer_pattern = "-E*-E"; }, {"no layer with a state space", "ssm_heads = 4"});
   refused([](ModelSpec& m) { m.layer_pattern = "M-*-*"; }, {"no layer with experts", "deepseek"});
@@ -935,6 +942,18 @@ TEST(NemotronH, IsRefusedWhereItMeansNothing) {
   plan.model.state_space = {};
   plan.model.tuning.freeze = {"*norm*"};
   expect_refusal([&] { validate(plan); }, {"freeze", "Nemotron-H"});
+}
+
+// Heads of attention are those of layers that have it.
+TEST(NemotronH, ExchangesNoHeadsOfAttentionThatNoLayerHas) {
+  Plan plan = odd_plan(odd_nemotron_h(true), 1, 1, false);
+  plan.mesh.set(Axis::cp, 2);
+  plan.context_kind = ContextKind::ulysses;
+  plan.seq_len = 8;
+  plan.model.num_heads = plan.model.num_kv_heads = 3;
+  expect_refusal([&] { validate(plan); }, {"3 query and 3 key/value heads", "do not divide"});
+  plan.model.layer_pattern = "ME--E";
+  validate(plan);
 }
 
 TEST(GptOss, IsRefusedWhereItMeansNothing) {

@@ -649,6 +649,8 @@ TEST(HuggingFaceConfig, OfANemotronHIsReadAsPublished) {
   refused({{"mlp_bias", true}}, {"mlp_bias"});
   refused({{"use_bias", true}}, {"use_bias"});
   refused({{"mlp_hidden_act", "silu"}}, {"mlp_hidden_act", "relu2"});
+  refused({{"time_step_limit", {0.0, 0.5}}}, {"time_step_limit = [0.0,0.5]"});
+  refused({{"mamba_dt_limit", {0.0, 0.5}}}, {"mamba_dt_limit = [0.0,0.5]"});
 }
 
 // As transformers holds a model: "model.", and the experts of a layer as one tensor.

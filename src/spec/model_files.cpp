@@ -402,8 +402,11 @@ ModelSpec model_from_toml(const std::string& text, const std::string& where) {
     m.norm_place =
         parse_choice<NormPlace>(reader.text("norm_place", "a text"), fmt::format("{}: norm_place", where));
   m.init_std = reader.real_or("init_std", m.init_std);
-  if (reader.has("layer_pattern"))
-    m.layer_pattern = reader.text("layer_pattern", "a letter for each layer, as \"MEM*\"");
+  if (reader.has("layer_pattern")) {
+    const char* legal = "a letter for each layer, as \"MEM*\"";
+    m.layer_pattern = reader.text("layer_pattern", legal);
+    if (m.layer_pattern.empty()) refuse("{}: layer_pattern = \"\" is not legal: give {}", where, legal);
+  }
   read_experts(reader, where, m);
   m.kv_rank = reader.integer_or("kv_rank", 0);
   m.activation = read_activation(reader, where, m);

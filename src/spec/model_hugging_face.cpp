@@ -484,10 +484,10 @@ void read_granite(const Config& config, ModelSpec& m) {
 }
 
 // What a step is brought to, which has to be nothing.
-void read_step_limit(const Config& config) {
+void read_step_limit(const Config& config, const char* key = "time_step_limit") {
   const Json infinity = {{"__float__", "Infinity"}};  // which JSON has no word for
-  if (config.has("time_step_limit") && config.required("time_step_limit") != Json::array({0.0, infinity}))
-    config.wrong("time_step_limit", fmt::format("null or [0.0, {}]", infinity.dump()));
+  if (config.has(key) && config.required(key) != Json::array({0.0, infinity}))
+    config.wrong(key, fmt::format("null or [0.0, {}]", infinity.dump()));
 }
 
 // Mamba-2's mixer in layers that are not attention_layers.
@@ -1048,7 +1048,7 @@ void read_nemotron_h(const Config& config, ModelSpec& m) {
   config.only_text("mamba_hidden_act", "silu", {"silu"});
   config.only_boolean("use_bias", false);
   config.only_boolean("mamba_proj_bias", false);
-  read_step_limit(config);
+  read_step_limit(config, one_of(config, "time_step_limit", "mamba_dt_limit"));
 }
 
 // EXAONE 4: norms behind attention and MLP, and of heads. Without a window all layers have positions.

@@ -84,7 +84,7 @@ void check_state_space(const ModelSpec& m) {
              what, m.state_space.heads, legal);
   };
   refuse_beside(m.family != Family::llama, "a family other than llama", "family = \"llama\"");
-  refuse_beside(m.experts != Experts::none && m.layer_pattern.empty(), "experts in the same layer",
+  refuse_beside(m.experts != Experts::none && m.layer_pattern.empty(), "a mixture of experts",
                 "none, or a layer_pattern");
   refuse_beside(m.norm_kind != NormKind::rms, "norm_kind", "\"rms\"");
   refuse_beside(m.norm_place != NormPlace::before, "norm_place", "\"before\"");
@@ -115,11 +115,12 @@ char letter_of(LayerPart part) {
 void check_layer_pattern(const ModelSpec& m) {
   const std::string& pattern = m.layer_pattern;
   if (pattern.empty()) return;
-  if (const auto at = pattern.find_first_not_of("M*-E"); at != std::string::npos)
+  if (const auto at = pattern.find_first_not_of("M*-E"); at != std::string::npos)  // which may be part of one
     refuse(
-        "model {}: layer_pattern has the letter '{}'; legal: M (a state space), * (attention), - (an MLP) "
-        "and E (experts)",
-        m.name, pattern[at]);
+        "model {}: letter {} of layer_pattern is not legal: give M (a state space), * (attention), - (an "
+        "MLP) "
+        "or E (experts)",
+        m.name, at + 1);
   if (std::ssize(pattern) != m.num_layers)
     refuse("model {}: layer_pattern has {} letters, and num_layers = {}; give a letter for each layer",
            m.name, pattern.size(), m.num_layers);
@@ -169,8 +170,7 @@ void check_experts(const ModelSpec& m) {
       !(m.activation == Activation::relu2 && m.experts == Experts::deepseek))
     refuse(
         "model {}: activation = \"{}\" is not legal with experts = \"{}\"; give \"swiglu\", or \"relu2\" "
-        "with "
-        "experts = \"deepseek\"",
+        "with experts = \"deepseek\"",
         m.name, name_of(m.activation), name_of(m.experts));
   if (m.num_shared_experts == 0 && (m.shared_hidden > 0 || m.shared_gate))
     refuse("model {}: {} is not legal without experts that all tokens share; give num_shared_experts = 1",
