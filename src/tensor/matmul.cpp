@@ -110,7 +110,7 @@ void pack(const ConstPanel& x, bool along, const Packing& packing, std::int64_t 
   const std::int64_t width = packing.width, elements = filled < k.size() ? 2 : 1;  // of a word
   // Lines that run along k are read one panel after the other. Across k a few rows of all panels are read
   // together, since a panel has less of a row than what the processor fetches ahead.
-  constexpr std::int64_t rows_together = 32;  // a group of words and more
+  constexpr std::int64_t rows_together = 32;  // as many as a group of words has
   const std::int64_t at_once = along ? std::max<std::int64_t>(k.size(), 1) : rows_together;
   for (std::int64_t begin = 0; begin < k.size(); begin += at_once)
     for (std::int64_t done = 0; done < lines; done += width) {
