@@ -106,8 +106,12 @@ struct Size {
 const std::vector<Size> sizes{{1, 1}, {3, 7}, {40, 300}, {300, 40}};
 
 TEST_P(KernelsBf16, ProductsInEveryMixtureOfTypes) {
-  for (const auto& [m, n, depth] :
-       {std::array<std::int64_t, 3>{3, 19, 5}, {40, 33, 700}, {1, 1, 1}, {2, 3, 0}})
+  for (const auto& [m, n, depth] : {std::array<std::int64_t, 3>{3, 19, 5},
+                                    {40, 33, 700},
+                                    {1, 1, 1},
+                                    {2, 3, 0},
+                                    {35, 41, 4100},
+                                    {130, 40, 1030}})
     for (DType ta : {DType::bf16, DType::f32})
       for (DType tb : {DType::bf16, DType::f32})
         for (DType tc : {DType::bf16, DType::f32})
@@ -302,8 +306,7 @@ TEST_P(KernelsBf16, Activations) {
     run([&](Kernels& on, auto of) { on.gated(Activation::clamped_swiglu, of(c), of(y), clamp); });
     expect_close(y, 1, 8, "clamped swiglu");
     run([&](Kernels& on, auto of) { on.gated_backward(Activation::clamped_swiglu, of(c), of(dc), clamp); });
-    expect_close(c, 1, 32, "clamped swiglu_backward dx"),
-        expect_close(dc, 1, 8, "clamped swiglu_backward y");
+    expect_close(c, 1, 32, "clamped swiglu_backward dx"), expect_close(dc, 1, 8, "clamped swiglu_backward y");
     run([&](Kernels& on, auto of) {
       on.weighted_activation_backward(Activation::swiglu, of(again), of(weighted), of(weights), of(dweights));
     });

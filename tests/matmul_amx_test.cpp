@@ -77,6 +77,7 @@ constexpr MicroKernel played{.name = "played",
                              .cols = amx_cols,
                              .pairs = true,
                              .group = amx_group,
+                             .a_words = MicroKernel::most_a_words,
                              .tile = amx_tile_by<PlayedUnit>,
                              .begin = PlayedUnit::begin,
                              .end = PlayedUnit::end};
@@ -150,7 +151,7 @@ class MatmulAmx : public ::testing::Test {
     struct Size {
       std::int64_t m, n, k;
     };
-    // Around tiles of 32, groups of 32 along k, blocks of 96 rows, pieces of 1024 along k.
+    // Around tiles of 32, groups of 32 along k, blocks of 224 rows, pieces of 1024 along k.
     for (const Size s : {Size{1, 1, 1},
                          {32, 32, 32},
                          {31, 33, 31},
@@ -159,6 +160,7 @@ class MatmulAmx : public ::testing::Test {
                          {5, 7, 130},
                          {100, 70, 37},
                          {193, 40, 65},
+                         {230, 34, 1030},
                          {40, 40, 1025},
                          {33, 65, 1091}})
       for (const bool turn_a : {false, true})

@@ -16,13 +16,12 @@
 namespace echelon {
 namespace {
 
-// A block of a stays in the L2 cache while it meets a block of b. Depth is in words of packed operands.
-constexpr std::int64_t depth = 512, block_rows = 112, block_cols = 1024;
-// What is summed in f32 before it is rounded to bf16, where k is deeper.
-constexpr std::int64_t piece_rows = 4 * block_rows, piece_cols = 512;
+// What is summed in f32 before it is rounded to bf16, where k is deeper than what is packed at once.
+constexpr std::int64_t piece_rows = 512, piece_cols = 512;
+// Of b is packed so much at once; packing may write a vector behind it.
+constexpr std::int64_t b_words = 528 * 1024, behind = 16;
 
-constexpr std::int64_t a_words = (block_rows + MicroKernel::most_rows) * depth,
-                       b_words = (block_cols + MicroKernel::most_cols) * depth,
+constexpr std::int64_t a_room = MicroKernel::most_a_words + behind, b_room = b_words + behind,
                        piece_floats = piece_rows * piece_cols;
 
 struct Scratch {
@@ -32,7 +31,7 @@ struct Scratch {
 
 Scratch scratch_of(std::byte* room) {
   auto* const words = reinterpret_cast<std::uint32_t*>(room);
-  return {words, words + a_words, reinterpret_cast<float*>(words + a_words + b_words)};
+  return {words, words + a_room, reinterpret_cast<float*>(words + a_room + b_room)};
 }
 
 // Rows [m.begin, m.end) and columns [n.begin, n.end) of the product.
@@ -52,15 +51,22 @@ Range aligned_range(std::int64_t length, std::int64_t parts, std::int64_t index)
   return {std::min(r.begin * 16, length), std::min(r.end * 16, length)};
 }
 
+bool by_onednn(const Product& p) {
+  const bool f32 = p.a.type == DType::f32 && p.b.type == DType::f32 && p.c.type == DType::f32;
+  return f32 && p.blocks == nullptr && onednn_adds_in_one_order() && p.m > 0 && p.n > 0 && p.k > 0;
+}
+
 struct Grid {
   std::int64_t rows = 1, cols = 1;
 };
 
-// How to cut the result for `threads`. A narrow one is cut by its shape only, since oneDNN has methods of its
-// own for vectors.
-Grid grid(std::int64_t m, std::int64_t n, int threads) {
+// How to cut the result for `threads`. A narrow one of oneDNN is cut by its shape only, since it has methods
+// of its own for vectors.
+Grid grid(const Product& p, int threads) {
   constexpr std::int64_t narrow = 64, piece = 128;
-  if (std::min(m, n) < narrow) return m < n ? Grid{1, (n + 511) / 512} : Grid{(m + 511) / 512, 1};
+  const std::int64_t m = p.m, n = p.n;
+  if (by_onednn(p) && std::min(m, n) < narrow)
+    return m < n ? Grid{1, (n + 511) / 512} : Grid{(m + 511) / 512, 1};
   const std::int64_t most_rows = std::max<std::int64_t>(1, m / piece),
                      most_cols = std::max<std::int64_t>(1, n / piece);
   Grid best;
@@ -138,7 +144,7 @@ void store(const float* sums, std::int64_t stride, std::int64_t rows, std::int64
     matmul_passes().store_bf16(sums, stride, rows, cols, alpha, beta, static_cast<bf16*>(c.data), c.stride);
 }
 
-// What a tile is stored to comes while the tile is made.
+// What a tile is stored to comes from afar while the tile is made.
 void fetch_ahead(const Panel& c, std::int64_t rows, std::int64_t cols) {
   constexpr std::int64_t line = 64;
   for (std::int64_t i = 0; i < rows; ++i)
@@ -146,17 +152,68 @@ void fetch_ahead(const Panel& c, std::int64_t rows, std::int64_t cols) {
       __builtin_prefetch(static_cast<const std::byte*>(at(c, i, 0).data) + byte, 1);
 }
 
+TileTarget target_of(const Panel& c) {
+  return {static_cast<const std::byte*>(c.data), c.stride * element_bytes(c.type)};
+}
+
 const MicroKernel& kernel_for(const Product& p) {
   const MicroKernel* const pairs = bf16_micro_kernel();
   return pairs != nullptr && p.a.type == DType::bf16 && p.b.type == DType::bf16 ? *pairs : f32_micro_kernel();
 }
 
-std::int64_t depth_of(const MicroKernel& kernel) { return kernel.pairs ? 2 * depth : depth; }
+// The elements of k that are packed at once for such a c.
+std::int64_t depth_of(const MicroKernel& kernel, DType c) {
+  return (kernel.pairs ? 2 : 1) * (c == DType::f32 ? kernel.depth : kernel.whole_depth);
+}
+
+std::int64_t words_of(const MicroKernel& kernel, std::int64_t filled) {
+  return (filled + kernel.group - 1) / kernel.group * kernel.group;
+}
+
+std::int64_t filled_words(const MicroKernel& kernel, std::int64_t elements) {
+  return kernel.pairs ? (elements + 1) / 2 : elements;
+}
+
+std::int64_t multiple_below(std::int64_t most, int step) {
+  return std::max<std::int64_t>(most / step, 1) * step;
+}
+
+// What is packed next comes into the cache while tiles are made, some lines of the cache with each.
+class Ahead {
+ public:
+  Ahead() = default;
+  // `lines` lines of op(x) from `first` on.
+  Ahead(const ConstPanel& x, bool along, std::int64_t first, std::int64_t lines, Range k)
+      : from_(at(x, along ? Transpose::no : Transpose::yes, first, k.begin)),
+        rows_(along ? lines : k.size()),
+        bytes_((along ? k.size() : lines) * element_bytes(x.type)) {}
+
+  std::int64_t cache_lines() const { return rows_ * ((bytes_ + cache_line - 1) / cache_line); }
+
+  void fetch(std::int64_t cache_lines) {
+    constexpr int not_written = 0, into_l2 = 2;
+    for (; cache_lines > 0 && row_ < rows_; --cache_lines) {
+      __builtin_prefetch(static_cast<const std::byte*>(at(from_, Transpose::no, row_, 0).data) + byte_,
+                         not_written, into_l2);
+      if (byte_ += cache_line; byte_ >= bytes_) byte_ = 0, ++row_;
+    }
+  }
+
+ private:
+  static constexpr std::int64_t cache_line = 64;
+
+  ConstPanel from_{};
+  std::int64_t rows_ = 0, bytes_ = 0;  // of memory
+  std::int64_t row_ = 0, byte_ = 0;
+};
 
 // A packed block of a times a packed block of b, a tile at a time.
 void multiply_block(const MicroKernel& kernel, std::int64_t words, const Scratch& scratch, std::int64_t rows,
-                    std::int64_t cols, float alpha, float beta, const Panel& c) {
+                    std::int64_t cols, float alpha, float beta, const Panel& c, Ahead next) {
   alignas(64) float sums[MicroKernel::most_rows * MicroKernel::most_cols];
+  const auto pieces = [](std::int64_t length, int width) { return (length + width - 1) / width; };
+  const std::int64_t tiles = pieces(rows, kernel.rows) * pieces(cols, kernel.cols),
+                     lines_each = (next.cache_lines() + tiles - 1) / tiles;
   if (kernel.begin != nullptr) kernel.begin();
   for (std::int64_t j = 0; j < cols; j += kernel.cols)
     for (std::int64_t i = 0; i < rows; i += kernel.rows) {
@@ -164,7 +221,8 @@ void multiply_block(const MicroKernel& kernel, std::int64_t words, const Scratch
       const std::int64_t rows_here = std::min<std::int64_t>(kernel.rows, rows - i),
                          cols_here = std::min<std::int64_t>(kernel.cols, cols - j);
       fetch_ahead(part, rows_here, cols_here);
-      kernel.tile(words, scratch.a + i * words, scratch.b + j * words, sums);
+      next.fetch(lines_each);
+      kernel.tile(words, scratch.a + i * words, scratch.b + j * words, sums, target_of(part));
       store(sums, kernel.cols, rows_here, cols_here, alpha, beta, part);
     }
   if (kernel.end != nullptr) kernel.end();
@@ -172,20 +230,34 @@ void multiply_block(const MicroKernel& kernel, std::int64_t words, const Scratch
 
 // c is f32, or k is no deeper than what is packed at once.
 void multiply_blocks(const MicroKernel& kernel, const Product& p, const Scratch& scratch) {
-  const std::int64_t deep = depth_of(kernel);
   const Packing to_a = packing_of_a(kernel), to_b = packing_of_b(kernel);
-  const std::int64_t rows_at_once = block_rows / kernel.rows * kernel.rows;
-  for (std::int64_t j = 0; j < p.n; j += block_cols) {
-    const std::int64_t cols = std::min(block_cols, p.n - j);
-    for (std::int64_t begin = 0; begin < p.k; begin += deep) {
-      const Range k{begin, std::min(begin + deep, p.k)};
-      const std::int64_t filled = kernel.pairs ? (k.size() + 1) / 2 : k.size();
-      const std::int64_t words = (filled + kernel.group - 1) / kernel.group * kernel.group;
-      pack(p.b, p.tb == Transpose::yes, to_b, j, cols, k, filled, words, scratch.b);
+  const bool a_along = p.ta == Transpose::no, b_along = p.tb == Transpose::yes;
+  constexpr std::int64_t few_cols = 256;  // what of b is fetched into the L2 cache ahead
+  const std::int64_t deep = depth_of(kernel, p.c.type);
+  for (std::int64_t begin = 0; begin < p.k; begin += deep) {
+    const Range k{begin, std::min(begin + deep, p.k)};
+    const std::int64_t filled = filled_words(kernel, k.size()), words = words_of(kernel, filled),
+                       rows_at_once = multiple_below(kernel.a_words / words, kernel.rows);
+    std::int64_t cols_at_once = multiple_below(b_words / words, kernel.cols);
+    // All of a is packed once for all of b.
+    const bool a_fits = p.m <= rows_at_once;
+    if (a_fits) {
+      pack(p.a, a_along, to_a, 0, p.m, k, filled, words, scratch.a);
+      cols_at_once = std::min(cols_at_once, few_cols);
+    }
+    for (std::int64_t j = 0; j < p.n; j += cols_at_once) {
+      const std::int64_t cols = std::min(cols_at_once, p.n - j), j_end = j + cols;
+      pack(p.b, b_along, to_b, j, cols, k, filled, words, scratch.b);
       for (std::int64_t i = 0; i < p.m; i += rows_at_once) {
-        const std::int64_t rows = std::min(rows_at_once, p.m - i);
-        pack(p.a, p.ta == Transpose::no, to_a, i, rows, k, filled, words, scratch.a);
-        multiply_block(kernel, words, scratch, rows, cols, p.alpha, begin > 0 ? 1.0f : p.beta, at(p.c, i, j));
+        const std::int64_t rows = std::min(rows_at_once, p.m - i), i_end = i + rows;
+        if (!a_fits) pack(p.a, a_along, to_a, i, rows, k, filled, words, scratch.a);
+        Ahead next;
+        if (i_end < p.m)
+          next = Ahead(p.a, a_along, i_end, std::min(rows_at_once, p.m - i_end), k);
+        else if (j_end < p.n)
+          next = Ahead(p.b, b_along, j_end, std::min({cols_at_once, few_cols, p.n - j_end}), k);
+        multiply_block(kernel, words, scratch, rows, cols, p.alpha, begin > 0 ? 1.0f : p.beta, at(p.c, i, j),
+                       next);
       }
     }
   }
@@ -203,14 +275,14 @@ std::vector<Segment> segments_of(const MicroKernel& kernel, const SumBlocks& blo
                                  std::int64_t end) {
   std::vector<Segment> all;
   std::int64_t before = 0;
-  const std::int64_t deep = depth_of(kernel);
+  const std::int64_t deep = depth_of(kernel, DType::f32);
   for (std::int64_t b = begin; b < end; ++b) {
     bool begins = true;
     for (const Range& range : blocks[static_cast<std::size_t>(b)])
       for (std::int64_t k = range.begin; k < range.end; k += deep) {
         Segment s{{k, std::min(k + deep, range.end)}, std::exchange(begins, false)};
-        s.filled = kernel.pairs ? (s.k.size() + 1) / 2 : s.k.size();
-        s.words = (s.filled + kernel.group - 1) / kernel.group * kernel.group;
+        s.filled = filled_words(kernel, s.k.size());
+        s.words = words_of(kernel, s.filled);
         s.before = before;
         before += s.words;
         all.push_back(s);
@@ -222,22 +294,20 @@ std::vector<Segment> segments_of(const MicroKernel& kernel, const SumBlocks& blo
 // What is packed at once of blocks: deeper sums leave tiles too small, and more blocks too many sums.
 constexpr std::int64_t most_words = 2048, most_blocks = 128;
 constexpr int most_levels = most_waiting(most_blocks) + 1;
-constexpr std::int64_t behind = 16;  // words that packing may write behind the last
 
 // All of k lies packed, and the sums of its blocks stay in the cache that is nearest.
 void multiply_segments(const MicroKernel& kernel, const Product& p, const std::vector<Segment>& segments,
                        std::int64_t blocks, const Scratch& scratch) {
   const Packing to_a = packing_of_a(kernel), to_b = packing_of_b(kernel);
   const std::int64_t words = segments.back().before + segments.back().words;
-  const std::int64_t rows_at_once =
-                         std::min(block_rows, (a_words - behind) / words) / kernel.rows * kernel.rows,
-                     cols_at_once =
-                         std::min(block_cols, (b_words - behind) / words) / kernel.cols * kernel.cols;
+  const std::int64_t rows_at_once = multiple_below(kernel.a_words / words, kernel.rows),
+                     cols_at_once = multiple_below(b_words / words, kernel.cols);
   const auto whole = [](std::int64_t lines, int width) { return (lines + width - 1) / width * width; };
   const Simd<float>& pass = simd<float>();
   const std::int64_t tile_size = kernel.rows * kernel.cols;
   alignas(64) float sums[most_levels + 1][MicroKernel::most_rows * MicroKernel::most_cols];
-  const auto sum_tile = [&](std::int64_t i, std::int64_t rows, std::int64_t j, std::int64_t cols) {
+  const auto sum_tile = [&](std::int64_t i, std::int64_t rows, std::int64_t j, std::int64_t cols,
+                            const Panel& c) {
     int level = -1;
     std::int64_t block = -1;
     TreePlace place;
@@ -252,7 +322,7 @@ void multiply_segments(const MicroKernel& kernel, const Product& p, const std::v
       }
       float* const to = s.begins_block ? sums[level] : sums[most_levels];
       kernel.tile(s.words, scratch.a + s.before * whole(rows, kernel.rows) + i * s.words,
-                  scratch.b + s.before * whole(cols, kernel.cols) + j * s.words, to);
+                  scratch.b + s.before * whole(cols, kernel.cols) + j * s.words, to, target_of(c));
       if (!s.begins_block) pass.add(to, sums[level], tile_size);
     }
     merge();
@@ -270,9 +340,10 @@ void multiply_segments(const MicroKernel& kernel, const Product& p, const std::v
       if (kernel.begin != nullptr) kernel.begin();
       for (std::int64_t jj = 0; jj < cols; jj += kernel.cols)
         for (std::int64_t ii = 0; ii < rows; ii += kernel.rows) {
-          sum_tile(ii, rows, jj, cols);
+          const Panel c = at(p.c, i + ii, j + jj);
+          sum_tile(ii, rows, jj, cols, c);
           store(sums[0], kernel.cols, std::min<std::int64_t>(kernel.rows, rows - ii),
-                std::min<std::int64_t>(kernel.cols, cols - jj), p.alpha, p.beta, at(p.c, i + ii, j + jj));
+                std::min<std::int64_t>(kernel.cols, cols - jj), p.alpha, p.beta, c);
         }
       if (kernel.end != nullptr) kernel.end();
     }
@@ -302,10 +373,6 @@ void sum_blocks(const MicroKernel& kernel, const Product& p, std::int64_t begin,
     sum_blocks(kernel, p, middle, end, scratch, to + p.m * p.n);
     simd<float>().add(to + p.m * p.n, to, p.m * p.n);
   }
-}
-
-bool is_f32(const Product& p) {
-  return p.a.type == DType::f32 && p.b.type == DType::f32 && p.c.type == DType::f32;
 }
 
 }  // namespace
@@ -346,15 +413,14 @@ std::int64_t product_scratch_bytes(DType dtype) {
   return dtype == DType::f32 && onednn_adds_in_one_order() ? 0 : blocked_product_scratch_bytes();
 }
 
-std::int64_t blocked_product_scratch_bytes() { return 4 * (a_words + b_words + piece_floats); }
+std::int64_t blocked_product_scratch_bytes() { return 4 * (a_room + b_room + piece_floats); }
 
 bool multiply(const Product& p, std::byte* room) {
-  if (p.blocks != nullptr) {
+  if (by_onednn(p)) return multiply_by_onednn(p);
+  if (p.blocks != nullptr)
     multiply_by_blocks(kernel_for(p), p, room);
-    return true;
-  }
-  if (is_f32(p) && onednn_adds_in_one_order() && p.m > 0 && p.n > 0 && p.k > 0) return multiply_by_onednn(p);
-  multiply_by(kernel_for(p), p, room);
+  else
+    multiply_by(kernel_for(p), p, room);
   return true;
 }
 
@@ -365,7 +431,7 @@ void multiply_by(const MicroKernel& kernel, const Product& p, std::byte* room) {
     return;
   }
   const Scratch scratch = scratch_of(room);
-  if (p.c.type == DType::f32 || p.k <= depth_of(kernel)) return multiply_blocks(kernel, p, scratch);
+  if (p.c.type == DType::f32 || p.k <= depth_of(kernel, p.c.type)) return multiply_blocks(kernel, p, scratch);
   for (std::int64_t j = 0; j < p.n; j += piece_cols)
     for (std::int64_t i = 0; i < p.m; i += piece_rows) {
       const Range rows{i, std::min(i + piece_rows, p.m)}, cols{j, std::min(j + piece_cols, p.n)};
@@ -404,7 +470,7 @@ void multiply(std::span<const Product> products, std::byte* scratch, std::int64_
               const ThreadTeam& team) {
   std::vector<Product> pieces;
   for (const Product& p : products) {
-    const Grid g = grid(p.m, p.n, team.threads());
+    const Grid g = grid(p, team.threads());
     for (std::int64_t i = 0; i < g.rows * g.cols; ++i)
       pieces.push_back(
           part(p, aligned_range(p.m, g.rows, i / g.cols), aligned_range(p.n, g.cols, i % g.cols)));

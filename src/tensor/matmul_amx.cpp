@@ -1,7 +1,5 @@
 #include "tensor/matmul_amx.h"
 
-#include "tensor/matmul_simd.h"
-
 #if defined(__AMX_BF16__)
 #include <cpuid.h>
 #include <immintrin.h>
@@ -42,8 +40,9 @@ struct AmxUnit {
   }
 };
 
-void amx_tile(std::int64_t words, const std::uint32_t* a, const std::uint32_t* b, float* to) {
-  amx_tile_by<AmxUnit>(words, a, b, to);
+void amx_tile(std::int64_t words, const std::uint32_t* a, const std::uint32_t* b, float* to,
+              TileTarget target) {
+  amx_tile_by<AmxUnit>(words, a, b, to, target);
 }
 
 // Tiles that stay in use make every switch of threads save 8 KiB.
@@ -71,6 +70,7 @@ constexpr MicroKernel amx_kernel{.name = "AMX in bf16",
                                  .cols = amx_cols,
                                  .pairs = true,
                                  .group = amx_group,
+                                 .a_words = MicroKernel::most_a_words,
                                  .tile = amx_tile,
                                  .begin = amx_begin,
                                  .end = amx_end};

@@ -6,6 +6,8 @@
 
 #include <cstdint>
 
+#include "tensor/matmul_simd.h"
+
 namespace echelon {
 
 inline constexpr int amx_rows = 32, amx_cols = 32, amx_group = 16;
@@ -22,10 +24,14 @@ static_assert(sizeof(AmxTiles) == 64);
 // clear() clears the sums, load() the others; multiply() adds to row i and column j of each sum what the
 // words w of row i of its tile of a give with word j of row w of its tile of b.
 template <class Unit>
-void amx_tile_by(std::int64_t words, const std::uint32_t* a, const std::uint32_t* b, float* to) {
+void amx_tile_by(std::int64_t words, const std::uint32_t* a, const std::uint32_t* b, float* to,
+                 TileTarget target) {
   constexpr std::int64_t row = 64, b_row = 4 * amx_cols, to_row = 4 * amx_cols;
+  constexpr int rows_fetched = 4;  // with each of the last groups
   Unit::clear();
   for (std::int64_t w = 0; w < words; w += amx_group) {
+    if (const std::int64_t behind = (words - w) / amx_group - 1; behind < amx_rows / rows_fetched)
+      for (int i = 0; i < rows_fetched; ++i) target.fetch(behind * rows_fetched + i);
     Unit::load(a, a + 16 * amx_group, row, b, b + 16, b_row);
     Unit::multiply();
     a += amx_rows * amx_group;

@@ -1,4 +1,6 @@
 // Products of bf16 by AVX-512 (VDPBF16PS).
+#include <algorithm>
+
 #include "tensor/matmul_simd.h"
 
 #if defined(__x86_64__)
@@ -14,11 +16,12 @@ constexpr int avx512_rows = 14,
               avx512_vectors = 2;  // 28 sums, two vectors of b and one of a: 31 registers of 32
 
 __attribute__((target("avx512f,avx512bf16"))) void avx512_tile(std::int64_t words, const std::uint32_t* a,
-                                                               const std::uint32_t* b, float* to) {
+                                                               const std::uint32_t* b, float* to,
+                                                               TileTarget target) {
   __m512 sums[avx512_rows][avx512_vectors];
 #pragma GCC unroll 14
   for (int i = 0; i < avx512_rows; ++i) sums[i][0] = sums[i][1] = _mm512_setzero_ps();
-  for (std::int64_t w = 0; w < words; ++w) {
+  const auto add_word = [&]() __attribute__((target("avx512f,avx512bf16"), always_inline)) {
     const auto b0 = reinterpret_cast<__m512bh>(_mm512_loadu_si512(b));
     const auto b1 = reinterpret_cast<__m512bh>(_mm512_loadu_si512(b + 16));
 #pragma GCC unroll 14
@@ -29,6 +32,12 @@ __attribute__((target("avx512f,avx512bf16"))) void avx512_tile(std::int64_t word
     }
     a += avx512_rows;
     b += 16 * avx512_vectors;
+  };
+  const std::int64_t fetching = std::min<std::int64_t>(avx512_rows, words);
+  for (std::int64_t w = fetching; w < words; ++w) add_word();
+  for (std::int64_t row = 0; row < fetching; ++row) {
+    target.fetch(row);
+    add_word();
   }
 #pragma GCC unroll 14
   for (int i = 0; i < avx512_rows; ++i) {
@@ -41,6 +50,8 @@ constexpr MicroKernel avx512_kernel{.name = "AVX-512 in bf16",
                                     .rows = avx512_rows,
                                     .cols = 16 * avx512_vectors,
                                     .pairs = true,
+                                    .whole_depth = 2048,
+                                    .a_words = MicroKernel::most_a_words,
                                     .tile = avx512_tile};
 
 }  // namespace

@@ -27,14 +27,14 @@ using Words = hn::RebindToUnsigned<Floats>;
 constexpr int lanes = static_cast<int>(hn::MaxLanes(Floats())), tile_rows = lanes == 16 ? 14 : 6,
               tile_cols = 2 * lanes;
 
-void tile(Size words, const Word* a_words, const Word* b_words, float* to) {
+void tile(Size words, const Word* a_words, const Word* b_words, float* to, TileTarget target) {
   const Floats d;
   const auto* a = reinterpret_cast<const float*>(a_words);
   const auto* b = reinterpret_cast<const float*>(b_words);
   hn::Vec<Floats> sums[tile_rows][2];
 #pragma GCC unroll 14
   for (int i = 0; i < tile_rows; ++i) sums[i][0] = sums[i][1] = hn::Zero(d);
-  for (Size w = 0; w < words; ++w) {
+  const auto add_word = [&]() HWY_ATTR {
     const auto b0 = hn::LoadU(d, b), b1 = hn::LoadU(d, b + lanes);
 #pragma GCC unroll 14
     for (int i = 0; i < tile_rows; ++i) {
@@ -44,6 +44,12 @@ void tile(Size words, const Word* a_words, const Word* b_words, float* to) {
     }
     a += tile_rows;
     b += tile_cols;
+  };
+  const Size fetching = std::min<Size>(tile_rows, words);
+  for (Size w = fetching; w < words; ++w) add_word();
+  for (Size row = 0; row < fetching; ++row) {
+    target.fetch(row);
+    add_word();
   }
 #pragma GCC unroll 14
   for (int i = 0; i < tile_rows; ++i) {

@@ -2,11 +2,26 @@
 // operands are words of 32 bits, each an f32, or two bf16 that follow each other along k.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 
 #include "base/bf16.h"
 
 namespace echelon {
+
+// Where a tile will be stored. Rows stand `stride` bytes apart.
+struct TileTarget {
+  const std::byte* data = nullptr;
+  std::int64_t stride = 0;
+
+  // Brings a row into the nearest cache: whatever lies in a line that it may touch.
+  void fetch(std::int64_t row) const {
+    const std::byte* const from = data + row * stride;
+    __builtin_prefetch(from);
+    __builtin_prefetch(from + 64);
+    __builtin_prefetch(from + 127);
+  }
+};
 
 // Makes a tile of c.
 struct MicroKernel {
@@ -16,14 +31,20 @@ struct MicroKernel {
   // So many words of a row of a stand side by side: word w of row i is a[(w / group * rows + i) * group + w %
   // group]. `words` is a multiple of it, made up with zeros.
   int group = 1;
+  // How many words of k are packed at once: where sums wait in c, and where c is bf16, in which they cannot.
+  std::int64_t depth = 512, whole_depth = 512;
+  // Of a is packed so much at once that it stays in the L2 cache while it meets a block of b.
+  std::int64_t a_words = 64 * 1024;
   // tile (rows, cols), element (i, j) = the sum of a's word w of row i times b[w * cols + j], in the order of
-  // w < words.
-  void (*tile)(std::int64_t words, const std::uint32_t* a, const std::uint32_t* b, float* tile) = nullptr;
+  // w < words. Made of so many words, it displaces what it will be stored to: that is fetched near its end.
+  void (*tile)(std::int64_t words, const std::uint32_t* a, const std::uint32_t* b, float* tile,
+               TileTarget target) = nullptr;
   // Called by a thread before some tiles, and after them, where the processor is to be told.
   void (*begin)() = nullptr;
   void (*end)() = nullptr;
 
   static constexpr int most_rows = 32, most_cols = 32;
+  static constexpr std::int64_t most_a_words = 112 * 1024;
 };
 
 // By FMA, on every processor.
