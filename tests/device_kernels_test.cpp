@@ -252,6 +252,16 @@ TEST_P(DeviceKernels, Activations) {
         expect_close(h, 4, "activate_backward's output");
         expect_close(y, 16, "activate_backward");
       }
+      {
+        const Operand x = random(t, rows, cols), gate = random(t, rows, cols), y = random(t, rows, cols),
+                      dy = random(t, rows, cols);
+        run([&](Kernels& on, auto of) { on.sigmoid_gate(of(x), of(gate), of(y)); });
+        expect_close(y, 4, "sigmoid_gate");
+        run([&](Kernels& on, auto of) { on.sigmoid_gate_backward(of(x), of(gate), of(dy), of(y)); });
+        expect_close(gate, 16, "sigmoid_gate_backward's gate");
+        expect_close(dy, 4, "sigmoid_gate_backward");
+        expect_close(y, 4, "sigmoid_gate_backward's output");
+      }
       const SwigluClamp clamp{.alpha = 1.7, .limit = 0.8};
       for (Activation a : {Activation::swiglu, Activation::geglu, Activation::clamped_swiglu}) {
         const Operand x = random(t, rows, 2 * cols), y = random(t, rows, cols);
@@ -712,52 +722,59 @@ class DeviceAttention : public DeviceKernels {
 
 // Documents and chunks that end where the sequence does not.
 TEST_P(DeviceKernels, OfStateSpaces) {
-  for (const DType t : stored) {
-    const std::int64_t rows = 2 * 10;
-    const Operand first = ids({0, 0, 0, 3, 4, 4, 4, 4, 4, 4, 0, 0, 0, 0, 0, 0, 0, 7, 7, 7});
-    StateSpaceShape shape{{2, 10, {}}, 4, 3, 2, 5, 4};
-    const std::int64_t heads = shape.heads, mixed = shape.mixed_width();
-    const Operand x = random(t, rows, mixed), taps = of_flat(t, mixed, 3), bias = vector(t, mixed),
-                  z = random(t, rows, shape.width()), dt = random(t, rows, heads), dt_bias = vector(t, heads),
-                  a_log = vector(t, heads), d = vector(t, heads), xbc = random(wide(t), rows, mixed),
-                  y = random(t, rows, shape.width()), dy = random(t, rows, shape.width()),
-                  dz = random(t, rows, shape.width()), dxbc = random(wide(t), rows, mixed),
-                  ddt = random(t, rows, heads), terms = random(wide(t), rows, 3 * heads),
-                  dx = random(t, rows, mixed), dtaps = of_flat(wide(t), mixed, 3),
-                  room = vector(wide(t), shape.workspace(true));
-    const auto tensors = [&](auto of) {
-      return StateSpaceTensors{of(z), of(xbc), of(dt), of(dt_bias), of(a_log), of(d)};
-    };
-    run([&](Kernels& on, auto of) {
-      shape.rows.first_positions = of(first);
-      on.convolve(of(x), of(taps), of(bias), shape.rows, of(xbc));
-    });
-    expect_close(xbc, 3, "convolve", 16);
-    run([&](Kernels& on, auto of) {
-      shape.rows.first_positions = of(first);
-      on.state_space(tensors(of), shape, of(room).flat_range(0, shape.workspace(false)), Tensor(), of(y));
-    });
-    expect_close(y, 4 * shape.state, "state_space", 16);
-    run([&](Kernels& on, auto of) {
-      shape.rows.first_positions = of(first);
-      on.state_space_backward(tensors(of), shape, of(dy), of(room), {of(dz), of(dxbc), of(ddt), of(terms)});
-    });
-    expect_close(dz, 4 * shape.state, "state_space_backward's dz", 16);
-    expect_close(dxbc, 4 * shape.width(), "state_space_backward's dxbc", 16);
-    expect_close(ddt, 4 * shape.width(), "state_space_backward's ddt", 16);
-    expect_close(terms, 4 * shape.width(), "state_space_backward's terms", 16);
-    run([&](Kernels& on, auto of) {
-      shape.rows.first_positions = of(first);
-      on.convolve_backward(of(x), of(taps), of(bias), shape.rows, of(dxbc), of(dx));
-    });
-    expect_close(dxbc, 3, "convolve_backward's gradient before SiLU", 16);
-    expect_close(dx, 3, "convolve_backward", 16);
-    run([&](Kernels& on, auto of) {
-      shape.rows.first_positions = of(first);
-      on.convolve_backward_weight(of(x), of(dxbc), shape.rows, of(dtaps));
-    });
-    expect_close(dtaps, rows, "convolve_backward_weight", 16);
-  }
+  for (const bool delta : {false, true})
+    for (const DType t : stored) {
+      const std::int64_t rows = 2 * 10;
+      const Operand first = ids({0, 0, 0, 3, 4, 4, 4, 4, 4, 4, 0, 0, 0, 0, 0, 0, 0, 7, 7, 7});
+      StateSpaceShape shape{{2, 10, {}}, 4, 3, 2, 5, 4, delta, 1e-2};
+      const std::int64_t heads = shape.heads, mixed = shape.mixed_width();
+      const Operand x = random(t, rows, mixed), taps = of_flat(t, mixed, 3), bias = vector(t, mixed),
+                    z = random(t, rows, shape.width()), dt = random(t, rows, heads),
+                    dt_bias = vector(t, heads), a_log = vector(t, heads),
+                    d = vector(t, delta ? shape.head_dim : heads), xbc = random(wide(t), rows, mixed),
+                    y = random(t, rows, shape.width()), dy = random(t, rows, shape.width()),
+                    dz = random(t, rows, shape.width()), dxbc = random(wide(t), rows, mixed),
+                    ddt = random(t, rows, heads), terms = random(wide(t), rows, shape.terms()),
+                    beta = random(t, rows, heads), dbeta = random(t, rows, heads),
+                    dx = random(t, rows, mixed), dtaps = of_flat(wide(t), mixed, 3),
+                    room = vector(wide(t), shape.workspace(true));
+      const auto tensors = [&](auto of) {
+        StateSpaceTensors in{of(z), of(xbc), of(dt), of(dt_bias), of(a_log), of(d)};
+        if (delta) in.beta = of(beta);
+        return in;
+      };
+      run([&](Kernels& on, auto of) {
+        shape.rows.first_positions = of(first);
+        on.convolve(of(x), of(taps), of(bias), shape.rows, of(xbc));
+      });
+      expect_close(xbc, 3, "convolve", 16);
+      run([&](Kernels& on, auto of) {
+        shape.rows.first_positions = of(first);
+        on.state_space(tensors(of), shape, of(room).flat_range(0, shape.workspace(false)), Tensor(), of(y));
+      });
+      expect_close(y, 4 * shape.state, "state_space", 16);
+      run([&](Kernels& on, auto of) {
+        shape.rows.first_positions = of(first);
+        on.state_space_backward(tensors(of), shape, of(dy), of(room),
+                                {of(dz), of(dxbc), of(ddt), of(terms), delta ? of(dbeta) : Tensor()});
+      });
+      if (delta) expect_close(dbeta, 4 * shape.width(), "state_space_backward's dbeta", 16);
+      expect_close(dz, 4 * shape.state, "state_space_backward's dz", 16);
+      expect_close(dxbc, 4 * shape.width(), "state_space_backward's dxbc", 16);
+      expect_close(ddt, 4 * shape.width(), "state_space_backward's ddt", 16);
+      expect_close(terms, 4 * shape.width(), "state_space_backward's terms", 16);
+      run([&](Kernels& on, auto of) {
+        shape.rows.first_positions = of(first);
+        on.convolve_backward(of(x), of(taps), of(bias), shape.rows, of(dxbc), of(dx));
+      });
+      expect_close(dxbc, 3, "convolve_backward's gradient before SiLU", 16);
+      expect_close(dx, 3, "convolve_backward", 16);
+      run([&](Kernels& on, auto of) {
+        shape.rows.first_positions = of(first);
+        on.convolve_backward_weight(of(x), of(dxbc), shape.rows, of(dtaps));
+      });
+      expect_close(dtaps, rows, "convolve_backward_weight", 16);
+    }
 }
 
 TEST_P(DeviceAttention, OfEachKind) {

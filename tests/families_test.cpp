@@ -139,6 +139,13 @@ TEST_P(Families, TomlSaysThem) {
 // A model in Hugging Face's layout, filled by a formula, comes in and goes out as it was.
 TEST_P(Families, TransformersModelsComeInAndGoOut) {
   const ModelSpec model = model_of(GetParam());
+  if (model.state_space.is_delta()) {
+    ModelSpec meant = model_from_hugging_face(hugging_face_config(model, DType::f32), "x");
+    meant.name = model.name;
+    meant.state_space.chunk = model.state_space.chunk;  // of cost alone
+    EXPECT_TRUE(differences(model, meant).empty());
+    return;
+  }
   if (model.state_space.heads > 0)  // of channels that are no multiple of hidden
     return expect_refusal([&] { hugging_face_config(model, DType::f32); }, {"transformers", "hidden"});
   if (GetParam().type == nullptr) {
@@ -343,6 +350,17 @@ const Row rows[] = {
       "mamba.conv1d.x.bias", "mamba.conv1d.b.bias", "mamba.conv1d.c.bias", "mamba.dt_bias", "mamba.A_log",
       "mamba.D", "mamba.norm.weight", "mamba.out_proj.weight"},
      nullptr},
+    {"qwen3_next",
+     [](ModelSpec& m) {
+       m.state_space = {4, 3, 2, 5, 3, false, 4, {0}, StateRule::gated_delta};
+       m.attention_gate = m.qk_norm = m.norms_less_one = true;
+     },
+     {"linear_attn.in_proj.z.weight", "linear_attn.in_proj.v.weight", "linear_attn.in_proj.k.weight",
+      "linear_attn.in_proj.q.weight", "linear_attn.in_proj.a.weight", "linear_attn.in_proj.b.weight",
+      "linear_attn.conv1d.v.weight", "linear_attn.conv1d.k.weight", "linear_attn.conv1d.q.weight",
+      "linear_attn.dt_bias", "linear_attn.A_log", "linear_attn.norm.weight", "linear_attn.out_proj.weight"},
+     nullptr},
+    {"gate", [](ModelSpec& m) { m.attention_gate = true; }, {"self_attn.gate_proj.weight"}, nullptr},
     {"olmo", [](ModelSpec& m) { m.norm_kind = NormKind::layer_plain; }, {}, "olmo"},
     {"sinks", [](ModelSpec& m) { m.attention_sinks = true; }, {"self_attn.sinks"}, nullptr},
     {"out_bias", [](ModelSpec& m) { m.attention_out_bias = true; }, {"self_attn.o_proj.bias"}, "seed_oss"},
@@ -433,6 +451,52 @@ TEST(StateSpaces, WithoutAttentionAreCutByTheirOwnHeads) {
   model.state_space = {9, 3, 1, 5, 3, true, 4, {}};
   ASSERT_NE(model.num_heads % 3, 0);
   expect_verified_and_predicted(odd_plan(model, 1, 3, false));
+}
+
+// Beside experts, with documents: tp ranks that have values of a head of keys share it, and cp ranks.
+TEST(StateSpaces, OfTheDeltaRuleHaveTheirAxes) {
+  ModelSpec model = odd_llama();
+  model.max_seq = 24;
+  model.state_space = {4, 3, 2, 5, 3, false, 7, {1}, StateRule::gated_delta};
+  model.attention_gate = model.qk_norm = true;
+  model.experts = Experts::deepseek;
+  model.num_experts = 4, model.experts_per_token = 2, model.expert_hidden = 6;
+  model.num_shared_experts = 1, model.shared_gate = true;
+  for (const auto& [tp, cp] : {std::pair{1, 1}, {4, 1}, {2, 2}, {1, 4}}) {
+    if (!is_taken(2)) continue;
+    Plan plan = odd_plan(model, 1, tp, tp > 1);
+    plan.mesh.set(Axis::cp, cp);
+    plan.seq_len = 24;
+    plan.mask = AttentionMask::document;
+    plan.document_end = 3;
+    expect_verified_and_predicted(plan);
+  }
+  Plan plan = odd_plan(model, 1, 1, false);
+  plan.recompute = Recompute({"gate", "gate_in", "delta_rule", "delta_in"});
+  expect_verified_and_predicted(plan);
+}
+
+TEST(StateSpaces, OfTheDeltaRuleAreRefusedWhereSomethingIsLeftOut) {
+  ModelSpec model = odd_llama();
+  model.state_space = {4, 3, 2, 5, 3, false, 4, {0}, StateRule::gated_delta};
+  validate(model);
+  Plan plan = odd_plan(model, 1, 2, false);
+  plan.numerics = Numerics::invariant;
+  plan.seq_len = 16, plan.global_batch = 8;
+  expect_refusal([&] { validate(plan); }, {"--tp 2", "share a norm", "legal: 1"});
+  plan.mesh.set(Axis::tp, 1);
+  plan.mesh.set(Axis::cp, 2);
+  expect_refusal([&] { validate(plan); }, {"--cp 2", "share a norm", "legal: 1"});
+  ModelSpec other = model;
+  other.experts = Experts::deepseek;
+  other.num_experts = 4, other.experts_per_token = 2, other.expert_hidden = 6;
+  validate(other);
+  other.num_dense_layers = 1;
+  expect_refusal([&] { validate(other); }, {"num_dense_layers", "ssm_heads"});
+  other = model;
+  other.layer_pattern = "M-";
+  other.state_space.attention_layers = {};
+  expect_refusal([&] { validate(other); }, {"layer_pattern", "gated-delta"});
 }
 
 // Two ranks hold each key/value head, and four each group: neighbours of both numbers add up.

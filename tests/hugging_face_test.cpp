@@ -11,6 +11,7 @@
 #include <functional>
 #include <map>
 #include <nlohmann/json.hpp>
+#include <numeric>
 #include <set>
 
 #include "base/atomic_file.h"
@@ -152,12 +153,57 @@ class HuggingFace : public testing::TestWithParam<const char*> {
         return name.replace(at, std::string(ours).size(), theirs);
     return name;
   }
+  static std::string name_of_delta_rule(std::string name) {
+    using Names = std::vector<std::pair<const char*, const char*>>;
+    for (const auto& [ours, theirs] : Names{{"in_proj.z", "in_proj_qkvz"},
+                                            {"in_proj.v", "in_proj_qkvz"},
+                                            {"in_proj.k", "in_proj_qkvz"},
+                                            {"in_proj.q", "in_proj_qkvz"},
+                                            {"in_proj.a", "in_proj_ba"},
+                                            {"in_proj.b", "in_proj_ba"},
+                                            {"conv1d.v", "conv1d"},
+                                            {"conv1d.k", "conv1d"},
+                                            {"conv1d.q", "conv1d"},
+                                            {"self_attn.gate_proj", "self_attn.q_proj"}})
+      if (const auto at = name.find(ours); at != std::string::npos)
+        return name.replace(at, std::string(ours).size(), theirs);
+    return name;
+  }
+  // From parts one behind the other, as the model has them, to theirs: the last one first, and of what is
+  // projected a part of each for every head of keys; of attention queries and gate for every head.
+  static std::vector<double> of_delta_rule(const ModelSpec& model, const std::string& name,
+                                           const std::vector<double>& values) {
+    const StateSpaceSpec& s = model.state_space;
+    const std::int64_t W = s.width(), G = s.groups * s.state, Q = model.attention_width();
+    std::vector<std::int64_t> rows;
+    std::int64_t turns = s.groups;
+    if (name.find("qkvz") != std::string::npos) rows = {W, W, G, G};
+    if (name.find("in_proj_ba") != std::string::npos) rows = {s.heads, s.heads};
+    if (name.find("conv1d") != std::string::npos) rows = {W, G, G}, turns = 1;
+    const bool queries = name.find("q_proj") != std::string::npos;
+    if (queries) rows = {Q, Q}, turns = model.num_heads;
+    if (rows.empty()) return values;
+    const std::int64_t all = std::accumulate(rows.begin(), rows.end(), std::int64_t{0}),
+                       width = std::ssize(values) / all;
+    std::vector<double> in_file;
+    for (std::int64_t turn = 0; turn < turns; ++turn)
+      for (std::size_t i = 0; i < rows.size(); ++i) {
+        const std::size_t part = queries ? i : rows.size() - 1 - i;
+        const std::int64_t begin =
+                               std::accumulate(rows.begin(), rows.begin() + static_cast<std::ptrdiff_t>(part),
+                                               std::int64_t{0}),
+                           each = rows[part] / turns * width, first = begin * width + turn * each;
+        in_file.insert(in_file.end(), values.begin() + first, values.begin() + first + each);
+      }
+    return in_file;
+  }
   // Phi-3's queries, keys and values are one tensor, and gates and what they open.
   static std::string name_in_file(const ModelSpec& model, std::string name) {
     if (const auto at = name.find(".experts."); model.experts == Experts::gpt_oss && at != std::string::npos)
       return name.substr(0, at) + ".experts." +
              (name.find("down_proj") == std::string::npos ? "gate_up_proj" : "down_proj") +
              (name.ends_with("bias") ? "_bias" : "");
+    if (model.state_space.is_delta()) return name_of_delta_rule(std::move(name));
     if (model.state_space.heads > 0 || (model.fused_mlp && !model.interleaved_rope))
       return name_of_hybrid(model, std::move(name));
     for (const char* part : {"kv_a_proj.", "k_rope_proj."})
@@ -167,12 +213,11 @@ class HuggingFace : public testing::TestWithParam<const char*> {
       if (const auto at = name.find(part); model.family == Family::neox && at != std::string::npos)
         return name.replace(at, std::string(part).size(), "query_key_value");
     if (model.fused_mlp) {  // GLM's, whose norms behind have other names
-      for (const auto& [ours, theirs] :
-           {std::pair{"post_attention_layernorm", "post_self_attn_layernorm"},
-            {"pre_feedforward_layernorm", "post_attention_layernorm"},
-            {"post_feedforward_layernorm", "post_mlp_layernorm"},
-            {"gate_proj", "gate_up_proj"},
-            {"up_proj", "gate_up_proj"}}) {
+      for (const auto& [ours, theirs] : {std::pair{"post_attention_layernorm", "post_self_attn_layernorm"},
+                                         {"pre_feedforward_layernorm", "post_attention_layernorm"},
+                                         {"post_feedforward_layernorm", "post_mlp_layernorm"},
+                                         {"gate_proj", "gate_up_proj"},
+                                         {"up_proj", "gate_up_proj"}}) {
         const bool norm = std::string_view(ours).ends_with("norm");
         const auto at = name.find(ours);
         if (at != std::string::npos && (!norm || model.norm_place == NormPlace::both))
@@ -305,6 +350,7 @@ TEST_P(HuggingFace, LossAndGradientsAreThoseOfTransformersOnAnyMesh) {
         if (name.find("query_key_value") != std::string::npos) gradient = head_by_head(info.model, gradient);
         if (info.model.experts == Experts::gpt_oss && name.find(".experts.") != std::string::npos)
           gradient = of_all_experts(info.model, name, gradient);
+        if (info.model.state_space.is_delta()) gradient = of_delta_rule(info.model, name, gradient);
         // The fixture has them rounded to f32.
         EXPECT_LE(relative_difference(values_of(want, "grad." + name), gradient), bound + 0x1p-24)
             << name << " on " << ranks << " ranks";
@@ -555,7 +601,7 @@ INSTANTIATE_TEST_SUITE_P(Models, HuggingFace,
                                          "glm", "glm4", "olmo", "nemotron", "ernie4-5", "qwen2-moe",
                                          "glm4-moe", "ministral", "exaone4", "minimax-m2", "dots1",
                                          "glm4-moe-lite", "bamba", "bamba-groups", "granite-hybrid",
-                                         "granite-dense", "nemotron-h", "nemotron-h-groups"),
+                                         "granite-dense", "nemotron-h", "nemotron-h-groups", "qwen3-next"),
                          [](const auto& instance) {
                            std::string name = instance.param;
                            std::erase(name, '-');

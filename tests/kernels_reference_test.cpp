@@ -408,6 +408,24 @@ TEST_F(KernelsReference, Geglu) {
   expect_gradient(x, dx, loss, "dgate_up");
 }
 
+TEST_F(KernelsReference, SigmoidGate) {
+  const Tensor x = random(arena, {3, 4}, 1), gate = random(arena, {3, 4}, 2), y = unwritten({3, 4});
+  kernels->sigmoid_gate(x, gate, y);
+  for_each(y, [&](std::int64_t i, std::int64_t j) {
+    EXPECT_NEAR(at(y, i, j), at(x, i, j) / (1 + std::exp(-at(gate, i, j))), 16 * epsilon);
+  });
+  const Tensor dy = random(arena, {3, 4}, 3), dgate = clone(arena, gate), dx = clone(arena, dy),
+               again = unwritten({3, 4});
+  kernels->sigmoid_gate_backward(x, dgate, dx, again);
+  expect_near(again, y, 4 * epsilon);
+  const auto loss = [&] {
+    kernels->sigmoid_gate(x, gate, y);
+    return inner(y, dy);
+  };
+  expect_gradient(x, dx, loss, "dx");
+  expect_gradient(gate, dgate, loss, "dgate");
+}
+
 TEST_F(KernelsReference, RopePairsHalvesAndTurnsThemByThePosition) {
   const Tensor x = constant(arena, {4, 8}, 0);  // 2 sequences of 2 tokens, 2 heads of 4
   for (std::int64_t r = 0; r < 4; ++r) at(x, r, 0) = at(x, r, 4 + 1) = 1;

@@ -257,6 +257,14 @@ void QueuedKernels::gated_backward(Activation a, InOut gate_up, InOut dy, const 
   queue("gated_backward", &Kernels::gated_backward, a, gate_up, dy, clamp);
 }
 
+void QueuedKernels::sigmoid_gate(T x, T gate, Out y) {
+  queue("sigmoid_gate", &Kernels::sigmoid_gate, x, gate, y);
+}
+
+void QueuedKernels::sigmoid_gate_backward(T x, InOut gate, InOut dy, Out y) {
+  queue("sigmoid_gate_backward", &Kernels::sigmoid_gate_backward, x, gate, dy, y);
+}
+
 void QueuedKernels::weighted_activation_backward(Activation a, InOut gate_up, InOut dy, T weights,
                                                  Out dweights, const SwigluClamp& clamp) {
   queue("weighted_activation_backward", &Kernels::weighted_activation_backward, a, gate_up, dy, weights,

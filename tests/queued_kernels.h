@@ -49,6 +49,8 @@ class QueuedKernels final : public KernelBackend {
   void activate_backward(Activation a, InOut h, InOut dy) override;
   void gated(Activation a, T gate_up, Out y, const SwigluClamp& clamp) override;
   void gated_backward(Activation a, InOut gate_up, InOut dy, const SwigluClamp& clamp) override;
+  void sigmoid_gate(T x, T gate, Out y) override;
+  void sigmoid_gate_backward(T x, InOut gate, InOut dy, Out y) override;
   void weighted_activation_backward(Activation a, InOut gate_up, InOut dy, T weights, Out dweights,
                                     const SwigluClamp& clamp) override;
   void rope(InOut x, std::int64_t head_dim, T positions, const RopeTurns& turns, bool inverse) override;

@@ -79,6 +79,8 @@ class SleepingKernels final : public KernelBackend {
   void activate_backward(Activation, InOut, InOut) override { never(); }
   void gated(Activation, T, Out, const SwigluClamp&) override { never(); }
   void gated_backward(Activation, InOut, InOut, const SwigluClamp&) override { never(); }
+  void sigmoid_gate(T, T, Out) override { never(); }
+  void sigmoid_gate_backward(T, InOut, InOut, Out) override { never(); }
   void rope(InOut, std::int64_t, T, const RopeTurns&, bool) override { never(); }
   void embedding(T, T, std::int64_t, Out) override { never(); }
   void embedding_backward(T, T, std::int64_t, InOut) override { never(); }

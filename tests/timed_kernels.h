@@ -74,6 +74,10 @@ class TimedKernels final : public KernelBackend {
   void gated(Activation a, T gate_up, Out y, const SwigluClamp& clamp) override {
     inner_->gated(a, gate_up, y, clamp);
   }
+  void sigmoid_gate(T x, T gate, Out y) override { inner_->sigmoid_gate(x, gate, y); }
+  void sigmoid_gate_backward(T x, InOut gate, InOut dy, Out y) override {
+    inner_->sigmoid_gate_backward(x, gate, dy, y);
+  }
   void gated_backward(Activation a, InOut gate_up, InOut dy, const SwigluClamp& clamp) override {
     inner_->gated_backward(a, gate_up, dy, clamp);
   }

@@ -38,12 +38,12 @@ using nlohmann::json;
 using nlohmann::ordered_json;
 
 // A tensor of the files: parameters one behind the other along their first dimension, mostly one; or in turn
-// so many rows of each. Or of all experts of a layer (gpt-oss): a row for each, which has so many parameters
-// of it turned over, (in, out), and the elements of these in turn.
+// one of so many runs of rows of each. Or of all experts of a layer (gpt-oss): a row for each, which has so
+// many parameters of it turned over, (in, out), and the elements of these in turn.
 struct FileTensor {
   std::string name;
   std::vector<ParamSpec> parts;
-  std::int64_t rows_in_turn = 0;  // 0: all
+  std::int64_t turns = 1;
   std::int64_t expert_parts = 0;  // 0: not of experts
   bool depthwise = false;         // of a convolution of each channel by itself: (channels, 1, positions)
   bool stacked = false;           // matrices one behind the other along a dimension of their own
@@ -119,6 +119,16 @@ std::vector<FileTensor> file_tensors(const ModelSpec& model) {
        {"self_attn.v_proj.", "self_attn.qkv_proj."},
        {"mlp.gate_proj.", "mlp.gate_up_proj."},
        {"mlp.up_proj.", "mlp.gate_up_proj."}}};
+  constexpr std::array<std::pair<const char*, const char*>, 9> of_delta_rule{
+      {{"linear_attn.in_proj.z.", "linear_attn.in_proj_qkvz."},
+       {"linear_attn.in_proj.v.", "linear_attn.in_proj_qkvz."},
+       {"linear_attn.in_proj.k.", "linear_attn.in_proj_qkvz."},
+       {"linear_attn.in_proj.q.", "linear_attn.in_proj_qkvz."},
+       {"linear_attn.in_proj.a.", "linear_attn.in_proj_ba."},
+       {"linear_attn.in_proj.b.", "linear_attn.in_proj_ba."},
+       {"linear_attn.conv1d.v.", "linear_attn.conv1d."},
+       {"linear_attn.conv1d.k.", "linear_attn.conv1d."},
+       {"linear_attn.conv1d.q.", "linear_attn.conv1d."}}};
   constexpr std::array<const char*, 3> head_by_head{"attention.q_proj.", "attention.k_proj.",
                                                     "attention.v_proj."};
   const TransformersType& type = transformers_type(model);
@@ -129,7 +139,7 @@ std::vector<FileTensor> file_tensors(const ModelSpec& model) {
     if (model.experts == Experts::gpt_oss && spec.expert >= 0) {
       const auto [all, parts] = tensor_of_all_experts(name);
       const auto [place, is_new] = of_experts.emplace(all, tensors.size());
-      if (is_new) tensors.push_back({all, {}, 0, parts});
+      if (is_new) tensors.push_back({all, {}, 1, parts});
       tensors[place->second].parts.push_back(spec);
       continue;
     }
@@ -149,21 +159,40 @@ std::vector<FileTensor> file_tensors(const ModelSpec& model) {
         depthwise = spec.shape.size() > 1 && whole == of_state_space.back();
       }
     name = renamed(type, name);
-    std::int64_t rows_in_turn = 0;
+    std::int64_t turns = 1;
     for (const char* part : head_by_head)
       if (const auto at = name.find(part); model.family == Family::neox && at != std::string::npos) {
         name.replace(at, std::string(part).size(), "attention.query_key_value.");
-        rows_in_turn = model.head_dim;
+        turns = model.num_heads;
       }
-    if (tensors.empty() || tensors.back().name != name)
-      tensors.push_back({name, {}, rows_in_turn, 0, depthwise});
+    for (const auto& [part, whole] : of_delta_rule)
+      if (const auto at = name.find(part); at != std::string::npos) {
+        name.replace(at, std::string(part).size(), whole);
+        turns =
+            std::string_view(whole).find("conv1d") == std::string_view::npos ? model.state_space.groups : 1;
+        depthwise = turns == 1 && spec.shape.size() > 1;
+      }
+    if (const auto at = name.find("self_attn.gate_proj."); model.attention_gate && at != std::string::npos) {
+      name.replace(at + std::string("self_attn.").size(), std::string("gate").size(), "q");
+      const auto queries = std::find_if(tensors.begin(), tensors.end(),
+                                        [&name](const FileTensor& tensor) { return tensor.name == name; });
+      check(queries != tensors.end(), "queries come before what they are gated by");
+      queries->turns = model.num_heads;
+      queries->parts.push_back(spec);
+      continue;
+    }
+    if (tensors.empty() || tensors.back().name != name) tensors.push_back({name, {}, turns, 0, depthwise});
     tensors.back().parts.push_back(spec);
   }
+  if (model.state_space.is_delta())  // there keys are behind queries, and values behind both
+    for (FileTensor& tensor : tensors)
+      if (tensor.name.find("linear_attn.") != std::string::npos)
+        std::reverse(tensor.parts.begin(), tensor.parts.end());
   for (const std::int64_t layer : biased_layers(model)) {
     ParamSpec bias;
     bias.name = router_bias_name(model, layer);
     bias.shape = {model.num_experts};
-    tensors.push_back({renamed(type, bias.name), {bias}, 0, 0});
+    tensors.push_back({renamed(type, bias.name), {bias}});
   }
   return tensors;
 }
@@ -223,7 +252,8 @@ std::vector<std::int64_t> inverse(const std::vector<std::int64_t>& rows) {
 
 // What a file's numbers are less than the parameter's.
 double less_in_files(const ModelSpec& model, const ParamSpec& spec) {
-  return model.norms_less_one && spec.init == Init::ones ? 1 : 0;
+  const bool of_scan = spec.name.find(".linear_attn.") != std::string::npos;
+  return model.norms_less_one && spec.init == Init::ones && !of_scan ? 1 : 0;
 }
 
 // ---- export
@@ -308,12 +338,10 @@ std::vector<T> elements_in_turn(const FileTensor& tensor, const std::vector<std:
 template <class T>
 std::vector<T> rows_in_turn(const FileTensor& tensor, const std::vector<std::vector<T>>& parts) {
   if (tensor.expert_parts > 0) return elements_in_turn(tensor, parts);
-  const std::int64_t rows = tensor.parts.front().shape.front(),
-                     run = tensor.rows_in_turn > 0 ? tensor.rows_in_turn : rows;
   std::vector<T> all;
-  for (std::int64_t row = 0; row < rows; row += run)
+  for (std::int64_t turn = 0; turn < tensor.turns; ++turn)
     for (const std::vector<T>& part : parts) {
-      const auto turns = rows / run, size = std::ssize(part) / turns, begin = row / run * size;
+      const auto size = std::ssize(part) / tensor.turns, begin = turn * size;
       all.insert(all.end(), part.begin() + begin, part.begin() + begin + size);
     }
   return all;
@@ -380,7 +408,7 @@ void write_shard(CheckpointReader& reader, const Shard& shard, const Adapters& a
          begin += static_cast<std::ptrdiff_t>(each)) {
       const FileTensor piece{tensor.name,
                              {begin, begin + static_cast<std::ptrdiff_t>(each)},
-                             tensor.rows_in_turn,
+                             tensor.turns,
                              tensor.expert_parts,
                              tensor.depthwise};
       const std::vector<std::byte> bytes = bytes_in_file(reader, piece, adapters, dtype);
@@ -406,7 +434,7 @@ bool predicts_more(const ModelSpec& model, const std::string& name) {
          name.starts_with(fmt::format("model.layers.{}.", model.num_layers));
 }
 bool is_left_out(const ModelSpec& model, const std::string& name) {
-  return !model.layer_pattern.empty() && name.starts_with("mtp.");
+  return (!model.layer_pattern.empty() || model.state_space.is_delta()) && name.starts_with("mtp.");
 }
 
 // As transformers holds a model whose files have its matrices of experts one by one: those of a layer as one
@@ -482,11 +510,10 @@ std::map<std::string, StoredPlace> stored_places(const StoredModel& stored, cons
         place.part = number++ % parts;
         continue;
       }
-      const std::int64_t in_turn = tensor.rows_in_turn;
+      const std::int64_t in_turn = part.shape.front() / tensor.turns;
       place.first_row = row;
-      place.run = in_turn;
-      place.step = std::ssize(tensor.parts) * in_turn;
-      row += in_turn > 0 ? in_turn : part.shape.front();
+      if (tensor.turns > 1) place.run = in_turn, place.step = tensor.shape().front() / tensor.turns;
+      row += in_turn;
     }
     left.erase(*name);
   }
@@ -514,7 +541,8 @@ std::map<std::string, StoredPlace> stored_places(const StoredModel& stored, cons
 namespace {
 
 // What --out names: files are written below `.unfinished` in it and take their places together, so that an
-// export that was ended leaves nothing that looks like a model, and the next one to the same place clears it away.
+// export that was ended leaves nothing that looks like a model, and the next one to the same place clears it
+// away.
 class NewDirectory {
  public:
   explicit NewDirectory(const std::string& directory)
@@ -587,7 +615,7 @@ void export_hugging_face(const std::string& checkpoint, const std::string& direc
     for (const auto& [copy, original] : shared_with_module(model)) {
       const auto found = std::find_if(tensors.begin(), tensors.end(),
                                       [&name = original](const FileTensor& t) { return t.name == name; });
-      tensors.push_back({copy, found->parts, 0, 0});
+      tensors.push_back({copy, found->parts});
     }
   const auto shards = cut_into_shards(tensors, dtype, shard_bytes);
   ordered_json weights = ordered_json::object();
@@ -604,8 +632,7 @@ void export_hugging_face(const std::string& checkpoint, const std::string& direc
         out.path(index_file),
         ordered_json{{"metadata", {{"total_size", bytes}}}, {"weight_map", weights}}.dump(2) + "\n");
   if (info.tokenizer != nullptr)
-    for (const auto& [name, text] : *info.tokenizer)
-      write_file_atomically(out.path(name), text);
+    for (const auto& [name, text] : *info.tokenizer) write_file_atomically(out.path(name), text);
   write_file_atomically(out.path("config.json"), config);
   out.finish("config.json");
 }

@@ -21,8 +21,9 @@ using nlohmann::ordered_json;
 void refuse_inexpressible(const ModelSpec& model, const std::string& type, const std::string& config) {
   ModelSpec meant = model_from_hugging_face(config, fmt::format("model {} as config.json", model.name));
   meant.name = model.name;
-  if (model.num_mlp_layers() == 0) meant.mlp_hidden = model.mlp_hidden;  // of no layer
-  meant.mtp_weight = model.mtp_weight;  // a training's affair
+  if (model.num_mlp_layers() == 0) meant.mlp_hidden = model.mlp_hidden;                 // of no layer
+  meant.mtp_weight = model.mtp_weight;                                                  // a training's affair
+  if (model.state_space.is_delta()) meant.state_space.chunk = model.state_space.chunk;  // of cost alone
   for (const auto& [field, here, there] : differences(model, meant))
     refuse(
         "model {}: {} = {} cannot be said in a {} configuration of transformers, where it is {}; legal: a "
@@ -68,8 +69,8 @@ void add_rope(const ModelSpec& m, ordered_json& config) {
       config["no_rope_layers"].push_back(m.is_turned(layer) ? 1 : 0);
   }
   const std::string type = config["model_type"];
-  const bool always =
-                 type == "stablelm" || type == "nemotron" || type == "minimax_m2" || type.starts_with("glm"),
+  const bool always = type == "stablelm" || type == "nemotron" || type == "minimax_m2" ||
+                      type == "qwen3_next" || type.starts_with("glm"),
              is_bamba = type == "bamba",  // whose part is in rope_parameters alone
       partial = always || (m.rotary_dim > 0 && m.fused_projections);  // others turn whole heads
   if (partial) config["partial_rotary_factor"] = rotary_part(m);
@@ -175,8 +176,22 @@ void add_later_families(const ModelSpec& m, ordered_json& config) {
   if (type == "glm4_moe") config["use_qk_norm"] = m.qk_norm;
 }
 
+void add_delta_rule(const ModelSpec& m, ordered_json& config) {
+  const StateSpaceSpec& s = m.state_space;
+  config.erase("mlp_bias");
+  config["linear_num_value_heads"] = s.heads;
+  config["linear_value_head_dim"] = s.head_dim;
+  config["linear_num_key_heads"] = s.groups;
+  config["linear_key_head_dim"] = s.state;
+  config["linear_conv_kernel_dim"] = s.kernel;
+  config["layer_types"] = json::array();
+  for (std::int64_t layer = 0; layer < m.num_layers; ++layer)
+    config["layer_types"].push_back(m.has_state_space(layer) ? "linear_attention" : "full_attention");
+}
+
 void add_state_space(const ModelSpec& m, ordered_json& config) {
   const StateSpaceSpec& s = m.state_space;
+  if (s.is_delta()) return add_delta_rule(m, config);
   if (s.heads == 0 && config["model_type"] != "granitemoehybrid") return;
   if (s.width() % m.hidden != 0)
     refuse(
@@ -322,8 +337,9 @@ std::string hugging_face_config(const ModelSpec& m, DType dtype) {
     config = nemotron_h_config(m);
   } else {
     const bool mixtral = type == "mixtral" || type == "minimax_m2", gpt_oss = type == "gpt_oss",
-               olmoe = type == "olmoe", qwen_moe = type == "qwen2_moe" || type == "qwen3_moe",
-               deepseek = m.latent_attention(), glm4_moe = type == "glm4_moe", seed_oss = type == "seed_oss",
+               olmoe = type == "olmoe", next = type == "qwen3_next",
+               qwen_moe = type == "qwen2_moe" || type == "qwen3_moe" || next, deepseek = m.latent_attention(),
+               glm4_moe = type == "glm4_moe", seed_oss = type == "seed_oss",
                relu2 = m.activation == Activation::relu2;
     if (m.experts == Experts::deepseek && !deepseek && !olmoe && !qwen_moe && !glm4_moe)
       refuse(
@@ -377,13 +393,12 @@ std::string hugging_face_config(const ModelSpec& m, DType dtype) {
       config["norm_topk_prob"] = m.router.normalise;
       config["decoder_sparse_step"] = 1;
       config["mlp_only_layers"] = json::array();
-      for (std::int64_t layer = 0; layer < m.num_dense_layers; ++layer)
+      const bool all = m.experts == Experts::none;
+      for (std::int64_t layer = 0; layer < (all ? m.num_layers : m.num_dense_layers); ++layer)
         config["mlp_only_layers"].push_back(layer);
     }
-    if (type == "qwen2_moe") {
-      config["qkv_bias"] = m.qkv_bias;
-      config["shared_expert_intermediate_size"] = m.shared_width();
-    }
+    if (type == "qwen2_moe") config["qkv_bias"] = m.qkv_bias;
+    if (type == "qwen2_moe" || next) config["shared_expert_intermediate_size"] = m.shared_width();
     add_rope(m, config);
     add_window(m, config);
     if (type == "gemma2") {

@@ -1,4 +1,5 @@
-// Mamba-2's convolution and scan (Dao & Gu 2024, https://arxiv.org/abs/2405.21060), on the heads of this tp
+// Mamba-2's convolution and scan (Dao & Gu 2024, https://arxiv.org/abs/2405.21060), or those of the gated
+// delta rule (Yang et al. 2024, https://arxiv.org/abs/2412.06464) with its norm, on the heads of this tp
 // rank and, under context parallelism, of this cp rank, from each document's first token on. What is kept is
 // what they are given: the backward pass makes the convolution and the states again, beside its gradients.
 #include <algorithm>
@@ -18,7 +19,9 @@ StateSpaceShape state_space_here(const Plan& plan) {
           .head_dim = s.head_dim,
           .groups = std::max<std::int64_t>(s.groups / tp, 1),
           .state = s.state,
-          .chunk = s.chunk};
+          .chunk = s.chunk,
+          .delta = s.is_delta(),
+          .norm_eps = s.is_delta() ? plan.model.norm_eps : 0};
 }
 
 namespace {
@@ -44,18 +47,27 @@ struct UsedWeight {
   }
 };
 
-// Of some heads what they compute with: columns of [z | x | B | C | dt] of these heads, and weights.
+// Of some heads what they compute with: columns of [z | x | B | C | dt] of these heads, by the delta rule
+// with beta behind them, and weights. `d` is whole where it is the norm's.
 struct ScannedHeads {
   StateSpaceShape shape;       // of no rows
   UsedWeight taps, conv_bias;  // one run of rows, or those of x, B and C
   UsedWeight dt_bias, a_log, d;
 
-  std::int64_t columns() const { return shape.width() + shape.mixed_width() + shape.heads; }
+  std::int64_t columns() const {
+    return shape.width() + shape.mixed_width() + (shape.delta ? 2 : 1) * shape.heads;
+  }
   Tensor z(const Tensor& given) const { return given.column_range(0, shape.width()); }
   Tensor mixed(const Tensor& given) const {
     return given.column_range(shape.width(), shape.width() + shape.mixed_width());
   }
-  Tensor dt(const Tensor& given) const { return given.column_range(columns() - shape.heads, columns()); }
+  Tensor dt(const Tensor& given) const {
+    const std::int64_t begin = shape.width() + shape.mixed_width();
+    return given.column_range(begin, begin + shape.heads);
+  }
+  Tensor beta(const Tensor& given) const {
+    return shape.delta ? given.column_range(columns() - shape.heads, columns()) : Tensor();
+  }
 
   // visit(weight, bias, columns of what is mixed) for each run of rows.
   template <class Visit>
@@ -76,7 +88,8 @@ struct ScannedHeads {
     return y;
   }
   StateSpaceTensors tensors(const Tensor& given, const Tensor& convolved) const {
-    return {z(given), convolved, dt(given), dt_bias.used().value, a_log.used().value, d.used().value};
+    return {z(given),           convolved,      dt(given),  dt_bias.used().value,
+            a_log.used().value, d.used().value, beta(given)};
   }
   // `state`: to go on with, or undefined.
   Tensor scan(const BlockRun& run, const Tensor& given, const Tensor& convolved, const SequenceRows& rows,
@@ -102,6 +115,7 @@ class StateSpaceOp final : public OpRunner {
       return UsedWeight{s.stacked({*(op.biases.end() - from_end)}), {heads}};
     };
     all_ = {shape, {s.stacked(op.weights), {mixed}}, {}, of_heads(3), of_heads(2), of_heads(1)};
+    if (shape.delta) all_.d.rows = {{0, shape.head_dim}};
     if (op.biases.size() > 3)
       all_.conv_bias = {s.stacked({op.biases.begin(), op.biases.begin() + 3}), {mixed}};
     here_ = all_;
@@ -109,7 +123,8 @@ class StateSpaceOp final : public OpRunner {
     exchange_.emplace(s.rank, s.plan, shape);
     here_.shape = exchange_->here();
     here_.taps.rows = here_.conv_bias.rows = exchange_->mixed();
-    here_.dt_bias.rows = here_.a_log.rows = here_.d.rows = {exchange_->heads()};
+    here_.dt_bias.rows = here_.a_log.rows = {exchange_->heads()};
+    if (!shape.delta) here_.d.rows = here_.a_log.rows;
   }
 
  protected:
@@ -135,13 +150,13 @@ class StateSpaceOp final : public OpRunner {
     const Tensor core = run.take_kept(out(0)), x = here_.mixed(core),
                  d_core = run.activation({core.rows(), core.cols()}),
                  d_mixed = run.statistic({core.rows(), shape.mixed_width()}),
-                 terms = run.statistic({core.rows(), 3 * heads});
+                 terms = run.statistic({core.rows(), shape.terms()});
     {
       Tensor dy = run.take_gradient(out(1));
       if (exchange_) dy = exchange_->output_gradient_to_heads(dy);
       k.state_space_backward(here_.tensors(core, here_.convolved(run, x, rows)), shape, dy,
                              run.statistic({shape.workspace(true)}),
-                             {here_.z(d_core), d_mixed, here_.dt(d_core), terms});
+                             {here_.z(d_core), d_mixed, here_.dt(d_core), terms, here_.beta(d_core)});
     }
     here_.each_convolution([&](const Weight& w, const Weight& bias, const auto& of) {
       k.convolve_backward(of(x), w.value, bias.value, rows, of(d_mixed), of(here_.mixed(d_core)));
@@ -154,7 +169,7 @@ class StateSpaceOp final : public OpRunner {
       });
       sums.add_bias(here_.dt_bias.used(), terms.column_range(0, heads));
       sums.add_bias(here_.a_log.used(), terms.column_range(heads, 2 * heads));
-      sums.add_bias(here_.d.used(), terms.column_range(2 * heads, 3 * heads));
+      sums.add_bias(here_.d.used(), terms.column_range(2 * heads, terms.cols()));
       if (!sums.by_sequence()) return;
       for (const UsedWeight* weight : {&here_.taps, &here_.conv_bias, &here_.dt_bias, &here_.a_log, &here_.d})
         weight->fill_others(k);

@@ -30,6 +30,7 @@ StateSpaceExchange::StateSpaceExchange(const Rank& rank, const Plan& plan, const
     given_.push_back({channels});
     for (const Range& range : mixed_of(r)) given_.back().push_back({width + range.begin, width + range.end});
     given_.back().push_back({steps + heads.begin, steps + heads.end});
+    if (all.delta) given_.back().push_back({steps + all.heads + heads.begin, steps + all.heads + heads.end});
   }
 }
 

@@ -29,7 +29,8 @@ class StateSpaceExchange {
   Range heads() const { return heads_of(rank_->coordinate(Axis::cp)); }
   std::vector<Range> mixed() const { return mixed_of(rank_->coordinate(Axis::cp)); }
 
-  // [z | x | B | C | dt] of the tokens here to that of the heads here; the gradient of the latter back.
+  // [z | x | B | C | dt], by the delta rule with beta behind, of the tokens here to that of the heads here;
+  // the gradient of the latter back.
   Tensor to_heads(const Tensor& given) const { return to_heads(given, given_); }
   void gradient_to_tokens(const Tensor& gradient, const Tensor& to) const {
     return to_tokens(gradient, given_, to);

@@ -11,6 +11,10 @@
 
 namespace echelon {
 
+// Whether PartSeconds has a layer among its others: one with a state space, or in a model without them one
+// with experts; where layers have one part each, either.
+bool is_other_layer(const ModelSpec& model, std::int64_t layer);
+
 // What the parts of a step take on one rank of a plan, by the clock (train/rehearsal).
 struct PartSeconds {
   struct Passes {
@@ -23,7 +27,8 @@ struct PartSeconds {
   };
   // Of a full microbatch: one layer with attention and a dense MLP, one with experts or a state space, and
   // embedding and output layer together: with what they send along tp, cp and ep. Where layers have one part
-  // each, the mean of those with attention or an MLP, and of the others.
+  // each, the mean of those with attention or an MLP, and of the others; where all have experts, those with
+  // attention are the first kind.
   Passes dense, others, ends;
   double element = 0;  // zeroing, norm and AdamW of one parameter and its gradient
   double call = 0;     // being in a call of a communicator that moves next to nothing

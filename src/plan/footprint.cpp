@@ -113,8 +113,8 @@ SavedBytes saved_bytes(const Workload& work, const Plan& c, const Recompute& rec
   const double mlp_hidden = real(m.mlp_hidden) / tp;
 
   // Of each part of a layer what it keeps, with the norm before it, and of that what is made again.
-  const double attention =
-      cut + normed + qkv + compressed + core + (s.fused_attention ? cast : attended) + mask;
+  const double attention = cut + normed + qkv + compressed + core + (s.fused_attention ? cast : attended) +
+                           mask + (m.attention_gate ? attended : 0);
   const double dropped_of_attention =
       (drops("attention") ? core : 0) + (products || drops("attention_in") || drops("latent") ? qkv : 0);
   // A state space keeps what its convolution and its scan are given, and what its norm is. A cp rank has all
@@ -123,7 +123,8 @@ SavedBytes saved_bytes(const Workload& work, const Plan& c, const Recompute& rec
   const double cp = c.mesh.cp(), groups = std::max(1.0, real(scan.groups) / tp / cp),
                channels = real(scan.width()) / tp, mixed = channels + 2 * groups * cp * real(scan.state),
                scan_heads = real(scan.heads) / tp;
-  const double state_space = cut + normed + tokens * (2 * channels + mixed + scan_heads) * width + mask;
+  const double state_space =
+      cut + normed + tokens * (2 * channels + mixed + (scan.is_delta() ? 2 : 1) * scan_heads) * width + mask;
   const double before_mlp = cut + normed + mask;
   const double of_mlp = mlp(tokens, mlp_hidden), dropped_of_mlp = products || drops("mlp_in") ? of_mlp : 0;
   // What is narrower on its way to experts is projected back from their sum.
@@ -161,7 +162,8 @@ SavedBytes saved_bytes(const Workload& work, const Plan& c, const Recompute& rec
       // Of one sequence at a time the states of its chunks, and what their products are made of.
       const double rows = real(std::min(scan.chunk, c.seq_len)), length = real(c.seq_len);
       const double scratch = (length / rows + 2) * channels / cp * real(scan.state) +
-                             2 * (scan_heads / cp + groups) * rows * rows + 6 * rows * channels / cp;
+                             (scan.is_delta() ? 4 : 2) * (scan_heads / cp + groups) * rows * rows +
+                             (scan.is_delta() ? 7 : 6) * rows * channels / cp;
       saved.working[k] = std::max(saved.working[k], 2 * whole + tokens * (2 * channels + mixed) * width +
                                                         4 * (2 * tokens * mixed + scratch));
     }
@@ -214,7 +216,7 @@ static const char* layers_in_flight(const Plan& c, const LayerKind* kind) {
   if (kind == nullptr)
     return offloads ? "layers whose activations are here" : "layers x microbatches in flight";
   const LayerParts has = layer_parts(c.model, kind->layer);
-  if (has.experts)
+  if (has.experts && c.model.num_expert_layers() < c.model.num_layers)
     return offloads ? "layers of experts whose activations are here"
                     : "layers of experts x microbatches in flight";
   if (has.state_space)

@@ -160,6 +160,10 @@ class Pricer {
                       2 * tokens_ * width_here(op.inputs[0]) * width_);
       case OpKind::state_space:
         return state_space();
+      case OpKind::gate: {  // backward also the output, and both gradients
+        const double bytes = tokens_ * width_here(op.outputs[0]) * width_;
+        return passes(3 * bytes, 6 * bytes);
+      }
       case OpKind::join: {
         const double bytes = here_ * width_here(op.outputs[0]) * width_;
         return passes(2 * bytes, 2 * bytes);
@@ -377,7 +381,9 @@ class Pricer {
     exchange_heads(heads, groups);
     if (is_ours) {  // in f32: the convolution, dt x twice, what comes out of both sums, and weights of rows
       const double wide = 4;
-      const double products = pairs + within + given + added;
+      // By the delta rule also keys by keys and by the state, and half a product by squares that solves.
+      const double delta = s.is_delta() ? pairs + given + within / 2 : 0;
+      const double products = pairs + within + given + added + delta;
       const double passes = ops_.elementwise(tokens_ * (mixed * (width_ + wide) + 7 * width * wide +
                                                         2 * width * width_ + 3 * heads * rows * wide));
       // Backward all that again, two products for each of them, and as many passes; the decays' gradients
@@ -411,7 +417,10 @@ class Pricer {
     if (mesh_.cp() == 1) return;
     const StateSpaceSpec& s = m_.state_space;
     const double cp = mesh_.cp(), width = heads * real(s.head_dim), out = tokens_ * width * width_,
-                 in = tokens_ * (2 * width + 2 * std::max(groups, cp) * real(s.state) + heads) * width_;
+                 in =
+                     tokens_ *
+                     (2 * width + 2 * std::max(groups, cp) * real(s.state) + (s.is_delta() ? 2 : 1) * heads) *
+                     width_;
     t_.context_bytes += 2 * (cp - 1) / cp * (in + out);
     const double seconds = ops_.collective(Verb::all_to_all, in, mesh_.cp(), mesh_.tp()) +
                            ops_.collective(Verb::all_to_all, out, mesh_.cp(), mesh_.tp());

@@ -15,8 +15,10 @@ static double share_of_tokens(const ModelSpec& m, const ParamSpec& spec) {
 double scan_flops(const StateSpaceSpec& s, std::int64_t seq_len) {
   const auto real = [](std::int64_t n) { return static_cast<double>(n); };
   const double rows = real(std::min(s.chunk, seq_len)), width = real(s.width()), state = real(s.state);
+  // By the delta rule keys meet keys and the state once more, and half a square solves for what it puts in.
+  const double delta = s.is_delta() ? rows * real(s.groups) * state + width * state + rows * width / 2 : 0;
   return 2 * (rows * real(s.groups) * state + rows * width + 2 * width * state +
-              real(s.mixed_width() * s.kernel));
+              real(s.mixed_width() * s.kernel) + delta);
 }
 
 StageTimes stage_flops(const Plan& plan, const StageSlice& slice) {

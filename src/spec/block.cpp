@@ -244,9 +244,16 @@ int BlockBuilder::latent(int compressed, int queries, std::vector<ParamSpec> wei
 int BlockBuilder::state_space(int mixed, std::vector<ParamSpec> weights, std::vector<ParamSpec> biases) {
   const int core = value("core", Home::cut, width(mixed), Again::with_input),
             y = value("scanned", Home::cut, m_.state_space.width());
-  BlockOp& op = add(OpKind::state_space, "state_space", {mixed}, {core, y}, {core});
+  BlockOp& op = add(OpKind::state_space, m_.state_space.is_delta() ? "delta_rule" : "state_space", {mixed},
+                    {core, y}, {core});
   op.weights = std::move(weights);
   op.biases = std::move(biases);
+  return y;
+}
+
+int BlockBuilder::gate(int x, int g) {
+  const int y = value("gated", Home::cut, width(x), Again::with_backward);
+  add(OpKind::gate, "gate", {x, g}, {y}, {x, g});
   return y;
 }
 

@@ -53,7 +53,9 @@ enum class OpKind {
   narrow,       // heads -> the first columns of each
   state_space,  // [z | x | B | C | dt] -> those that are scanned here, and what a state space makes of x,
                 // times SiLU(z) (Mamba-2). Weights: of the convolution of x, of B and of C; biases: the same
-                // three where it has them, then dt's, A's logarithm, D
+                // three where it has them, then dt's, A's logarithm, D. By the gated delta rule [z | values |
+                // keys | queries | dt | beta], and in place of D the weight of a norm of each head
+  gate,         // x, g -> x times the sigmoid of g
   join,         // x, y -> [x | y]
   activation,   // h -> h, its activation (activation.h)
   residual,     // x, y -> x + y (+ b)
@@ -64,8 +66,9 @@ enum class OpKind {
 };
 template <>
 inline constexpr std::array choice_names<OpKind>{
-    "embedding",   "positions", "norm",       "linear",   "rope", "attention",  "latent",      "narrow",
-    "state_space", "join",      "activation", "residual", "sum",  "experts_in", "experts_out", "loss"};
+    "embedding", "positions", "norm",        "linear",      "rope", "attention",
+    "latent",    "narrow",    "state_space", "gate",        "join", "activation",
+    "residual",  "sum",       "experts_in",  "experts_out", "loss"};
 
 enum class WeightOrder { in_out, out_in };  // how a matrix is stored: GPT-2's (in, out), Llama's (out, in)
 

@@ -2,11 +2,11 @@
 // (Qwen2's of queries, keys and values; of attention's output; of MLPs), grouped-query attention (Qwen3's
 // with norms of heads, gpt-oss's with sinks), attention and MLP one after the other or of the same input
 // (Cohere), weights stored (out, in); in place of MLPs the experts of Mixtral, DeepSeek or gpt-oss; in place
-// of attention, in some layers, Mamba-2's mixer; or layers of one part each (Nemotron-H).
+// of attention, in some layers, Mamba-2's mixer or a gated DeltaNet; or layers of one part each (Nemotron-H).
 #include <fmt/core.h>
 
 #include <cmath>
-#include <tuple>
+#include <initializer_list>
 
 #include "spec/block_builder.h"
 #include "spec/families.h"
@@ -129,6 +129,53 @@ int attention_in(BlockBuilder& b, const ModelSpec& m, int x, const std::string& 
                      {m.num_heads, m.num_kv_heads});
 }
 
+// Of three runs of channels, each with a unit that tp cuts: weights, and biases where it has them, up to 1 /
+// sqrt(kernel) as torch's Conv1d begins with.
+struct Channels {
+  const char* name;
+  std::int64_t width, unit;
+};
+void convolution(const ModelSpec& m, const std::string& at, std::initializer_list<Channels> runs,
+                 std::vector<ParamSpec>& taps, std::vector<ParamSpec>& biases) {
+  const StateSpaceSpec& s = m.state_space;
+  const auto begin = [&s](ParamSpec& spec) {
+    spec.init = Init::uniform;
+    spec.init_std = 1 / std::sqrt(3 * static_cast<double>(s.kernel));
+  };
+  for (const auto& [name, width, unit] : runs) {
+    taps.push_back(cut_rows(fmt::format("{}conv1d.{}.weight", at, name), width, s.kernel, unit, 0));
+    taps.back().multiplies = false;
+    begin(taps.back());
+    if (!s.conv_bias) continue;
+    biases.push_back(cut_bias(fmt::format("{}conv1d.{}.bias", at, name), width, {{width, unit}}));
+    begin(biases.back());
+  }
+}
+
+// A gated DeltaNet: z, values, keys, queries, decays and betas, values, keys and queries convolved, the delta
+// rule, the norm of each head that it makes. What belongs to a head of keys is held by all tp ranks that have
+// heads of values of it.
+int delta_net(BlockBuilder& b, const ModelSpec& m, int x, const std::string& at) {
+  const StateSpaceSpec& s = m.state_space;
+  const std::int64_t W = s.width(), G = s.groups * s.state, P = s.head_dim;
+  const auto projection = [&](const char* name, std::int64_t rows, std::int64_t unit) {
+    return cut_rows(at + "in_proj." + name + ".weight", rows, m.hidden, unit, m.init_std);
+  };
+  const int mixed =
+      b.columns("delta_in", x,
+                {projection("z", W, P), projection("v", W, P), projection("k", G, s.state),
+                 projection("q", G, s.state), projection("a", s.heads, 1), projection("b", s.heads, 1)});
+  std::vector<ParamSpec> taps, of_heads;
+  convolution(m, at, {{"v", W, P}, {"k", G, s.state}, {"q", G, s.state}}, taps, of_heads);
+  for (const auto& [name, init] : {std::pair{"dt_bias", Init::step}, {"A_log", Init::rate}}) {
+    of_heads.push_back(cut_bias(at + name, s.heads, {{s.heads, 1}}));
+    of_heads.back().init = init;
+  }
+  of_heads.push_back(head_norm_weight(at + "norm.weight", P));
+  return b.rows("delta_out", b.state_space(mixed, std::move(taps), std::move(of_heads)),
+                cut_columns(at + "out_proj.weight", m.hidden, W, P, residual_std(m)));
+}
+
 // Mamba-2's mixer: z, x, B, C and dt, x, B and C convolved, the scan, a norm of each group's channels that it
 // makes. What belongs to a group is held by all tp ranks that have heads of it.
 int state_space(BlockBuilder& b, const ModelSpec& m, int x, const std::string& at) {
@@ -141,18 +188,7 @@ int state_space(BlockBuilder& b, const ModelSpec& m, int x, const std::string& a
                               {projection("z", W, P), projection("x", W, P), projection("b", G, s.state),
                                projection("c", G, s.state), projection("dt", s.heads, 1)});
   std::vector<ParamSpec> taps, biases;
-  for (const auto& [name, width, unit] :
-       {std::tuple{"x", W, P}, std::tuple{"b", G, s.state}, std::tuple{"c", G, s.state}}) {
-    taps.push_back(cut_rows(fmt::format("{}conv1d.{}.weight", at, name), width, s.kernel, unit, 0));
-    taps.back().multiplies = false;
-    taps.back().init = Init::uniform;  // up to 1 / sqrt(kernel), as torch's Conv1d, and its bias too
-    taps.back().init_std = 1 / std::sqrt(3 * static_cast<double>(s.kernel));
-    if (s.conv_bias) {
-      biases.push_back(cut_bias(fmt::format("{}conv1d.{}.bias", at, name), width, {{width, unit}}));
-      biases.back().init = taps.back().init;
-      biases.back().init_std = taps.back().init_std;
-    }
-  }
+  convolution(m, at, {{"x", W, P}, {"b", G, s.state}, {"c", G, s.state}}, taps, biases);
   const auto of_heads = [&](const char* name, Init init) {
     biases.push_back(cut_bias(at + name, s.heads, {{s.heads, 1}}));
     biases.back().init = init;
@@ -183,6 +219,10 @@ int attention(BlockBuilder& b, const ModelSpec& m, std::int64_t layer, int x, co
   if (m.is_turned(layer)) y = b.rope(y, m.window.in(layer));
   y = b.attention(y, m.window.in(layer), sinks(m, at + "self_attn."));
   if (m.attended_width() < m.attention_width()) y = b.narrow(y);
+  if (m.attention_gate)
+    y = b.gate(y, b.columns("gate_in", x,
+                            {cut_rows(at + "self_attn.gate_proj.weight", m.attention_width(), m.hidden,
+                                      m.head_dim, m.init_std)}));
   return b.rows("attention_out", y,
                 cut_columns(at + "self_attn.o_proj.weight", m.hidden, m.attended_width(),
                             m.attended_width() / m.num_heads, residual_std(m)));
@@ -255,7 +295,9 @@ int layer_ops(BlockBuilder& b, const ModelSpec& m, std::int64_t layer, int x) {
   const bool before = m.norm_place != NormPlace::after, after = m.norm_place != NormPlace::before;
   const int first = before ? norm(b, m, "norm1", x, at + "input_layernorm") : x;
   const bool scans = m.has_state_space(layer);
-  int y = scans ? state_space(b, m, first, at + "mamba.") : attention(b, m, layer, first, at);
+  int y = !scans                     ? attention(b, m, layer, first, at)
+          : m.state_space.is_delta() ? delta_net(b, m, first, at + "linear_attn.")
+                                     : state_space(b, m, first, at + "mamba.");
   if (after) y = b.rms_norm("attention_norm", y, at + "post_attention_layernorm");
   std::vector<ParamSpec> out_bias;
   if (m.attention_out_bias && !scans) out_bias = {whole_bias(at + "self_attn.o_proj.bias", m.hidden)};

@@ -68,6 +68,7 @@ constexpr const char* toml_keys[] = {"name",
                                      "attention_out_bias",
                                      "mlp_bias",
                                      "attention_sinks",
+                                     "attention_gate",
                                      "qk_norm",
                                      "experts",
                                      "num_experts",
@@ -92,6 +93,7 @@ constexpr const char* toml_keys[] = {"name",
                                      "q_rank",
                                      "rotary_dim",
                                      "value_head_dim",
+                                     "ssm_rule",
                                      "ssm_heads",
                                      "ssm_head_dim",
                                      "ssm_groups",
@@ -330,7 +332,9 @@ Activation read_activation(const Reader& reader, const std::string& where, const
   return parse_choice<Activation>(name, where);
 }
 
-void read_state_space(const Reader& reader, StateSpaceSpec& s) {
+void read_state_space(const Reader& reader, const std::string& where, StateSpaceSpec& s) {
+  if (reader.has("ssm_rule"))
+    s.rule = parse_choice<StateRule>(reader.text("ssm_rule", "a text"), fmt::format("{}: ssm_rule", where));
   s.heads = reader.integer_or("ssm_heads", 0);
   s.head_dim = reader.integer_or("ssm_head_dim", 0);
   s.groups = reader.integer_or("ssm_groups", s.groups);
@@ -343,6 +347,7 @@ void read_state_space(const Reader& reader, StateSpaceSpec& s) {
 
 void write_state_space(const ModelSpec& m, std::string& text) {
   const StateSpaceSpec& s = m.state_space;
+  if (s.is_delta()) text += fmt::format("ssm_rule = \"{}\"\n", name_of(s.rule));
   text += fmt::format(
       "ssm_heads = {}\nssm_head_dim = {}\nssm_groups = {}\nssm_state = {}\nssm_kernel = {}\nssm_conv_bias = "
       "{}\nssm_chunk = {}\n",
@@ -415,12 +420,13 @@ ModelSpec model_from_toml(const std::string& text, const std::string& where) {
   m.attention_out_bias = llama_choice(reader, where, "attention_out_bias", m);
   m.mlp_bias = llama_choice(reader, where, "mlp_bias", m);
   m.attention_sinks = llama_choice(reader, where, "attention_sinks", m);
+  m.attention_gate = llama_choice(reader, where, "attention_gate", m);
   m.q_rank = reader.integer_or("q_rank", 0);
   m.rotary_dim = reader.integer_or("rotary_dim", 0);
   m.value_head_dim = reader.integer_or("value_head_dim", 0);
   m.num_mtp_layers = reader.integer_or("num_mtp_layers", 0);
   m.mtp_weight = reader.real_or("mtp_weight", m.mtp_weight);
-  read_state_space(reader, m.state_space);
+  read_state_space(reader, where, m.state_space);
   if (reader.has("lora"))
     m.tuning.lora = parse_lora(reader.text("lora", "a text"), fmt::format("{}: lora", where));
   if (reader.has("freeze")) m.tuning.freeze = parse_freeze(reader.text("freeze", "a text"));
@@ -470,6 +476,7 @@ std::string to_toml(const ModelSpec& m) {
   if (m.attention_out_bias) line("attention_out_bias", m.attention_out_bias);
   if (m.mlp_bias) line("mlp_bias", m.mlp_bias);
   if (m.attention_sinks) line("attention_sinks", m.attention_sinks);
+  if (m.attention_gate) line("attention_gate", m.attention_gate);
   if (m.qk_norm) line("qk_norm", m.qk_norm);
   if (m.experts != Experts::none) {
     line("experts", quoted(name_of(m.experts)));

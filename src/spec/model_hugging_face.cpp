@@ -439,20 +439,62 @@ void read_qwen3_moe(const Config& config, ModelSpec& m) {
   read_qwen_experts(config, m);
 }
 
-// Qwen1.5-MoE and Qwen2's: a shared expert of a width of its own, weighed by a gate. A window would be in
-// every other layer of the first max_window_layers.
+// A shared expert of a width of its own, weighed by a gate.
+void read_gated_shared_expert(const Config& config, ModelSpec& m) {
+  const std::int64_t shared = config.integer("shared_expert_intermediate_size");
+  const bool whole = shared % m.expert_hidden == 0;
+  m.num_shared_experts = whole ? shared / m.expert_hidden : 1;
+  m.shared_hidden = whole ? 0 : shared;
+  m.shared_gate = true;
+}
+
+// Qwen1.5-MoE and Qwen2's. A window would be in every other layer of the first max_window_layers.
 void read_qwen2_moe(const Config& config, ModelSpec& m) {
   config.required("num_key_value_heads");  // transformers would take 16
   config.only_boolean("use_sliding_window", false);
   read_llama(config, {}, m);
   m.qkv_bias = config.boolean_or("qkv_bias", true);
   read_qwen_experts(config, m);
-  if (m.experts == Experts::none) return;
-  const std::int64_t shared = config.integer("shared_expert_intermediate_size");
-  const bool whole = shared % m.expert_hidden == 0;
-  m.num_shared_experts = whole ? shared / m.expert_hidden : 1;
-  m.shared_hidden = whole ? 0 : shared;
-  m.shared_gate = true;
+  if (m.experts != Experts::none) read_gated_shared_expert(config, m);
+}
+
+// Qwen3-Next: gated delta rule layers, and gated attention in each fourth or where layer_types say so.
+void read_qwen3_next(const Config& config, ModelSpec& m) {
+  config.required("num_key_value_heads");  // transformers would take 2
+  config.required("head_dim");             // and 256
+  m.norms_less_one = m.qk_norm = m.attention_gate = true;
+  read_llama(config, {.rotary_part = 0.25, .mixed = true}, m);
+  read_qwen_experts(config, m);
+  if (m.experts != Experts::none) {
+    m.router.normalise = config.boolean_or("norm_topk_prob", true);
+    read_gated_shared_expert(config, m);
+  }
+  StateSpaceSpec& s = m.state_space;
+  s.rule = StateRule::gated_delta;
+  s.heads = config.integer_or("linear_num_value_heads", 32);
+  s.head_dim = config.integer_or("linear_value_head_dim", 128);
+  s.groups = config.integer_or("linear_num_key_heads", 16);
+  s.state = config.integer_or("linear_key_head_dim", 128);
+  s.kernel = config.integer_or("linear_conv_kernel_dim", 4);
+  s.conv_bias = false;
+  if (config.has("layer_types")) {
+    const Json& types = config.required("layer_types");
+    if (!types.is_array() || std::ssize(types) != m.num_layers)
+      config.wrong("layer_types", "a list of one for each layer");
+    for (std::int64_t layer = 0; layer < m.num_layers; ++layer) {
+      const Json& type = types[static_cast<std::size_t>(layer)];
+      if (type == "full_attention")
+        s.attention_layers.push_back(layer);
+      else if (type != "linear_attention")
+        config.wrong("layer_types", "full_attention and linear_attention");
+    }
+  } else {
+    const std::int64_t every = config.integer_or("full_attention_interval", 4);
+    for (std::int64_t layer = every - 1; layer < m.num_layers; layer += every)
+      s.attention_layers.push_back(layer);
+  }
+  if (std::ssize(s.attention_layers) == m.num_layers)
+    config.wrong("layer_types", "a list with linear_attention at least once");
 }
 
 // Layers without positions: each n-th.
@@ -1135,6 +1177,7 @@ const std::vector<ModelType>& model_types() {
         "backbone."},
        read_nemotron_h,
        [](M m) { return !m.layer_pattern.empty(); }},
+      {{"qwen3_next", "Qwen3NextForCausalLM"}, read_qwen3_next, [](M m) { return m.state_space.is_delta(); }},
       {{"granitemoehybrid",
         "GraniteMoeHybridForCausalLM",
         {{"mlp.gate_up_proj.", "shared_mlp.input_linear."}, {"mlp.down_proj.", "shared_mlp.output_linear."}}},
@@ -1270,7 +1313,6 @@ constexpr OtherType other_types[] = {
     {"codegen", "a bias of the output matrix"},
     {"gpt_neo", "attention that is not divided by the root of a head's width"},
     {"gpt_bigcode", "one key for all heads beside learned positions"},
-    {"qwen3_next", "linear attention"},
     {"llama4_text", "positions and chunks of attention of its own"},
     {"llama4", "positions and chunks of attention of its own"},
     {"ministral3", "queries that grow with their position"},

@@ -84,14 +84,17 @@ void check_state_space(const ModelSpec& m) {
              what, m.state_space.heads, legal);
   };
   refuse_beside(m.family != Family::llama, "a family other than llama", "family = \"llama\"");
-  refuse_beside(m.experts != Experts::none && m.layer_pattern.empty(), "a mixture of experts",
-                "none, or a layer_pattern");
+  refuse_beside(m.experts != Experts::none && m.layer_pattern.empty() && !s.is_delta(),
+                "a mixture of experts", "none, or a layer_pattern");
+  refuse_beside(s.is_delta() && m.num_dense_layers > 0, "num_dense_layers", "0");
+  refuse_beside(s.is_delta() && !m.layer_pattern.empty(), "layer_pattern with ssm_rule = \"gated-delta\"",
+                "no pattern");
   refuse_beside(m.norm_kind != NormKind::rms, "norm_kind", "\"rms\"");
   refuse_beside(m.norm_place != NormPlace::before, "norm_place", "\"before\"");
   refuse_beside(m.parallel_residual, "parallel_residual = true", "false");
   refuse_beside(m.latent_attention(), "latent attention (kv_rank)", "0");
   refuse_beside(m.window.size > 0, "a window", "0");
-  refuse_beside(m.norms_less_one, "norms_less_one = true", "false");
+  refuse_beside(m.norms_less_one && !s.is_delta(), "norms_less_one = true", "false");
   refuse_beside(m.num_mtp_layers > 0, "num_mtp_layers", "0");
 }
 
@@ -196,8 +199,9 @@ void check_experts(const ModelSpec& m) {
 
 // What only a llama's attention has, of heads that are projected straight from the input.
 void check_attention(const ModelSpec& m) {
-  for (const auto& [field, chosen] :
-       {std::pair{"attention_sinks", m.attention_sinks}, {"attention_out_bias", m.attention_out_bias}}) {
+  for (const auto& [field, chosen] : {std::pair{"attention_sinks", m.attention_sinks},
+                                      {"attention_out_bias", m.attention_out_bias},
+                                      {"attention_gate", m.attention_gate}}) {
     if (!chosen) continue;
     if (m.family != Family::llama)
       refuse("model {}: {} = true is not legal for the {} family; give false, or family = \"llama\"", m.name,
@@ -561,6 +565,14 @@ std::vector<LayerKind> layer_kinds(const ModelSpec& m) {
                      dense = m.num_layers - experts - states;
   std::vector<LayerKind> kinds;
   std::int64_t first = 0;
+  if (states > 0 && experts > 0) {  // in all of them
+    const std::vector<std::int64_t>& attending = m.state_space.attention_layers;
+    if (!attending.empty())
+      kinds.push_back({attending.front(), std::ssize(attending), "layer with attention"});
+    while (!m.has_state_space(first)) ++first;
+    kinds.push_back({first, states, attending.empty() ? "layer" : "layer with a state space"});
+    return kinds;
+  }
   if (states > 0 && dense > 0) first = m.state_space.attention_layers.front();
   if (dense > 0)
     kinds.push_back({first, dense,
@@ -596,11 +608,12 @@ double model_flops_per_token(const ModelSpec& m, std::int64_t seq_len) {
 double flops_per_token_seeing(const ModelSpec& m, double mean_keys) {
   const double widths = static_cast<double>(m.attention_width() + m.attended_width());
   const std::int64_t states = m.num_state_space_layers();
-  // Of each state-space layer a channel's state is written and read once for a token, and the channels that
-  // are convolved are.
+  // Of each state-space layer a channel's state is written and read once for a token, by the delta rule read
+  // twice, and the channels that are convolved are.
   const StateSpaceSpec& s = m.state_space;
-  const double scans = 3.0 * static_cast<double>(states) *
-                       static_cast<double>(4 * s.width() * s.state + 2 * s.mixed_width() * s.kernel);
+  const double scans =
+      3.0 * static_cast<double>(states) *
+      static_cast<double>((s.is_delta() ? 6 : 4) * s.width() * s.state + 2 * s.mixed_width() * s.kernel);
   const double attention =
       6.0 * static_cast<double>(m.num_attention_layers() + m.num_mtp_layers) * widths * mean_keys + scans;
   double left_out = 0;

@@ -66,9 +66,16 @@ struct CapSpec {
   bool operator==(const CapSpec&) const = default;
 };
 
-// In place of attention in some layers: Mamba-2's mixer (Dao & Gu 2024, https://arxiv.org/abs/2405.21060) of
-// heads of channels, each channel with a state of so many numbers. In brackets the names of Hugging Face's
-// configurations.
+// How a state takes in what a token has: as Mamba-2's does (Dao & Gu 2024, https://arxiv.org/abs/2405.21060),
+// or by the gated delta rule (Yang et al. 2024, https://arxiv.org/abs/2412.06464), which takes out first what
+// it has for the token's key.
+enum class StateRule { mamba2, gated_delta };
+template <>
+inline constexpr std::array choice_names<StateRule>{"mamba2", "gated-delta"};
+
+// In place of attention in some layers: heads of channels, each channel with a state of so many numbers. In
+// brackets the names of Hugging Face's configurations. Of the delta rule heads are those of values, groups
+// heads of keys and queries, and state is the width of one of these.
 struct StateSpaceSpec {
   std::int64_t heads = 0;     // 0: every layer has attention [mamba_n_heads]
   std::int64_t head_dim = 0;  // [mamba_d_head]
@@ -80,9 +87,13 @@ struct StateSpaceSpec {
   std::int64_t chunk = 64;
   // The others, rising, where layers have an MLP too (ModelSpec::layer_pattern) [attn_layer_indices].
   std::vector<std::int64_t> attention_layers = {};
+  StateRule rule = StateRule::mamba2;
 
   std::int64_t width() const { return heads * head_dim; }
   std::int64_t mixed_width() const { return width() + 2 * groups * state; }  // that is convolved
+  bool is_delta() const { return rule == StateRule::gated_delta; }
+  // Columns that are projected: z, what is convolved, and a number or two of each head.
+  std::int64_t projected_width() const { return width() + mixed_width() + (is_delta() ? 2 : 1) * heads; }
   bool operator==(const StateSpaceSpec&) const = default;
 };
 
@@ -123,6 +134,9 @@ struct ModelSpec {
   // Each head of a llama has a number that takes part in its softmax as a key's score does, and has no value
   // (gpt-oss, https://arxiv.org/abs/2508.10925; Xiao et al. 2023, https://arxiv.org/abs/2309.17453).
   bool attention_sinks = false;
+  // What a llama's attention makes is multiplied by a sigmoid of as many numbers that are projected beside
+  // queries (Qwen3-Next; Qiu et al. 2025, https://arxiv.org/abs/2505.06708).
+  bool attention_gate = false;
   bool qk_norm = false;        // RMSNorm of each head of its queries and keys before they are turned (Qwen3)
   bool qk_norm_whole = false;  // of all queries together, and of all keys, instead of each head (OLMo 2)
 

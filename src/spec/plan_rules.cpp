@@ -438,6 +438,11 @@ int most_ranks_with_blocks(const ModelSpec& m) {
   return most;
 }
 
+// Whose gradient is a sum over heads.
+std::string has_shared_norm(const ModelSpec& m) {
+  return fmt::format("all heads of the gated delta rule of {} are on one rank, as they share a norm", m.name);
+}
+
 // With several tp ranks.
 Verdict of_invariant_tensor_parallel(const Plan& plan) {
   const ModelSpec& m = plan.model;
@@ -446,6 +451,8 @@ Verdict of_invariant_tensor_parallel(const Plan& plan) {
     for (const Remedy& other : {Remedy{"tp", "1"}, Remedy{"numerics", "ordinary"}}) remedies.push_back(other);
     return refused(field, std::move(remedies), "{}", why);
   };
+  if (m.state_space.is_delta())
+    return problem("tp", {}, fmt::format("with --numerics invariant {}", has_shared_norm(m)));
   const int most = most_ranks_with_blocks(m);
   if (most % tp == 0) return {};
   std::vector<Remedy> legal;
@@ -463,6 +470,8 @@ Verdict of_invariant_context_parallel(const Plan& plan) {
     remedies.push_back({"numerics", "ordinary"});
     return refused(field, std::move(remedies), "{}", why);
   };
+  if (m.state_space.is_delta())
+    return problem("cp", {{"cp", "1"}}, fmt::format("with --numerics invariant {}", has_shared_norm(m)));
   const int ulysses = ulysses_size(plan), tp = plan.mesh.size(Axis::tp);
   const std::int64_t groups = std::max<std::int64_t>(1, m.state_space.groups / tp);
   if (m.state_space.heads > 0 && groups % plan.mesh.size(Axis::cp) != 0)

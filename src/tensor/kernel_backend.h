@@ -61,6 +61,8 @@ class KernelBackend {
   virtual void activate_backward(Activation a, InOut h, InOut dy) = 0;
   virtual void gated(Activation a, const Tensor& gate_up, Out y, const SwigluClamp& clamp) = 0;
   virtual void gated_backward(Activation a, InOut gate_up, InOut dy, const SwigluClamp& clamp) = 0;
+  virtual void sigmoid_gate(const Tensor& x, const Tensor& gate, Out y) = 0;
+  virtual void sigmoid_gate_backward(const Tensor& x, InOut gate, InOut dy, Out y) = 0;
   virtual void weighted_activation_backward(Activation a, InOut gate_up, InOut dy, const Tensor& weights,
                                             Out dweights, const SwigluClamp& clamp) = 0;
   virtual void rope(InOut x, std::int64_t head_dim, const Tensor& positions, const RopeTurns& turns,

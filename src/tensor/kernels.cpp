@@ -391,6 +391,17 @@ void Kernels::gated_backward(Activation a, InOut gate_up, InOut dy, const Swiglu
   if (backend_) backend_->gated_backward(a, gate_up, dy, clamp);
 }
 
+void Kernels::sigmoid_gate(const Tensor& x, const Tensor& gate, Out y) {
+  require(is_float(x) && same(x, gate) && same(x, y), "sigmoid_gate: x, gate and y differ", x, gate, y);
+  if (backend_) backend_->sigmoid_gate(x, gate, y);
+}
+
+void Kernels::sigmoid_gate_backward(const Tensor& x, InOut gate, InOut dy, Out y) {
+  require(is_float(x) && same(x, gate) && same(x, dy) && same(x, y),
+          "sigmoid_gate_backward: x, gate, dy and y differ", x, gate, dy, y);
+  if (backend_) backend_->sigmoid_gate_backward(x, gate, dy, y);
+}
+
 void Kernels::weighted_activation_backward(Activation a, InOut hidden, InOut dy, const Tensor& weights,
                                            Out dweights, const SwigluClamp& clamp) {
   check(a == Activation::swiglu || a == Activation::clamped_swiglu || a == Activation::relu2,
@@ -474,9 +485,11 @@ void Kernels::attention_sink_backward(const Tensor& sinks, const Tensor& lse, co
 
 std::int64_t StateSpaceShape::workspace(bool backward) const {
   const std::int64_t q = chunk_rows(), squares = (heads + groups) * q * q, of_rows = q * width();
-  const std::int64_t forward = 3 * rows.length * heads + 4 * of_rows + squares;
+  const std::int64_t of_delta = delta ? rows.length * (heads + 2 * groups) + of_rows + squares : 0;
+  const std::int64_t forward = 3 * rows.length * heads + 4 * of_rows + squares + of_delta;
   if (!backward) return forward + width() * state;  // where no state is given
-  return forward + (chunks() + 2) * width() * state + squares + 2 * of_rows + (4 * q + 1) * heads;
+  return forward + (chunks() + 2) * width() * state + (delta ? 2 : 1) * squares + 2 * of_rows +
+         (4 * q + 1) * heads;
 }
 
 static bool is_sequences(const Tensor& x, const SequenceRows& rows) {
@@ -527,7 +540,8 @@ static bool is_state_space(const StateSpaceTensors& in, const StateSpaceShape& s
   return sizes && of(in.z, s.width()) && of(in.dt, s.heads) && is_wide(in.xbc) &&
          in.xbc.dtype() == wide(in.z.dtype()) && in.xbc.rows() == in.z.rows() &&
          in.xbc.cols() == s.mixed_width() && vector_like(in.z, in.dt_bias, s.heads) &&
-         vector_like(in.z, in.a_log, s.heads) && vector_like(in.z, in.d, s.heads) &&
+         vector_like(in.z, in.a_log, s.heads) && vector_like(in.z, in.d, s.delta ? s.head_dim : s.heads) &&
+         in.beta.defined() == s.delta && (!s.delta || of(in.beta, s.heads)) &&
          wide_vector(in.z, workspace, s.workspace(backward));
 }
 
@@ -549,7 +563,7 @@ void Kernels::state_space_backward(const StateSpaceTensors& in, const StateSpace
           in.z, in.xbc, in.dt, in.dt_bias, in.a_log, in.d, workspace);
   require(same(in.z, dy) && same(in.z, out.z) && same(in.dt, out.dt) && same(in.xbc, out.xbc) &&
               is_wide(out.terms) && out.terms.dtype() == in.xbc.dtype() && out.terms.rows() == dy.rows() &&
-              out.terms.cols() == 3 * shape.heads,
+              out.terms.cols() == shape.terms() && (!shape.delta || same(in.beta, out.beta)),
           "state_space_backward: a gradient is not as what it is of", dy, out.z, out.dt, out.xbc, out.terms);
   if (backend_) backend_->state_space_backward(in, shape, dy, workspace, out);
 }

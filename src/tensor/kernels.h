@@ -71,26 +71,35 @@ struct SequenceRows {
 
 // H heads of P channels, each with a state of N numbers for every channel (Dao & Gu 2024,
 // https://arxiv.org/abs/2405.21060); B and C are those of a group of H/G heads. `chunk`: positions whose
-// weights for each other are computed at once, which changes no result but by rounding.
+// weights for each other are computed at once, which changes no result but by rounding. `delta`: by the gated
+// delta rule (Yang et al. 2024, https://arxiv.org/abs/2412.06464), whose values are x, keys B and queries C.
 struct StateSpaceShape {
   SequenceRows rows = {};
   std::int64_t heads = 1, head_dim = 0, groups = 1, state = 0;
   std::int64_t chunk = 64;
+  bool delta = false;
+  double norm_eps = 0;  // of its norm
 
   std::int64_t width() const { return heads * head_dim; }
   std::int64_t mixed_width() const { return width() + 2 * groups * state; }  // [x | B | C]
   std::int64_t chunk_rows() const { return chunk < rows.length ? chunk : rows.length; }
   std::int64_t chunks() const { return rows.length == 0 ? 0 : (rows.length + chunk - 1) / chunk; }
+  // Columns of what each row adds to the gradients of dt_bias, a_log, and d or the norm's weight.
+  std::int64_t terms() const { return 2 * heads + (delta ? head_dim : heads); }
   // Wide elements that its kernels work in.
   std::int64_t workspace(bool backward) const;
 };
 struct StateSpaceTensors {
-  Tensor z, xbc, dt;  // (N, H P); (N, mixed_width(), wide) as convolve() left it; (N, H) before softplus
-  Tensor dt_bias, a_log, d;  // (H)
+  // (N, H P); (N, mixed_width(), wide) as convolve() left it, of which the delta rule makes keys and queries
+  // of length 1; (N, H) before softplus
+  Tensor z, xbc, dt;
+  Tensor dt_bias, a_log;  // (H)
+  Tensor d;               // (H); of the delta rule the norm's weight (P)
+  Tensor beta = {};       // (N, H) before the sigmoid: of the delta rule
 };
-// xbc is wide; terms (N, 3 H, wide): of each row what it adds to the gradients of dt_bias, a_log and d.
+// xbc is wide; terms (N, terms(), wide).
 struct StateSpaceGradients {
-  Tensor z, xbc, dt, terms;
+  Tensor z, xbc, dt, terms, beta = {};
 };
 
 // How weights that are bf16 alone are updated: rounded up or down at random, as to nearest an
@@ -271,6 +280,10 @@ class Kernels {
   void gated(Activation a, const Tensor& gate_up, Out y, const SwigluClamp& clamp = {});
   // In place: on entry gate_up and dy (N, F); on exit gate_up holds its gradient and dy holds y.
   void gated_backward(Activation a, InOut gate_up, InOut dy, const SwigluClamp& clamp = {});
+  // y = x times the sigmoid of gate, of one shape. Backward, in place: on exit gate and dy hold the gradients
+  // of gate and of x, and y is as before.
+  void sigmoid_gate(const Tensor& x, const Tensor& gate, Out y);
+  void sigmoid_gate_backward(const Tensor& x, InOut gate, InOut dy, Out y);
   // The same of an expert's, swiglu, clamped_swiglu or relu2 (of hidden (N, F), which has no gate), where y
   // was multiplied by weights (N, 1, wide) row by row: dy is the gradient of the weighted y. On exit dy holds
   // the weighted y, and dweights (N, 1, wide) the gradient of the weights.
@@ -313,7 +326,8 @@ class Kernels {
   // dw (C, K, wide) += ; dy as convolve_backward() left it.
   void convolve_backward_weight(const Tensor& x, const Tensor& dy, const SequenceRows& rows, InOut dw);
 
-  // y (N, H P) = the scan of a state space (tensor/state_space_scan.h) times SiLU(z). `state` (H P, N, wide):
+  // y (N, H P) = the scan of a state space (tensor/state_space_scan.h) times SiLU(z), behind the delta rule
+  // with an RMSNorm of each head before that. `state` (H P, N, wide):
   // of one sequence the state before its first row, which becomes the one behind its last; undefined: zeros.
   // workspace (wide) has as many elements as the shape says.
   void state_space(const StateSpaceTensors& in, const StateSpaceShape& shape, const Tensor& workspace,

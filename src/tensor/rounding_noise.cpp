@@ -178,6 +178,20 @@ class NoisyKernels final : public RoundingNoise {
     move(dy);
   }
 
+  void sigmoid_gate(const Tensor& x, const Tensor& gate, Out y) override {
+    exact_.sigmoid_gate(moved(x), moved(gate), y);
+    move(y);
+  }
+
+  void sigmoid_gate_backward(const Tensor& x, InOut gate, InOut dy, Out y) override {
+    move(gate);
+    move(dy);
+    exact_.sigmoid_gate_backward(moved(x), gate, dy, y);
+    move(gate);
+    move(dy);
+    move(y);
+  }
+
   void weighted_activation_backward(Activation a, InOut gate_up, InOut dy, const Tensor& weights,
                                     Out dweights, const SwigluClamp& clamp) override {
     move(gate_up);
@@ -239,6 +253,7 @@ class NoisyKernels final : public RoundingNoise {
     HostBackend::state_space_backward(moved(in), shape, moved(dy), workspace, out);
     move(out.z);
     move(out.dt);
+    if (out.beta.defined()) move(out.beta);
   }
 
   void attention_sink(const Tensor& sinks, const AttentionShape& shape, InOut out, InOut lse) override {
@@ -370,7 +385,8 @@ class NoisyKernels final : public RoundingNoise {
   }
 
   StateSpaceTensors moved(const StateSpaceTensors& in) {
-    return {moved(in.z), moved(in.xbc), moved(in.dt), moved(in.dt_bias), moved(in.a_log), moved(in.d)};
+    return {moved(in.z),     moved(in.xbc), moved(in.dt),  moved(in.dt_bias),
+            moved(in.a_log), moved(in.d),   moved(in.beta)};
   }
 
   Tensor moved_operand(const Tensor& x, std::int64_t terms) {

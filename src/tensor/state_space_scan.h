@@ -5,14 +5,23 @@
 // attention's is of its scores with values; from chunk to chunk goes the state. So nearly all of it is
 // products, of which those with states are of all heads of a group at once. All that is not an input or an
 // output of the op is wide.
+//
+// The gated delta rule (Yang et al. 2024, https://arxiv.org/abs/2412.06464) with keys k and queries q of
+// length 1 and values v takes out what the state has for a key before it puts in what it should have:
+//   h_t = a_t h_t-1 + u_t k_t^T,   u_t = beta_t (v_t - a_t h_t-1 k_t),   y_t = h_t q_t / sqrt(N),
+// with a_t = exp(dt_t A). So it is the same scan of u in place of dt x, and within a chunk u is the solution
+// of a triangular system (Yang et al. 2024, https://arxiv.org/abs/2406.06484): row t has the row s before it
+// beta_t k_t . k_s times what is left of s.
 #pragma once
 
 #include <algorithm>
+#include <cmath>
 #include <type_traits>
 
 #include "tensor/host_launch.h"
 #include "tensor/kernel_backend.h"
 #include "tensor/reference_view.h"
+#include "tensor/rows/delta_rule.h"
 #include "tensor/rows/state_space.h"
 #include "tensor/thread_team.h"
 
@@ -46,7 +55,14 @@ class StateSpaceScan {
         of_state_(room(s_.chunk_rows(), s_.width())),
         of_chunk_(room(s_.chunk_rows(), s_.width())),
         products_(room(s_.groups * s_.chunk_rows(), s_.chunk_rows())),
-        weights_(room(s_.heads * s_.chunk_rows(), s_.chunk_rows())) {}
+        weights_(room(s_.heads * s_.chunk_rows(), s_.chunk_rows())) {
+    if (!s_.delta) return;
+    betas_ = room(s_.rows.length, s_.heads);
+    factors_ = room(s_.rows.length, 2 * s_.groups);
+    recalled_ = room(s_.chunk_rows(), s_.width());
+    keys_ = room(s_.groups * s_.chunk_rows(), s_.chunk_rows());
+    mixed_ = room(s_.heads * s_.chunk_rows(), s_.chunk_rows());
+  }
 
   // `state`: the one before the first position, which becomes the one behind the last; or undefined.
   void forward(const Tensor& given, const Tensor& y) {
@@ -55,10 +71,16 @@ class StateSpaceScan {
       if (!given.defined()) backend_.fill(state, 0.0);
       for (std::int64_t c = 0; c < s_.chunks(); ++c) {
         const Chunk at = chunk(sequence, c);
-        make_inputs(at);
+        make_inputs(at, state);
         make_outputs(at, state);
         with_stored_type(y, [&]<class T>(T) {
           using F = Wide<T>;
+          if (s_.delta)
+            return blocks("delta_output", at.rows,
+                          rows::DeltaOutput<T>{
+                              at.template shared<F>(*this), matrix<F>(head_rows(of_state_, at)),
+                              matrix<F>(head_rows(of_chunk_, at)), data<T>(in_.d),
+                              static_cast<F>(s_.norm_eps), matrix<T>(at.of(in_.z)), matrix<T>(at.of(y))});
           blocks("scan_output", at.rows,
                  rows::ScanOutput<T>{at.template shared<F>(*this), matrix<F>(at.x()),
                                      matrix<F>(head_rows(of_state_, at)), matrix<F>(head_rows(of_chunk_, at)),
@@ -78,18 +100,24 @@ class StateSpaceScan {
                  within = room(s_.chunk_rows(), s_.heads), read = room(s_.chunk_rows(), s_.heads),
                  written = room(s_.chunk_rows(), s_.heads), handed = room(s_.chunk_rows(), s_.heads),
                  past = room(1, s_.heads);
+    Tensor d_keys, d_mixed;
+    if (s_.delta) {
+      d_keys = room(s_.groups * s_.chunk_rows(), s_.chunk_rows());
+      d_mixed = room(s_.heads * s_.chunk_rows(), s_.chunk_rows());
+      backend_.fill(written, 0.0);  // steps make nothing of inputs
+    }
     const auto state = [&](std::int64_t c) { return states.row_range(c * width, (c + 1) * width); };
     each_sequence([&](std::int64_t sequence) {
       backend_.fill(state(0), 0.0);
       for (std::int64_t c = 0; c < s_.chunks(); ++c) {
         const Chunk at = chunk(sequence, c);
-        make_inputs(at);
+        make_inputs(at, state(c));
         make_state(at, state(c), state(c + 1));
       }
       backend_.fill(gradient, 0.0);  // nothing reads the last one
       for (std::int64_t c = s_.chunks(); c-- > 0;) {
         const Chunk at = chunk(sequence, c);
-        make_inputs(at);
+        make_inputs(at, state(c));
         make_outputs(at, state(c));
         const Tensor of_state = head_rows(of_state_, at), inner = head_rows(of_chunk_, at),
                      stepped = head_rows(stepped_, at), last = head_rows(last_, at),
@@ -100,6 +128,13 @@ class StateSpaceScan {
         const Tensor dx = dxbc.column_range(0, width);
         with_stored_type(dy, [&]<class T>(T) {
           using F = Wide<T>;
+          if (s_.delta)
+            return blocks("delta_output_backward", at.rows,
+                          rows::DeltaOutputBackward<T>{
+                              at.template shared<F>(*this), matrix<F>(of_state), matrix<F>(inner),
+                              data<T>(in_.d), static_cast<F>(s_.norm_eps), matrix<T>(at.of(in_.z)),
+                              matrix<T>(at.of(dy)), matrix<T>(at.of(out.z)), matrix<F>(read_here),
+                              matrix<F>(terms.column_range(2 * s_.heads, s_.terms()))});
           blocks("scan_output_backward", at.rows,
                  rows::ScanOutputBackward<T>{
                      at.template shared<F>(*this), matrix<F>(at.x()), matrix<F>(of_state), matrix<F>(inner),
@@ -111,6 +146,12 @@ class StateSpaceScan {
           product(d, Transpose::no, of_head(stepped, h), Transpose::yes, dw);
           product(square(weights_, h, at), Transpose::yes, d, Transpose::no, of_head(d_stepped_here, h));
         }
+        for (std::int64_t g = 0; g < s_.groups; ++g)
+          product(at.b(g), Transpose::no, of_group(gradient, g), Transpose::yes,
+                  columns_of_group(d_last_here, g));
+        if (s_.delta)
+          take_back(at, {d_stepped_here, d_last_here, read_here, handed_here, d_keys, d_mixed, dx,
+                         at.of(out.beta)});
         with_float_type(steps_, [&]<class F>(F) {
           blocks("scan_weights_backward", s_.groups * at.rows,
                  rows::ScanWeightsBackward<F>{at.template shared<F>(*this),
@@ -118,7 +159,8 @@ class StateSpaceScan {
                                               matrix<F>(squares(d_products, s_.groups, at))});
           blocks("scan_decays_backward", s_.heads,
                  rows::ScanDecaysBackward<F>{at.rows, matrix<F>(squares(weights_, s_.heads, at)),
-                                             matrix<F>(squares(d_weights, s_.heads, at))});
+                                             matrix<F>(squares(d_weights, s_.heads, at)),
+                                             s_.delta ? data<F>(squares(mixed_, s_.heads, at)) : nullptr});
           blocks("scan_decay_sums", s_.heads * at.rows,
                  rows::ScanDecaySums<F>{at.rows, matrix<F>(squares(d_weights, s_.heads, at)),
                                         matrix<F>(within_here)});
@@ -134,15 +176,21 @@ class StateSpaceScan {
                   true);
           product(dp, Transpose::yes, c_here, Transpose::no, db);
           product(columns_of_group(last, g), Transpose::no, behind, Transpose::no, db, true);
-          product(b, Transpose::no, behind, Transpose::yes, columns_of_group(d_last_here, g));
+          if (!s_.delta) continue;
+          const Tensor dk = square(d_keys, g, at);
+          product(dk, Transpose::no, b, Transpose::no, db, true);
+          product(dk, Transpose::yes, b, Transpose::no, db, true);
+          product(columns_of_group(head_rows(recalled_, at), g), Transpose::no, of_group(state(c), g),
+                  Transpose::no, db, true);
         }
         with_stored_type(dy, [&]<class T>(T) {
           using F = Wide<T>;
-          blocks(
-              "scan_inputs_backward", at.rows,
-              rows::ScanInputsBackward<T>{at.template shared<F>(*this), matrix<F>(at.x()), matrix<F>(inner),
-                                          matrix<F>(d_stepped_here), matrix<F>(d_last_here), data<T>(in_.d),
-                                          matrix<F>(dx), matrix<F>(written_here), matrix<F>(handed_here)});
+          if (!s_.delta)
+            blocks(
+                "scan_inputs_backward", at.rows,
+                rows::ScanInputsBackward<T>{at.template shared<F>(*this), matrix<F>(at.x()), matrix<F>(inner),
+                                            matrix<F>(d_stepped_here), matrix<F>(d_last_here), data<T>(in_.d),
+                                            matrix<F>(dx), matrix<F>(written_here), matrix<F>(handed_here)});
           blocks("scan_steps_backward", 1,
                  rows::ScanStepsBackward<T>{at.template shared<F>(*this), matrix<T>(at.of(in_.dt)),
                                             data<T>(in_.dt_bias), data<T>(in_.a_log), matrix<F>(within_here),
@@ -154,7 +202,11 @@ class StateSpaceScan {
         for (std::int64_t g = 0; g < s_.groups; ++g)
           product(columns_of_group(of_state, g), Transpose::yes, at.c(g), Transpose::no,
                   of_group(gradient, g), true);
+        for (std::int64_t g = 0; s_.delta && g < s_.groups; ++g)
+          product(columns_of_group(head_rows(recalled_, at), g), Transpose::yes, at.b(g), Transpose::no,
+                  of_group(gradient, g), true);
       }
+      if (s_.delta) units_backward(sequence, out.xbc);
     });
   }
 
@@ -205,17 +257,93 @@ class StateSpaceScan {
             "scan_steps", s_.chunks(),
             rows::ScanSteps<T>{matrix<T>(raw), data<T>(in_.dt_bias), data<T>(in_.a_log), chunks_of(sequence),
                                matrix<F>(steps_), matrix<F>(sums_), matrix<F>(rests_)});
+        if (!s_.delta) return;
+        blocks("delta_units", s_.rows.length,
+               rows::DeltaUnits<T>{matrix<T>(of_sequence(in_.beta, sequence)), matrix<F>(betas_),
+                                   matrix<F>(keys_and_queries(in_.xbc, sequence)), s_.state, query_scale<F>(),
+                                   matrix<F>(factors_)});
       });
       visit(sequence);
     }
   }
 
-  void make_inputs(const Chunk& at) {
+  // `before`: the state before the chunk.
+  void make_inputs(const Chunk& at, const Tensor& before) {
+    if (s_.delta) return solve(at, before);
     with_float_type(steps_, [&]<class F>(F) {
       blocks("scan_inputs", at.rows,
              rows::ScanInputs<F>{at.template shared<F>(*this), matrix<F>(at.x()),
                                  matrix<F>(head_rows(stepped_, at)), matrix<F>(head_rows(last_, at))});
     });
+  }
+  // What the delta rule puts into the state.
+  void solve(const Chunk& at, const Tensor& before) {
+    for (std::int64_t g = 0; g < s_.groups; ++g) {
+      product(at.b(g), Transpose::no, at.b(g), Transpose::yes, square(keys_, g, at));
+      product(at.b(g), Transpose::no, of_group(before, g), Transpose::yes,
+              columns_of_group(head_rows(recalled_, at), g));
+    }
+    with_float_type(steps_, [&]<class F>(F) {
+      const rows::DeltaChunk<F> of = delta_chunk<F>(at);
+      blocks("delta_mixed", s_.heads * at.rows,
+             rows::DeltaMixed<F>{of, matrix<F>(squares(keys_, s_.groups, at))});
+      blocks("delta_solve", s_.heads,
+             rows::DeltaSolve<F>{of, matrix<F>(at.x()), matrix<F>(head_rows(recalled_, at)),
+                                 matrix<F>(head_rows(stepped_, at)), matrix<F>(head_rows(last_, at))});
+    });
+  }
+  // From the gradients of u, of what the chunk makes of it and of what the state behind it has (d_last, which
+  // is of all that is left there), to those of values, betas, products of keys and what the state before
+  // gives for a key, which recalled_ is then. mixed_ becomes what its decays have of it.
+  struct TakenBack {
+    Tensor d_stepped, d_last, read, handed, d_keys, d_mixed, d_values, d_beta;
+  };
+  void take_back(const Chunk& at, const TakenBack& to) {
+    with_float_type(steps_, [&]<class F>(F) {
+      const rows::DeltaChunk<F> of = delta_chunk<F>(at);
+      blocks("delta_inputs_backward", at.rows,
+             rows::DeltaInputsBackward<F>{of, matrix<F>(head_rows(stepped_, at)), matrix<F>(to.d_last),
+                                          matrix<F>(to.d_stepped), matrix<F>(to.handed)});
+      blocks("delta_solve_backward", s_.heads, rows::DeltaSolveBackward<F>{of, matrix<F>(to.d_stepped)});
+    });
+    for (std::int64_t h = 0; h < s_.heads; ++h)
+      product(of_head(to.d_stepped, h), Transpose::no, of_head(head_rows(stepped_, at), h), Transpose::yes,
+              square(to.d_mixed, h, at));
+    with_stored_type(to.d_beta, [&]<class T>(T) {
+      using F = Wide<T>;
+      const rows::DeltaChunk<F> of = delta_chunk<F>(at);
+      const rows::Matrix<F> d_mixed = matrix<F>(squares(to.d_mixed, s_.heads, at));
+      blocks("delta_mixed_backward", s_.heads * at.rows,
+             rows::DeltaMixedBackward<T>{of, matrix<F>(squares(keys_, s_.groups, at)), d_mixed,
+                                         matrix<F>(at.x()), matrix<F>(to.d_stepped),
+                                         matrix<F>(head_rows(recalled_, at)), matrix<F>(to.d_values),
+                                         matrix<F>(to.read), matrix<T>(to.d_beta)});
+      blocks("delta_keys_backward", s_.groups * at.rows,
+             rows::DeltaKeysBackward<F>{of.at, d_mixed, matrix<F>(squares(to.d_keys, s_.groups, at))});
+    });
+  }
+  void units_backward(std::int64_t sequence, const Tensor& dxbc) {
+    with_float_type(steps_, [&]<class F>(F) {
+      blocks("delta_units_backward", s_.rows.length,
+             rows::DeltaUnitsBackward<F>{matrix<F>(keys_and_queries(in_.xbc, sequence)), s_.state,
+                                         query_scale<F>(), matrix<F>(factors_),
+                                         matrix<F>(keys_and_queries(dxbc, sequence))});
+    });
+  }
+  template <class F>
+  rows::DeltaChunk<F> delta_chunk(const Chunk& at) const {
+    return {at.template shared<F>(*this), matrix<F>(betas_.row_range(at.begin, at.begin + at.rows)),
+            matrix<F>(squares(mixed_, s_.heads, at))};
+  }
+  template <class F>
+  F query_scale() const {
+    return static_cast<F>(1 / std::sqrt(static_cast<double>(s_.state)));
+  }
+  Tensor of_sequence(const Tensor& t, std::int64_t sequence) const {
+    return t.row_range(sequence * s_.rows.length, (sequence + 1) * s_.rows.length);
+  }
+  Tensor keys_and_queries(const Tensor& xbc, std::int64_t sequence) const {
+    return of_sequence(xbc, sequence).column_range(s_.width(), s_.mixed_width());
   }
   // What the state before the chunk gives, not yet times what is left of it, and what the chunk gives.
   void make_outputs(const Chunk& at, const Tensor& before) {
@@ -299,6 +427,9 @@ class StateSpaceScan {
   // Of one chunk: dt x, and what of it is left at its end; what the state before gives, and what the chunk
   // does; the products of C and B, and the weights of rows.
   Tensor stepped_, last_, of_state_, of_chunk_, products_, weights_;
+  // Of the delta rule: of a sequence betas, and what keys and queries were multiplied by; of a chunk what the
+  // state before has for its keys, the products of keys, and how much of a row's u each later one takes out.
+  Tensor betas_, factors_, recalled_, keys_, mixed_;
 };
 
 }  // namespace echelon

@@ -32,10 +32,12 @@ class TokenKernels : public KernelBackend, protected Launching<Launch> {
                                const AttentionShape& s, InOut dsinks) override {
     with_stored_type(sinks, [&, this]<class T>(T) {
       using F = Wide<T>;
-      this->each_row(
-          "attention_sink_backward", s.num_heads,
-          rows::AttentionSinkBackward<T>{data<T>(sinks), {s.batch, s.q_len, s.num_heads, s.head_dim},
-                                         data<F>(lse), data<F>(delta), data<F>(dsinks)});
+      this->each_row("attention_sink_backward", s.num_heads,
+                     rows::AttentionSinkBackward<T>{data<T>(sinks),
+                                                    {s.batch, s.q_len, s.num_heads, s.head_dim},
+                                                    data<F>(lse),
+                                                    data<F>(delta),
+                                                    data<F>(dsinks)});
     });
   }
 
@@ -61,6 +63,18 @@ class TokenKernels : public KernelBackend, protected Launching<Launch> {
       spread_blocks(this->launch(), this->team(), "convolve_backward_weight", x.cols(),
                     rows::ConvolveBackwardWeight<T>{matrix<Wide<T>>(dy), matrix<T>(x), sequences(rows),
                                                     matrix<Wide<T>>(dw)});
+    });
+  }
+
+  void sigmoid_gate(const Tensor& x, const Tensor& gate, Out y) override {
+    with_stored_type(x, [&, this]<class T>(T) {
+      each_of_rows("sigmoid_gate", x, rows::SigmoidGate<T>{matrix<T>(x), matrix<T>(gate), matrix<T>(y)});
+    });
+  }
+  void sigmoid_gate_backward(const Tensor& x, InOut gate, InOut dy, Out y) override {
+    with_stored_type(x, [&, this]<class T>(T) {
+      each_of_rows("sigmoid_gate_backward", x,
+                   rows::SigmoidGateBackward<T>{matrix<T>(x), matrix<T>(gate), matrix<T>(dy), matrix<T>(y)});
     });
   }
 

@@ -273,7 +273,7 @@ static RehearsedPlan rehearsed_plan(const Plan& plan, ModelSpec layers) {
 RehearsedPlan rehearsed_plan(const Plan& plan, std::int64_t dense, std::int64_t others) {
   ModelSpec m = plan.model;
   m.num_layers = dense + others;
-  if (m.experts == Experts::deepseek) m.num_dense_layers = dense;
+  if (m.experts == Experts::deepseek && m.state_space.heads == 0) m.num_dense_layers = dense;
   if (StateSpaceSpec& s = m.state_space; s.heads > 0) {
     s.attention_layers.clear();
     for (std::int64_t layer = 0; layer < dense; ++layer) s.attention_layers.push_back(layer);
@@ -294,7 +294,8 @@ static PartSeconds rehearse_layers(const Plan& plan, const RunOptions& options, 
   const ModelSpec& m = plan.model;
   const int ranks = plan.mesh.num_ranks();
   PartSeconds parts;
-  const std::int64_t of_others = m.num_expert_layers() + m.num_state_space_layers();
+  std::int64_t of_others = 0;
+  for (std::int64_t layer = 0; layer < m.num_layers; ++layer) of_others += is_other_layer(m, layer);
   const bool has_others = of_others > 0, has_dense = of_others < m.num_layers;
   const std::int64_t dense = has_dense ? 1 : 0, others = has_others ? 1 : 0;
   const RehearsedPlan r = rehearsed_plan(plan, dense, others);
@@ -330,7 +331,7 @@ static PartSeconds rehearse_parts(const Plan& plan, const RunOptions& options, c
     PartSeconds::Passes one =
         passes_of(rehearsed_plan(plan, one_of_each + letter).plan, stand, options) - base;
     parts.ends = parts.ends - one;
-    const bool is_other = m.has_experts(kind.layer) || m.has_state_space(kind.layer);
+    const bool is_other = is_other_layer(m, kind.layer);
     (is_other ? num_others : num_dense) += kind.count;
     one *= static_cast<double>(kind.count);
     PartSeconds::Passes& sum = is_other ? parts.others : parts.dense;

@@ -159,6 +159,26 @@ struct GatedBackward {
 };
 
 template <class T>
+struct SigmoidGate {
+  Matrix<T> x, gate, y;
+  ECHELON_HOST_DEVICE void operator()(std::int64_t i, std::int64_t j) const {
+    using F = Wide<T>;
+    y[i][j] = T(F(x[i][j]) * sigmoid(F(gate[i][j])));
+  }
+};
+template <class T>
+struct SigmoidGateBackward {
+  Matrix<T> x, gate, dy, y;
+  ECHELON_HOST_DEVICE void operator()(std::int64_t i, std::int64_t j) const {
+    using F = Wide<T>;
+    const F open = sigmoid(F(gate[i][j])), value = F(x[i][j]), d = F(dy[i][j]);
+    y[i][j] = T(value * open);
+    gate[i][j] = T(d * value * open * (F(1) - open));
+    dy[i][j] = T(d * open);
+  }
+};
+
+template <class T>
 struct WeightedActivationBackward {
   Activation a;
   SwigluClamp clamp;

@@ -219,20 +219,23 @@ struct ScanWeightsBackward {
   }
 };
 
-// d_weights[t][s] becomes the sum over rows from t on of weights times their gradients, for s < t: a block
-// for each head.
+// d_weights[t][s] becomes the sum over rows from t on of weights times their gradients, for s < t, and of
+// `more` (as they are) or null: a block for each head.
 template <class F>
 struct ScanDecaysBackward {
   std::int64_t rows;
   Matrix<F> weights, d_weights;
+  const F* more;
   template <class Team>
   ECHELON_HOST_DEVICE void operator()(const Team& team, std::int64_t h) const {
     for (std::int64_t t = rows; t-- > 1;) {
       const F* const weight = weights[h * rows + t];
       F* const gradient = d_weights[h * rows + t];
+      const F* const also = more == nullptr ? nullptr : more + (h * rows + t) * rows;
       const F* const behind = t + 1 < rows ? d_weights[h * rows + t + 1] : nullptr;
       for (std::int64_t s = team.lane(); s < t; s += team.lanes())
-        gradient[s] = weight[s] * gradient[s] + (behind == nullptr ? F(0) : behind[s]);
+        gradient[s] = weight[s] * gradient[s] + (also == nullptr ? F(0) : also[s]) +
+                      (behind == nullptr ? F(0) : behind[s]);
     }
   }
 };
