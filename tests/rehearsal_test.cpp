@@ -26,8 +26,11 @@ Plan with_mesh(ModelSpec model, int dp, int tp, int pp, int cp = 1) {
 TEST(Rehearsal, RunsALayerOnTheRanksThatShareIt) {  // long
   ModelSpec hybrid = odd_llama();
   hybrid.state_space = {4, 3, 1, 5, 3, true, 4, {1}};
+  ModelSpec delta = odd_deepseek();  // with experts in all layers
+  delta.num_dense_layers = 0;
+  delta.state_space = {4, 3, 2, 5, 3, false, 4, {1}, StateRule::gated_delta};
   for (const ModelSpec& model :
-       {odd_gpt2(), odd_llama(), odd_mixtral(), odd_deepseek(), even_mixtral(2), hybrid})
+       {odd_gpt2(), odd_llama(), odd_mixtral(), odd_deepseek(), even_mixtral(2), hybrid, delta})
     for (const auto& [dp, tp, cp, ep] :
          {std::tuple{1, 1, 1, 1}, {2, 2, 1, 1}, {1, 1, 2, 1}, {1, 2, 2, 2}, {4, 1, 1, 4}}) {
       if (ep > 1 && (model.experts == Experts::none || model.num_experts % ep != 0)) continue;

@@ -378,11 +378,12 @@ class Pricer {
                          : product(rows, rows, width, chunks),
                  given = product(rows, state, width / groups, chunks * groups),
                  added = product(width / groups, rows, state, chunks * groups);
+    // By the delta rule also keys by keys and by the state, and half a product by squares that solves.
+    // Kernels of others are taken to be as those of Mamba-2 beside that.
+    const double delta = s.is_delta() ? pairs + given + within / 2 : 0;
     exchange_heads(heads, groups);
     if (is_ours) {  // in f32: the convolution, dt x twice, what comes out of both sums, and weights of rows
       const double wide = 4;
-      // By the delta rule also keys by keys and by the state, and half a product by squares that solves.
-      const double delta = s.is_delta() ? pairs + given + within / 2 : 0;
       const double products = pairs + within + given + added + delta;
       const double passes = ops_.elementwise(tokens_ * (mixed * (width_ + wide) + 7 * width * wide +
                                                         2 * width * width_ + 3 * heads * rows * wide));
@@ -401,11 +402,11 @@ class Pricer {
     // of the convolution; of the gate.
     const double wide = 4, group = groups * state, of_pairs = groups * rows;
     const double slower = 1 / w_.software.scan_efficiency;
-    t_.forward.compute += slower * (pairs + within + given + added +
+    t_.forward.compute += slower * (pairs + within + given + added + delta +
                                     ops_.memory_pass(tokens_ * (width_ * (2 * mixed + 4 * width + 4 * group) +
                                                                 wide * (4 * states + 2 * of_pairs))));
     t_.backward_input.compute +=
-        slower * (3 * pairs + 3 * within + 2 * given + 3 * added +
+        slower * (3 * pairs + 3 * within + 2 * given + 3 * added + 3 * delta +
                   ops_.memory_pass(tokens_ * (width_ * (5 * mixed + 14 * width + 10 * group) +
                                               wide * (10 * states + 6 * of_pairs + 2 * group))));
     kernels_ += 8;  // and twice as many backwards
