@@ -81,6 +81,7 @@ TEST(ModelSpec, PublishedCountsAreExact) {
       {"exaone-4-32b", 32003216384},   {"mistral-small-3.1-24b", 23572403200},
       {"bamba-9b", 9780235392},        {"bamba-tiny", 448272},
       {"nemotron-h-tiny", 322208},     {"nemotron-h-8b", 8100852736},
+      {"qwen3-next-tiny", 377920},     {"qwen3-next-80b-a3b", 79674391296},
       {"nemotron-3-nano-30b-a3b", 31577937344}, {"nemotron-3-super-120b-a12b", 120668687360}};
   std::set<std::string> names;
   for (const std::string& name : model_preset_names()) names.insert(name);
@@ -103,6 +104,21 @@ TEST(ModelSpec, ATokenMeetsFewExperts) {
   EXPECT_NEAR(active("nemotron-3-super-120b-a12b"), 12.7, 0.1);
   const ModelSpec dense = load_model("llama-3-8b");
   EXPECT_EQ(num_active_parameters(dense), num_multiplying_parameters(dense));
+}
+
+// Of each token and channel a state is read twice and written once.
+TEST(ModelSpec, TheDeltaRuleHasItsOperationsAndKinds) {
+  const ModelSpec m = load_model("qwen3-next-80b-a3b");
+  EXPECT_NEAR(static_cast<double>(num_active_parameters(m) + m.vocab * m.hidden) / 1e9, 3.9, 0.05);
+  const double scans = 3.0 * 36 * (3 * 2 * 4096 * 128 + 2 * 8192 * 4), attention = 6.0 * 12 * 2 * 4096 * 2048;
+  EXPECT_NEAR(model_flops_per_token(m, 4096), 6.0 * static_cast<double>(num_active_parameters(m)) + scans + attention,
+              1);
+  const std::vector<LayerKind> kinds = layer_kinds(m);
+  ASSERT_EQ(kinds.size(), 2u);
+  EXPECT_EQ(kinds[0].layer, 3);
+  EXPECT_EQ(kinds[0].count, 12);
+  EXPECT_EQ(kinds[1].layer, 0);
+  EXPECT_EQ(kinds[1].count, 36);
 }
 
 // Its table and output matrix are the model's; the matrix multiplies once more.
