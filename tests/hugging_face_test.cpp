@@ -153,14 +153,15 @@ class HuggingFace : public testing::TestWithParam<const char*> {
         return name.replace(at, std::string(ours).size(), theirs);
     return name;
   }
-  static std::string name_of_delta_rule(std::string name) {
+  static std::string name_of_delta_rule(const ModelSpec& model, std::string name) {
+    const bool two = model.experts != Experts::none;  // Qwen3-Next's, and not four as Qwen3.5's
     using Names = std::vector<std::pair<const char*, const char*>>;
-    for (const auto& [ours, theirs] : Names{{"in_proj.z", "in_proj_qkvz"},
-                                            {"in_proj.v", "in_proj_qkvz"},
-                                            {"in_proj.k", "in_proj_qkvz"},
-                                            {"in_proj.q", "in_proj_qkvz"},
-                                            {"in_proj.a", "in_proj_ba"},
-                                            {"in_proj.b", "in_proj_ba"},
+    for (const auto& [ours, theirs] : Names{{"in_proj.z", two ? "in_proj_qkvz" : "in_proj_z"},
+                                            {"in_proj.v", two ? "in_proj_qkvz" : "in_proj_qkv"},
+                                            {"in_proj.k", two ? "in_proj_qkvz" : "in_proj_qkv"},
+                                            {"in_proj.q", two ? "in_proj_qkvz" : "in_proj_qkv"},
+                                            {"in_proj.a", two ? "in_proj_ba" : "in_proj_a"},
+                                            {"in_proj.b", two ? "in_proj_ba" : "in_proj_b"},
                                             {"conv1d.v", "conv1d"},
                                             {"conv1d.k", "conv1d"},
                                             {"conv1d.q", "conv1d"},
@@ -179,7 +180,8 @@ class HuggingFace : public testing::TestWithParam<const char*> {
     std::int64_t turns = s.groups;
     if (name.find("qkvz") != std::string::npos) rows = {W, W, G, G};
     if (name.find("in_proj_ba") != std::string::npos) rows = {s.heads, s.heads};
-    if (name.find("conv1d") != std::string::npos) rows = {W, G, G}, turns = 1;
+    const bool four = name.find("in_proj_qkv.") != std::string::npos;
+    if (name.find("conv1d") != std::string::npos || four) rows = {W, G, G}, turns = 1;
     const bool queries = name.find("q_proj") != std::string::npos;
     if (queries) rows = {Q, Q}, turns = model.num_heads;
     if (rows.empty()) return values;
@@ -203,7 +205,7 @@ class HuggingFace : public testing::TestWithParam<const char*> {
       return name.substr(0, at) + ".experts." +
              (name.find("down_proj") == std::string::npos ? "gate_up_proj" : "down_proj") +
              (name.ends_with("bias") ? "_bias" : "");
-    if (model.state_space.is_delta()) return name_of_delta_rule(std::move(name));
+    if (model.state_space.is_delta()) return name_of_delta_rule(model, std::move(name));
     if (model.state_space.heads > 0 || (model.fused_mlp && !model.interleaved_rope))
       return name_of_hybrid(model, std::move(name));
     for (const char* part : {"kv_a_proj.", "k_rope_proj."})
@@ -466,8 +468,13 @@ TEST_P(HuggingFace, WhatIsNotTheModelIsRefusedByName) {
   expect_contains(refusal([](auto& tensors) { tensors[1].type = StoredType::i32; }), {"I32", "BF16"});
 }
 
-// As a Gemma 3 or a Mistral that sees images is saved: its text model is one among others.
-void check_text_model(const char* type, const char* fixture) {
+// As a Gemma 3, a Mistral or a Qwen3.5 that sees images is saved: its text model is one among others, with a
+// prefix before its names or behind what these begin with.
+void check_text_model(const char* type, const char* fixture, const std::string& behind = "",
+                      const char* of_images = "vision_tower.embeddings.patch_embedding.bias") {
+  const auto in_file = [&](const std::string& name) {
+    return behind + "language_model." + name.substr(behind.size());
+  };
   const fs::path text = fixtures / fixture;
   const TemporaryDirectory directory;
   const auto save = [&](const char* name, const std::string& other) {
@@ -479,19 +486,19 @@ void check_text_model(const char* type, const char* fixture) {
     write_file_atomically((home / "config.json").string(), config.dump());
     const SafetensorsFile original((text / "model.safetensors").string());
     std::vector<StoredTensor> tensors = original.tensors();
-    for (StoredTensor& tensor : tensors) tensor.name = "language_model." + tensor.name;
+    for (StoredTensor& tensor : tensors) tensor.name = in_file(tensor.name);
     tensors.push_back({other, StoredType::f32, {1}});
     SafetensorsWriter writer((home / "model.safetensors").string(), tensors);
     for (const StoredTensor& tensor : original.tensors()) {
       const std::vector<std::byte> bytes = original.bytes(tensor);
-      writer.write("language_model." + tensor.name, bytes.data(), bytes.size());
+      writer.write(in_file(tensor.name), bytes.data(), bytes.size());
     }
     const float one = 1;
     writer.write(other, &one, sizeof one);
     writer.finish();
     return home.string();
   };
-  const std::string sees = save("sees", "vision_tower.embeddings.patch_embedding.bias");
+  const std::string sees = save("sees", of_images);
   ModelSpec model = load_model(sees), alone = load_model(text.string());
   alone.name = model.name;
   EXPECT_EQ(to_toml(model), to_toml(alone));
@@ -510,6 +517,7 @@ void check_text_model(const char* type, const char* fixture) {
 TEST(HuggingFaceConfig, OfAModelThatSeesImagesTheTextModelIsRead) {
   check_text_model("gemma3", "gemma3");
   check_text_model("mistral3", "mistral-uneven");
+  check_text_model("qwen3_5", "qwen3-5", "model.", "model.visual.patch_embed.proj.bias");
   // What a published configuration leaves out is as in every other Gemma 3.
   const ModelSpec few = model_from_hugging_face(
       R"({"model_type": "gemma3", "text_config": {"hidden_size": 2560, "intermediate_size": 10240,
@@ -590,23 +598,22 @@ TEST_P(HuggingFace, TransformersComputesTheSameFromAnExportedModel) {
 }
 #endif
 
-INSTANTIATE_TEST_SUITE_P(Models, HuggingFace,
-                         testing::Values("gpt2", "llama", "llama-tied", "llama-biases", "mixtral", "llama3",
-                                         "llama-linear", "mistral", "qwen2-yarn", "qwen2-window", "qwen3",
-                                         "qwen3-moe", "smollm3", "granite", "olmo2", "olmo3", "olmoe",
-                                         "arcee", "seed-oss", "phi3", "phi3-longrope", "gemma", "gemma2",
-                                         "gemma3", "gpt-neox", "gpt-neox-serial", "gpt-oss", "deepseek-v2",
-                                         "deepseek-v3", "llama-dynamic", "mistral-uneven", "qwen3-moe-dense",
-                                         "deepseek-v3-mtp", "starcoder2", "stablelm", "cohere", "cohere2",
-                                         "glm", "glm4", "olmo", "nemotron", "ernie4-5", "qwen2-moe",
-                                         "glm4-moe", "ministral", "exaone4", "minimax-m2", "dots1",
-                                         "glm4-moe-lite", "bamba", "bamba-groups", "granite-hybrid",
-                                         "granite-dense", "nemotron-h", "nemotron-h-groups", "qwen3-next"),
-                         [](const auto& instance) {
-                           std::string name = instance.param;
-                           std::erase(name, '-');
-                           return name;
-                         });
+INSTANTIATE_TEST_SUITE_P(
+    Models, HuggingFace,
+    testing::Values("gpt2", "llama", "llama-tied", "llama-biases", "mixtral", "llama3", "llama-linear",
+                    "mistral", "qwen2-yarn", "qwen2-window", "qwen3", "qwen3-moe", "smollm3", "granite",
+                    "olmo2", "olmo3", "olmoe", "arcee", "seed-oss", "phi3", "phi3-longrope", "gemma",
+                    "gemma2", "gemma3", "gpt-neox", "gpt-neox-serial", "gpt-oss", "deepseek-v2",
+                    "deepseek-v3", "llama-dynamic", "mistral-uneven", "qwen3-moe-dense", "deepseek-v3-mtp",
+                    "starcoder2", "stablelm", "cohere", "cohere2", "glm", "glm4", "olmo", "nemotron",
+                    "ernie4-5", "qwen2-moe", "glm4-moe", "ministral", "exaone4", "minimax-m2", "dots1",
+                    "glm4-moe-lite", "bamba", "bamba-groups", "granite-hybrid", "granite-dense", "nemotron-h",
+                    "nemotron-h-groups", "qwen3-next", "qwen3-5"),
+    [](const auto& instance) {
+      std::string name = instance.param;
+      std::erase(name, '-');
+      return name;
+    });
 
 // What else a type can be asked for than its fixture is: it is written as that type again.
 TEST(HuggingFaceConfig, IsOfTheTypeThatSaysTheModel) {

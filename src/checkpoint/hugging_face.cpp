@@ -106,9 +106,24 @@ std::string renamed(const TransformersType& type, std::string name) {
   return name;
 }
 
+// Of the gated delta rule: parts of names, ours and those of files, which have what is projected as two
+// matrices (Qwen3-Next), head of keys by head of keys, or as four (Qwen3.5).
+struct DeltaNames {
+  const char *ours, *two, *four;
+};
+constexpr DeltaNames delta_names[] = {{"in_proj.z.", "in_proj_qkvz.", "in_proj_z."},
+                                      {"in_proj.v.", "in_proj_qkvz.", "in_proj_qkv."},
+                                      {"in_proj.k.", "in_proj_qkvz.", "in_proj_qkv."},
+                                      {"in_proj.q.", "in_proj_qkvz.", "in_proj_qkv."},
+                                      {"in_proj.a.", "in_proj_ba.", "in_proj_a."},
+                                      {"in_proj.b.", "in_proj_ba.", "in_proj_b."},
+                                      {"conv1d.v.", "conv1d.", "conv1d."},
+                                      {"conv1d.k.", "conv1d.", "conv1d."},
+                                      {"conv1d.q.", "conv1d.", "conv1d."}};
+
 // In model order, routers' biases last. Parts of one tensor are neighbours there, but for those of all
 // experts.
-std::vector<FileTensor> file_tensors(const ModelSpec& model) {
+std::vector<FileTensor> file_tensors(const ModelSpec& model, bool in_two) {
   constexpr std::array<std::pair<const char*, const char*>, 2> latent{
       {{"self_attn.kv_a_proj.", "self_attn.kv_a_proj_with_mqa."},
        {"self_attn.k_rope_proj.", "self_attn.kv_a_proj_with_mqa."}}};
@@ -119,16 +134,6 @@ std::vector<FileTensor> file_tensors(const ModelSpec& model) {
        {"self_attn.v_proj.", "self_attn.qkv_proj."},
        {"mlp.gate_proj.", "mlp.gate_up_proj."},
        {"mlp.up_proj.", "mlp.gate_up_proj."}}};
-  constexpr std::array<std::pair<const char*, const char*>, 9> of_delta_rule{
-      {{"linear_attn.in_proj.z.", "linear_attn.in_proj_qkvz."},
-       {"linear_attn.in_proj.v.", "linear_attn.in_proj_qkvz."},
-       {"linear_attn.in_proj.k.", "linear_attn.in_proj_qkvz."},
-       {"linear_attn.in_proj.q.", "linear_attn.in_proj_qkvz."},
-       {"linear_attn.in_proj.a.", "linear_attn.in_proj_ba."},
-       {"linear_attn.in_proj.b.", "linear_attn.in_proj_ba."},
-       {"linear_attn.conv1d.v.", "linear_attn.conv1d."},
-       {"linear_attn.conv1d.k.", "linear_attn.conv1d."},
-       {"linear_attn.conv1d.q.", "linear_attn.conv1d."}}};
   constexpr std::array<const char*, 3> head_by_head{"attention.q_proj.", "attention.k_proj.",
                                                     "attention.v_proj."};
   const TransformersType& type = transformers_type(model);
@@ -165,13 +170,15 @@ std::vector<FileTensor> file_tensors(const ModelSpec& model) {
         name.replace(at, std::string(part).size(), "attention.query_key_value.");
         turns = model.num_heads;
       }
-    for (const auto& [part, whole] : of_delta_rule)
-      if (const auto at = name.find(part); at != std::string::npos) {
-        name.replace(at, std::string(part).size(), whole);
-        turns =
-            std::string_view(whole).find("conv1d") == std::string_view::npos ? model.state_space.groups : 1;
-        depthwise = turns == 1 && spec.shape.size() > 1;
-      }
+    for (const DeltaNames& names : delta_names) {
+      const auto at = name.find(names.ours);
+      if (at == std::string::npos || !model.state_space.is_delta()) continue;
+      const bool convolves = std::string_view(names.ours).starts_with("conv1d.");
+      name.replace(at, std::string(names.ours).size(), in_two ? names.two : names.four);
+      turns = in_two && !convolves ? model.state_space.groups : 1;
+      depthwise = convolves && spec.shape.size() > 1;
+      break;
+    }
     if (const auto at = name.find("self_attn.gate_proj."); model.attention_gate && at != std::string::npos) {
       name.replace(at + std::string("self_attn.").size(), std::string("gate").size(), "q");
       const auto queries = std::find_if(tensors.begin(), tensors.end(),
@@ -195,6 +202,10 @@ std::vector<FileTensor> file_tensors(const ModelSpec& model) {
     tensors.push_back({renamed(type, bias.name), {bias}});
   }
   return tensors;
+}
+
+std::vector<FileTensor> file_tensors(const ModelSpec& model) {
+  return file_tensors(model, std::string_view(transformers_type(model).name) == "qwen3_next");
 }
 
 // What the module has of the rest of the model, once more: that of the file, and that of the model.
@@ -481,7 +492,12 @@ std::vector<FileTensor> stored_tensors(const StoredModel& stored, const ModelSpe
 // Of a model that sees images too: its text model's names begin with the former, the others' with the latter.
 const std::string text_model = "language_model.";
 bool is_for_images(const std::string& name) {
-  return name.starts_with("vision_tower.") || name.starts_with("multi_modal_projector.");
+  return name.starts_with("vision_tower.") || name.starts_with("multi_modal_projector.") ||
+         name.starts_with("model.visual.");
+}
+// Qwen3.5's has its prefix behind "model.", and the output matrix has none.
+std::string inside_model(const std::string& name) {
+  return name.starts_with(models) ? models + text_model + name.substr(std::string(models).size()) : name;
 }
 
 // Of each parameter of the model, and of routers' biases: under the name of its tensor, GPT-2's without the
@@ -495,6 +511,7 @@ std::map<std::string, StoredPlace> stored_places(const StoredModel& stored, cons
     if (name == nullptr && tensor.name.starts_with(prefix))
       name = stored.find(tensor.name.substr(prefix.size()));
     if (name == nullptr) name = stored.find(text_model + tensor.name);
+    if (name == nullptr) name = stored.find(inside_model(tensor.name));
     if (name == nullptr && stored.find(tensor.name + "_blocks") != nullptr)
       refuse(
           "{}: {} is kept as MXFP4 ({}_blocks and _scales), which is not read; legal: an export that is not "
@@ -517,8 +534,10 @@ std::map<std::string, StoredPlace> stored_places(const StoredModel& stored, cons
     }
     left.erase(*name);
   }
-  const bool sees = places.begin()->second.name.starts_with(text_model);
-  const std::string output = (sees ? text_model : "") + "lm_head.weight";
+  const std::string& first = places[embedding_parameters(model).front().name].name;
+  const bool is_text = first.starts_with(text_model),
+             sees = is_text || first.starts_with(models + text_model);
+  const std::string output = (is_text ? text_model : "") + "lm_head.weight";
   const std::vector<std::int64_t> table = embedding_parameters(model).front().shape;
   const auto check_same = [&](const std::string& copy, const std::string& original, const char* why) {
     if (left.erase(copy) > 0 && !stored.equal(copy, places[original].name, table))

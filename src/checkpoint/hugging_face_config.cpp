@@ -70,7 +70,7 @@ void add_rope(const ModelSpec& m, ordered_json& config) {
   }
   const std::string type = config["model_type"];
   const bool always = type == "stablelm" || type == "nemotron" || type == "minimax_m2" ||
-                      type == "qwen3_next" || type.starts_with("glm"),
+                      type == "qwen3_next" || type == "qwen3_5_text" || type.starts_with("glm"),
              is_bamba = type == "bamba",  // whose part is in rope_parameters alone
       partial = always || (m.rotary_dim > 0 && m.fused_projections);  // others turn whole heads
   if (partial) config["partial_rotary_factor"] = rotary_part(m);

@@ -458,17 +458,13 @@ void read_qwen2_moe(const Config& config, ModelSpec& m) {
   if (m.experts != Experts::none) read_gated_shared_expert(config, m);
 }
 
-// Qwen3-Next: gated delta rule layers, and gated attention in each fourth or where layer_types say so.
-void read_qwen3_next(const Config& config, ModelSpec& m) {
+// Qwen3-Next's and Qwen3.5's layers: those of the gated delta rule, and gated attention in each fourth or
+// where layer_types say so. The three kinds of positions that a Qwen3.5 turns by are one in a text.
+void read_delta_rule(const Config& config, ModelSpec& m) {
   config.required("num_key_value_heads");  // transformers would take 2
   config.required("head_dim");             // and 256
   m.norms_less_one = m.qk_norm = m.attention_gate = true;
   read_llama(config, {.rotary_part = 0.25, .mixed = true}, m);
-  read_qwen_experts(config, m);
-  if (m.experts != Experts::none) {
-    m.router.normalise = config.boolean_or("norm_topk_prob", true);
-    read_gated_shared_expert(config, m);
-  }
   StateSpaceSpec& s = m.state_space;
   s.rule = StateRule::gated_delta;
   s.heads = config.integer_or("linear_num_value_heads", 32);
@@ -495,6 +491,14 @@ void read_qwen3_next(const Config& config, ModelSpec& m) {
   }
   if (std::ssize(s.attention_layers) == m.num_layers)
     config.wrong("layer_types", "a list with linear_attention at least once");
+}
+
+void read_qwen3_next(const Config& config, ModelSpec& m) {
+  read_delta_rule(config, m);
+  read_qwen_experts(config, m);
+  if (m.experts == Experts::none) return;
+  m.router.normalise = config.boolean_or("norm_topk_prob", true);
+  read_gated_shared_expert(config, m);
 }
 
 // Layers without positions: each n-th.
@@ -1126,6 +1130,16 @@ Json text_of_mistral3(const Config& config) {
   return whole;
 }
 
+// The same of a Qwen3.5.
+Json text_of_qwen3_5(const Config& config) {
+  Json whole = config.required("text_config");
+  if (!whole.is_object()) config.wrong("text_config", "an object");
+  whole["model_type"] = "qwen3_5_text";
+  if (config.has("tie_word_embeddings"))
+    whole["tie_word_embeddings"] = config.boolean_or("tie_word_embeddings", false);
+  return whole;
+}
+
 void read_arcee(const Config& config, ModelSpec& m) {
   read_llama(config, {.activation = Activation::relu2, .norm_eps = 1e-5, .biased = false, .mlp_biased = true},
              m);
@@ -1177,7 +1191,10 @@ const std::vector<ModelType>& model_types() {
         "backbone."},
        read_nemotron_h,
        [](M m) { return !m.layer_pattern.empty(); }},
-      {{"qwen3_next", "Qwen3NextForCausalLM"}, read_qwen3_next, [](M m) { return m.state_space.is_delta(); }},
+      {{"qwen3_next", "Qwen3NextForCausalLM"},
+       read_qwen3_next,
+       [](M m) { return m.state_space.is_delta() && m.experts != Experts::none; }},
+      {{"qwen3_5_text", "Qwen3_5ForCausalLM"}, read_delta_rule, [](M m) { return m.state_space.is_delta(); }},
       {{"granitemoehybrid",
         "GraniteMoeHybridForCausalLM",
         {{"mlp.gate_up_proj.", "shared_mlp.input_linear."}, {"mlp.down_proj.", "shared_mlp.output_linear."}}},
@@ -1319,6 +1336,8 @@ constexpr OtherType other_types[] = {
     {"phimoe", "a router of its own (SparseMixer)"},
     {"granitemoe", "all experts of a layer in one tensor, gates and ups together"},
     {"ernie4_5_moe", "experts chosen by the probabilities of a softmax and a bias together"},
+    {"qwen3_5_moe", "all experts of a layer in two tensors"},
+    {"qwen3_5_moe_text", "all experts of a layer in two tensors"},
     {"hunyuan_v1_dense", "norms of queries and keys behind their rotation"},
     {"hunyuan_v1_moe", "norms of queries and keys behind their rotation"},
     {"apertus", "an activation with weights of its own (xIELU)"},
@@ -1357,6 +1376,7 @@ static ModelSpec model_of(const Json& object, const std::string& where) {
   const std::string type = config.text_or("model_type", "");
   if (type == "gemma3") return model_of(text_of_gemma3(config), where);
   if (type == "mistral3") return model_of(text_of_mistral3(config), where);
+  if (type == "qwen3_5") return model_of(text_of_qwen3_5(config), where);
   ModelSpec m;
   m.name = model_name(where, type);
   const auto found = std::find_if(model_types().begin(), model_types().end(),
