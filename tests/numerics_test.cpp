@@ -646,6 +646,29 @@ TEST_F(InvariantNumerics, StateSpacesHaveTheSameBits) {  // long
   }
 }
 
+// Heads that share a norm are on one rank: over the other axes, experts beside them.
+TEST_F(InvariantNumerics, TheDeltaRuleHasTheSameBits) {
+  const std::vector<MeshRow> rows{{},
+                                  {.dp = 2, .pp = 2, .zero = 1, .micro_batch = 1},
+                                  {.dp = 4, .zero = 3, .micro_batch = 1, .threads = 2},
+                                  {.dp = 2, .ep = 2, .micro_batch = 2, .recompute = "full"},
+                                  {.pp = 2, .micro_batch = 1, .schedule = "zb-h1"}};
+  for (const auto& [precision, mask] :
+       {std::pair{"f32", AttentionMask::causal}, {"bf16", AttentionMask::document}}) {
+    std::set<std::string> found;
+    for (const MeshRow& row : rows) {
+      Plan plan = plan_of(row, {"qwen3-next-tiny", precision});
+      plan.model.state_space.chunk = 5;
+      plan.mask = mask;
+      plan.document_end = 'e';
+      if (!found.empty() && !is_taken(2)) continue;
+      found.insert(run(plan, row.threads, 2));
+      EXPECT_EQ(found.size(), 1u) << precision << ": " << row.name() << "\n"
+                                  << fmt::format("{}", fmt::join(found, "\n"));
+    }
+  }
+}
+
 // The embedding and the output matrix are each used twice, and tied they are one.
 TEST_F(InvariantNumerics, PredictingOneMoreTokenHasTheSameBits) {  // long
   const std::vector<MeshRow> rows{

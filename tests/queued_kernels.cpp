@@ -60,12 +60,13 @@ StateSpaceShape QueuedKernels::held(StateSpaceShape shape, Uses& uses) const {
 }
 
 StateSpaceTensors QueuedKernels::held(const StateSpaceTensors& in, Uses& uses) const {
-  return {held(in.z, uses),       held(in.xbc, uses),   held(in.dt, uses),
-          held(in.dt_bias, uses), held(in.a_log, uses), held(in.d, uses)};
+  return {held(in.z, uses),     held(in.xbc, uses), held(in.dt, uses),  held(in.dt_bias, uses),
+          held(in.a_log, uses), held(in.d, uses),   held(in.beta, uses)};
 }
 
 StateSpaceGradients QueuedKernels::held(const StateSpaceGradients& out, Uses& uses) const {
-  return {held(out.z, uses), held(out.xbc, uses), held(out.dt, uses), held(out.terms, uses)};
+  return {held(out.z, uses), held(out.xbc, uses), held(out.dt, uses), held(out.terms, uses),
+          held(out.beta, uses)};
 }
 
 LogitsCap QueuedKernels::held(LogitsCap cap, Uses& uses) const {
