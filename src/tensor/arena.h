@@ -50,6 +50,20 @@ struct Block {
 
 // Not thread-safe: a rank's arena is used by that rank's thread alone. Must outlive its blocks.
 class Arena {
+  // The value of a member while this lives, and not after it.
+  template <class T>
+  class Setting {
+   public:
+    Setting(T& member, T value) : member_(member), before_(std::exchange(member, value)) {}
+    ~Setting() { member_ = before_; }
+    Setting(const Setting&) = delete;
+    Setting& operator=(const Setting&) = delete;
+
+   private:
+    T& member_;
+    const T before_;
+  };
+
  public:
   // `limit_bytes` > 0: an allocation that would bring the live total above it throws RunError (what, how
   // much).
@@ -65,34 +79,18 @@ class Arena {
   std::shared_ptr<Block> allocate(std::size_t bytes, MemoryCategory category);
 
   // What is allocated while it lives is from that pool.
-  class PoolUse {
+  class PoolUse : Setting<MemoryPool> {
    public:
-    PoolUse(Arena& arena, MemoryPool pool) : arena_(arena), before_(arena.pool_) { arena.pool_ = pool; }
-    ~PoolUse() { arena_.pool_ = before_; }
-    PoolUse(const PoolUse&) = delete;
-    PoolUse& operator=(const PoolUse&) = delete;
-
-   private:
-    Arena& arena_;
-    MemoryPool before_;
+    PoolUse(Arena& arena, MemoryPool pool) : Setting(arena.pool_, pool) {}
   };
   MemoryPool pool() const { return pool_; }
 
   // What is allocated while it lives is given back before any larger block is needed again that is free now,
   // and may be a part of one. (Where `is_brief`.) Else no more is cut from than twice what is wanted: what
   // stays would keep a large block, such as that of the logits, from being whole when it is needed.
-  class BriefUse {
+  class BriefUse : Setting<bool> {
    public:
-    explicit BriefUse(Arena& arena, bool is_brief = true) : arena_(arena), before_(arena.is_brief_) {
-      arena.is_brief_ = is_brief;
-    }
-    ~BriefUse() { arena_.is_brief_ = before_; }
-    BriefUse(const BriefUse&) = delete;
-    BriefUse& operator=(const BriefUse&) = delete;
-
-   private:
-    Arena& arena_;
-    bool before_;
+    explicit BriefUse(Arena& arena, bool is_brief = true) : Setting(arena.is_brief_, is_brief) {}
   };
   // No graph is left: what passes held, and have given back, is everybody's.
   void end_passes();
