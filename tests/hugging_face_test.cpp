@@ -657,6 +657,25 @@ TEST(HuggingFaceConfig, IsOfTheTypeThatSaysTheModel) {
   refused("glm4-moe-lite", {{"mlp_layer_types", {"sparse", "dense"}}}, {"mlp_layer_types"});
   refused("glm4-moe-lite", {{"first_k_dense_replace", 2}}, {"first_k_dense_replace", "only 1"});
   refused("dots1", {{"layer_types", mixed}, {"sliding_window", 4}}, {"layer_types", "full_attention"});
+  refused("smollm3", {{"layer_types", "left out"}, {"use_sliding_window", true}, {"sliding_window", 4}},
+          {"use_sliding_window", "only false is"});
+  refused("olmo3", {{"rope_parameters", "left out"}, {"rope_theta", 5000.0}}, {"rope_theta", "500000"});
+  refused("olmo3", {{"rope_parameters", "left out"}, {"rope_scaling", {{"type", "yarn"}, {"factor", 4.0}}}},
+          {"rope_scaling", "rope_type is missing"});
+  refused("gemma3", {{"rope_scaling", {{"rope_type", "linear"}, {"factor", 4.0}}}}, {"rope_scaling", "null"});
+  // What a file leaves out is as transformers has it, and rope_scaling alone counts where both are there.
+  const ModelSpec mixtral = model_from_hugging_face(
+      changed("mixtral", {{"rope_parameters", "left out"}, {"rms_norm_eps", "left out"}}).dump(), "x");
+  EXPECT_EQ(mixtral.rope.theta, 1e6);
+  EXPECT_EQ(mixtral.norm_eps, 1e-5);
+  const ModelSpec both = model_from_hugging_face(
+      changed("llama", {{"rope_theta", 5e3},
+                        {"rope_scaling", {{"type", "linear"}, {"factor", 4.0}}},
+                        {"rope_parameters", {{"rope_type", "default"}, {"rope_theta", 3e3}}}})
+          .dump(),
+      "x");
+  EXPECT_EQ(both.rope.theta, 5e3);
+  EXPECT_EQ(both.rope.scaling, RopeScaling::linear);
 }
 
 // Nemotron-H's layers are words or letters; transformers holds other names than its files have.
@@ -698,6 +717,7 @@ TEST(HuggingFaceConfig, OfANemotronHIsReadAsPublished) {
   refused({{"layers_block_type", "left out"}}, {"hybrid_override_pattern is missing"});
   refused({{"layers_block_type", "left out"}, {"hybrid_override_pattern", "M|E"}},
           {"hybrid_override_pattern", "M, *, - and E"});
+  refused({{"num_hidden_layers", 6}}, {"num_hidden_layers = 6", "only 7"});
   refused({{"n_shared_experts", 2}}, {"n_shared_experts = 2", "only 1 is"});
   refused({{"mlp_bias", true}}, {"mlp_bias"});
   refused({{"use_bias", true}}, {"use_bias"});

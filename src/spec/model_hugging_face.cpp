@@ -236,6 +236,12 @@ void read_rope(const Config& config, double theta, std::optional<double> rotary_
     m.rotary_dim = static_cast<std::int64_t>(static_cast<double>(m.head_dim) * *rotary_part);
   for (const char* key : {"rope_scaling", "rope_parameters"}) {
     if (!config.has(key)) continue;
+    // Where both are there transformers takes the former alone, or mixes them where layers have their own.
+    if (key == std::string_view("rope_parameters") && config.has("rope_scaling") &&
+        !config.required("rope_scaling").empty()) {
+      if (m.rope.local_theta > 0) config.only_null("rope_scaling");
+      continue;
+    }
     const std::string where = fmt::format("{}, {}", config.where(), key);
     const Config rope(config.required(key), where);
     if (m.rope.local_theta > 0 && config.required(key).contains("full_attention")) {  // by type of layer
@@ -342,7 +348,7 @@ void read_llama(const Config& config, const LlamaDefaults& defaults, ModelSpec& 
 // What balances the experts in training (router_aux_loss_coef) is a run's to say.
 void read_mixtral(const Config& config, ModelSpec& m) {
   config.required("num_key_value_heads");
-  read_llama(config, {.windowed = true}, m);
+  read_llama(config, {.windowed = true, .rope_theta = 1e6, .norm_eps = 1e-5}, m);
   m.experts = Experts::mixtral;
   m.num_experts = config.integer("num_local_experts");
   m.experts_per_token = config.integer("num_experts_per_tok");
@@ -501,8 +507,10 @@ void read_qwen3_next(const Config& config, ModelSpec& m) {
   read_gated_shared_expert(config, m);
 }
 
-// Layers without positions: each n-th.
+// Layers without positions: each n-th. These alone would have a window.
 void read_smollm3(const Config& config, ModelSpec& m) {
+  if (config.has("sliding_window") && !config.has("layer_types"))
+    config.only_boolean("use_sliding_window", false);
   read_llama(config, {.rope_theta = 2e6, .tied = true, .biased = false, .mlp_biased = true}, m);
   const std::int64_t every = config.integer_or("no_rope_layer_interval", 4);
   m.rope.unturned_every = every > m.num_layers ? 0 : every;
@@ -626,6 +634,11 @@ void read_olmo2(const Config& config, ModelSpec& m) {
 // OLMo 2 with a window in all layers but each fourth, by default; positions are scaled where there is none.
 void read_olmo3(const Config& config, ModelSpec& m) {
   constexpr double theta = 500000;
+  if (!config.has("rope_parameters")) {
+    config.only_real("rope_theta", theta);  // transformers would take another one in layers without a window
+    if (config.has("rope_scaling"))         // and would not heed "type"
+      Config(config.required("rope_scaling"), config.where() + ", rope_scaling").required("rope_type");
+  }
   m.rope.local_theta = config.real_or("rope_theta", theta);
   read_llama(config, {.typed = true, .rope_theta = theta, .norm_eps = 1e-5}, m);
   if (!config.has("layer_types")) {
@@ -1058,6 +1071,8 @@ void read_nemotron_h(const Config& config, ModelSpec& m) {
   m.family = Family::llama;
   m.layer_pattern = read_layer_pattern(config);
   m.num_layers = std::ssize(m.layer_pattern);
+  if (config.has("num_hidden_layers") && config.integer("num_hidden_layers") != m.num_layers)
+    config.wrong("num_hidden_layers", fmt::format("{}, as the pattern of layers has it,", m.num_layers));
   m.hidden = config.integer("hidden_size");
   m.num_heads = config.integer("num_attention_heads");
   if (!config.names("num_key_value_heads"))
