@@ -225,6 +225,19 @@ const Row rows[] = {
      },
      {"self_attn.q_norm.weight", "self_attn.k_norm.weight"},
      "qwen3"},
+    {"ministral3",
+     [](ModelSpec& m) {
+       m.rope.scaling = RopeScaling::yarn;
+       m.rope.factor = 4;
+       m.rope.original_length = 3;
+       m.rope.query_growth = 0.7;
+     },
+     {},
+     "ministral3"},
+    {"hunyuan",
+     [](ModelSpec& m) { m.qk_norm = m.qk_norm_turned = true; },
+     {"self_attn.q_norm.weight", "self_attn.k_norm.weight"},
+     nullptr},
     {"smollm3", [](ModelSpec& m) { m.rope.unturned_every = 2; }, {}, "smollm3"},
     {"granite",
      [](ModelSpec& m) {
@@ -361,6 +374,45 @@ const Row rows[] = {
       "linear_attn.dt_bias", "linear_attn.A_log", "linear_attn.norm.weight", "linear_attn.out_proj.weight"},
      nullptr},
     {"gate", [](ModelSpec& m) { m.attention_gate = true; }, {"self_attn.gate_proj.weight"}, nullptr},
+    {"granite_moe",
+     [](ModelSpec& m) {
+       m.scales = {3, 0.3, 0.6, 2};
+       m.fused_mlp = true;
+       m.rope.unturned_every = 1;
+       m.state_space = {4, 3, 1, 5, 3, true, 4, {0}};
+       m.experts = Experts::deepseek;
+       m.num_experts = m.experts_per_token = 2;
+       m.expert_hidden = 7;
+       m.num_shared_experts = 1;
+       m.shared_hidden = 11;
+     },
+     {"mamba.in_proj.z.weight",
+      "mamba.in_proj.x.weight",
+      "mamba.in_proj.b.weight",
+      "mamba.in_proj.c.weight",
+      "mamba.in_proj.dt.weight",
+      "mamba.conv1d.x.weight",
+      "mamba.conv1d.b.weight",
+      "mamba.conv1d.c.weight",
+      "mamba.conv1d.x.bias",
+      "mamba.conv1d.b.bias",
+      "mamba.conv1d.c.bias",
+      "mamba.dt_bias",
+      "mamba.A_log",
+      "mamba.D",
+      "mamba.norm.weight",
+      "mamba.out_proj.weight",
+      "mlp.gate.weight",
+      "mlp.experts.0.gate_proj.weight",
+      "mlp.experts.0.up_proj.weight",
+      "mlp.experts.0.down_proj.weight",
+      "mlp.experts.1.gate_proj.weight",
+      "mlp.experts.1.up_proj.weight",
+      "mlp.experts.1.down_proj.weight",
+      "mlp.shared_experts.gate_proj.weight",
+      "mlp.shared_experts.up_proj.weight",
+      "mlp.shared_experts.down_proj.weight"},
+     nullptr},
     {"olmo", [](ModelSpec& m) { m.norm_kind = NormKind::layer_plain; }, {}, "olmo"},
     {"sinks", [](ModelSpec& m) { m.attention_sinks = true; }, {"self_attn.sinks"}, nullptr},
     {"out_bias", [](ModelSpec& m) { m.attention_out_bias = true; }, {"self_attn.o_proj.bias"}, "seed_oss"},

@@ -136,11 +136,18 @@ class HuggingFace : public testing::TestWithParam<const char*> {
       if (const auto at = name.find(whole); at != std::string::npos)
         name = name.substr(0, at) + whole + name.substr(name.rfind('.') + 1);
     if (!model.layer_pattern.empty() && name.starts_with("model.")) name = "backbone" + name.substr(5);
+    if (const auto at = name.find("mlp.experts."); model.fused_mlp && at != std::string::npos)
+      return name.substr(0, at) + "block_sparse_moe." +
+             (name.ends_with("down_proj.weight") ? "output_linear.weight" : "input_linear.weight");
     using Names = std::vector<std::pair<const char*, const char*>>;
     const Names bamba{{"post_attention_layernorm", "pre_ff_layernorm"},
                       {".mlp.", ".feed_forward."},
                       {"model.norm", "model.final_layernorm"}},
-        granite{{"mlp.gate_proj", "shared_mlp.input_linear"},
+        granite{{"mlp.shared_experts.gate_proj", "shared_mlp.input_linear"},
+                {"mlp.shared_experts.up_proj", "shared_mlp.input_linear"},
+                {"mlp.shared_experts.down_proj", "shared_mlp.output_linear"},
+                {"mlp.gate.", "block_sparse_moe.router.layer."},
+                {"mlp.gate_proj", "shared_mlp.input_linear"},
                 {"mlp.up_proj", "shared_mlp.input_linear"},
                 {"mlp.down_proj", "shared_mlp.output_linear"}},
         nemotron{{".input_layernorm.", ".norm."}, {".mamba.", ".mixer."},
@@ -227,6 +234,10 @@ class HuggingFace : public testing::TestWithParam<const char*> {
       }
       return name;
     }
+    if (const auto at = name.find("q_norm."); model.qk_norm_turned && at != std::string::npos)
+      return name.replace(at, 6, "query_layernorm");
+    if (const auto at = name.find("k_norm."); model.qk_norm_turned && at != std::string::npos)
+      return name.replace(at, 6, "key_layernorm");
     if (!model.fused_projections) return name;
     for (const char* part : {"q_proj", "k_proj", "v_proj", "gate_proj", "up_proj"})
       if (const auto at = name.find(part); at != std::string::npos)
@@ -517,6 +528,7 @@ void check_text_model(const char* type, const char* fixture, const std::string& 
 TEST(HuggingFaceConfig, OfAModelThatSeesImagesTheTextModelIsRead) {
   check_text_model("gemma3", "gemma3");
   check_text_model("mistral3", "mistral-uneven");
+  check_text_model("mistral3", "ministral3");
   check_text_model("qwen3_5", "qwen3-5", "model.", "model.visual.patch_embed.proj.bias");
   // What a published configuration leaves out is as in every other Gemma 3.
   const ModelSpec few = model_from_hugging_face(
@@ -608,7 +620,9 @@ INSTANTIATE_TEST_SUITE_P(
                     "starcoder2", "stablelm", "cohere", "cohere2", "glm", "glm4", "olmo", "nemotron",
                     "ernie4-5", "qwen2-moe", "glm4-moe", "ministral", "exaone4", "minimax-m2", "dots1",
                     "glm4-moe-lite", "bamba", "bamba-groups", "granite-hybrid", "granite-dense", "nemotron-h",
-                    "nemotron-h-groups", "qwen3-next", "qwen3-5"),
+                    "nemotron-h-groups", "ministral3", "hunyuan", "ernie4-5-moe", "jais2", "youtu",
+                    "solar-open", "internlm3", "granite-moe-hybrid", "granite-moe-shared", "granite-moe",
+                    "qwen3-next", "qwen3-5"),
     [](const auto& instance) {
       std::string name = instance.param;
       std::erase(name, '-');

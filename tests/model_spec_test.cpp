@@ -580,7 +580,7 @@ TEST(ModelHuggingFace, Qwen2MoeSharedExpert) {
 TEST(ModelHuggingFace, SaysWhatATypeHasThatIsNotHere) {
   for (const auto& [type, has] : {std::pair{"bloom", "ALiBi"},
                                   {"phi", "bias of the output matrix"},
-                                  {"ministral3", "grow with their position"},
+                                  {"hunyuan_v1_moe", "behind their rotation"},
                                   {"apertus", "xIELU"}})
     expect_refusal([t = type] { model_from_hugging_face(fmt::format(R"({{"model_type": "{}"}})", t), "x"); },
                    {type, has, "qwen2_moe"});

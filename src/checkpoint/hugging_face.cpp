@@ -46,7 +46,7 @@ struct FileTensor {
   std::int64_t turns = 1;
   std::int64_t expert_parts = 0;  // 0: not of experts
   bool depthwise = false;         // of a convolution of each channel by itself: (channels, 1, positions)
-  bool stacked = false;           // matrices one behind the other along a dimension of their own
+  std::int64_t stacked = 0;       // of so many equal runs, along a dimension of their own; 0: none
 
   std::vector<std::int64_t> shape() const {
     std::vector<std::int64_t> whole = parts.front().shape;
@@ -56,11 +56,11 @@ struct FileTensor {
       whole.insert(whole.begin(), std::ssize(parts) / expert_parts);
       return whole;
     }
-    if (stacked) {
-      whole.insert(whole.begin(), std::ssize(parts));
-      return whole;
-    }
     for (std::size_t i = 1; i < parts.size(); ++i) whole.front() += parts[i].shape.front();
+    if (stacked > 0) {
+      whole.front() /= stacked;
+      whole.insert(whole.begin(), stacked);
+    }
     if (depthwise) whole.insert(whole.begin() + 1, 1);
     return whole;
   }
@@ -93,6 +93,13 @@ std::pair<std::string, std::int64_t> tensor_of_all_experts(const std::string& na
   const bool down = what == "down_proj";
   return {name.substr(0, number) + (down ? what : "gate_up_proj") + (name.ends_with(".bias") ? "_bias" : ""),
           down ? 1 : 2};
+}
+
+// Granite's.
+std::string stack_of_experts(const std::string& name) {
+  const bool down = name.ends_with(".down_proj.weight");
+  return name.substr(0, name.find("mlp.experts.")) + "block_sparse_moe." +
+         (down ? "output_linear.weight" : "input_linear.weight");
 }
 
 std::string renamed(const TransformersType& type, std::string name) {
@@ -128,12 +135,14 @@ std::vector<FileTensor> file_tensors(const ModelSpec& model, bool in_two) {
       {{"self_attn.kv_a_proj.", "self_attn.kv_a_proj_with_mqa."},
        {"self_attn.k_rope_proj.", "self_attn.kv_a_proj_with_mqa."}}};
   constexpr std::array<const char*, 2> of_state_space{"mamba.in_proj.", "mamba.conv1d."};
-  constexpr std::array<std::pair<const char*, const char*>, 5> fused{
+  constexpr std::array<std::pair<const char*, const char*>, 7> fused{
       {{"self_attn.q_proj.", "self_attn.qkv_proj."},
        {"self_attn.k_proj.", "self_attn.qkv_proj."},
        {"self_attn.v_proj.", "self_attn.qkv_proj."},
        {"mlp.gate_proj.", "mlp.gate_up_proj."},
-       {"mlp.up_proj.", "mlp.gate_up_proj."}}};
+       {"mlp.up_proj.", "mlp.gate_up_proj."},
+       {"mlp.shared_experts.gate_proj.", "mlp.shared_experts.gate_up_proj."},
+       {"mlp.shared_experts.up_proj.", "mlp.shared_experts.gate_up_proj."}}};
   constexpr std::array<const char*, 3> head_by_head{"attention.q_proj.", "attention.k_proj.",
                                                     "attention.v_proj."};
   const TransformersType& type = transformers_type(model);
@@ -145,6 +154,13 @@ std::vector<FileTensor> file_tensors(const ModelSpec& model, bool in_two) {
       const auto [all, parts] = tensor_of_all_experts(name);
       const auto [place, is_new] = of_experts.emplace(all, tensors.size());
       if (is_new) tensors.push_back({all, {}, 1, parts});
+      tensors[place->second].parts.push_back(spec);
+      continue;
+    }
+    if (type.stacked_experts && spec.expert >= 0) {
+      const auto [place, is_new] = of_experts.emplace(stack_of_experts(name), tensors.size());
+      if (is_new) tensors.push_back({place->first, {}});
+      tensors[place->second].stacked = model.num_experts;
       tensors[place->second].parts.push_back(spec);
       continue;
     }
@@ -199,7 +215,8 @@ std::vector<FileTensor> file_tensors(const ModelSpec& model, bool in_two) {
     ParamSpec bias;
     bias.name = router_bias_name(model, layer);
     bias.shape = {model.num_experts};
-    tensors.push_back({renamed(type, bias.name), {bias}});
+    tensors.push_back({renamed(type, bias.name), {bias}, 0, 0});
+    if (type.name == std::string_view("ernie4_5_moe")) tensors.back().stacked = 1;  // a matrix of one row
   }
   return tensors;
 }
@@ -363,7 +380,7 @@ void write_router_bias(CheckpointReader& reader, const FileTensor& tensor, DType
   std::vector<double> bias(static_cast<std::size_t>(tensor.numel()));  // of a run without: zeros
   const std::string& name = tensor.parts.front().name;
   if (reader.has(name)) {
-    const auto bytes = reader.read_whole(name, tensor.shape(), DType::f64);
+    const auto bytes = reader.read_whole(name, tensor.parts.front().shape, DType::f64);
     std::memcpy(bias.data(), bytes.data(), bytes.size());
   }
   std::vector<std::byte> bytes(static_cast<std::size_t>(tensor.numel() * element_bytes(dtype)));
@@ -413,8 +430,9 @@ void write_shard(CheckpointReader& reader, const Shard& shard, const Adapters& a
       continue;
     }
     // Expert by expert, or all at once.
-    const std::size_t each =
-        tensor.expert_parts > 0 ? static_cast<std::size_t>(tensor.expert_parts) : tensor.parts.size();
+    const auto each = tensor.expert_parts > 0 ? static_cast<std::size_t>(tensor.expert_parts)
+                      : tensor.stacked > 0    ? tensor.parts.size() / static_cast<std::size_t>(tensor.stacked)
+                                              : tensor.parts.size();
     for (auto begin = tensor.parts.begin(); begin != tensor.parts.end();
          begin += static_cast<std::ptrdiff_t>(each)) {
       const FileTensor piece{tensor.name,
@@ -445,7 +463,9 @@ bool predicts_more(const ModelSpec& model, const std::string& name) {
          name.starts_with(fmt::format("model.layers.{}.", model.num_layers));
 }
 bool is_left_out(const ModelSpec& model, const std::string& name) {
-  return (!model.layer_pattern.empty() || model.state_space.is_delta()) && name.starts_with("mtp.");
+  return ((!model.layer_pattern.empty() || model.state_space.is_delta()) && name.starts_with("mtp.")) ||
+         (transformers_type(model).name == std::string_view("ernie4_5_moe") &&
+          name.starts_with("model.mtp_"));
 }
 
 // As transformers holds a model whose files have its matrices of experts one by one: those of a layer as one
@@ -468,11 +488,9 @@ std::vector<FileTensor> with_stacked_experts(const StoredModel& stored, std::vec
       continue;
     }
     const auto [place, is_new] = places.emplace(name, all.size());
-    if (is_new) {
-      all.push_back({name, {}});
-      all.back().stacked = true;
-    }
+    if (is_new) all.push_back({name, {}});
     all[place->second].parts.push_back(tensor.parts.front());
+    ++all[place->second].stacked;
   }
   return all;
 }

@@ -97,6 +97,7 @@ void add_rope(const ModelSpec& m, ordered_json& config) {
     if (m.fused_projections) config["original_max_position_embeddings"] = r.original_length;
   }
   if (r.scaling > RopeScaling::llama3) rope["attention_factor"] = r.attention_factor;
+  if (r.query_growth != 0) rope["llama_4_scaling_beta"] = r.query_growth;
   if (m.latent_attention() && m.scales.attention > 0) rope["mscale_all_dim"] = sharpening(m);
   if (r.local_theta == 0)
     config["rope_parameters"] = rope;
@@ -109,8 +110,8 @@ void add_rope(const ModelSpec& m, ordered_json& config) {
 void add_window(const ModelSpec& m, ordered_json& config) {
   const bool any = m.window.size > 0;
   const std::string type = config["model_type"];
-  if (any || type == "mistral" || type == "mixtral" || type == "phi3" || type == "starcoder2" ||
-      type == "exaone4")
+  if (any || type == "mistral" || type == "ministral3" || type == "mixtral" || type == "phi3" ||
+      type == "starcoder2" || type == "exaone4")
     config["sliding_window"] = any ? ordered_json(m.window.size) : ordered_json();
   // Layers have a window where they have positions.
   if (type == "cohere2" || (type == "exaone4" && (any || m.rope.unturned_every > 0))) {
@@ -120,7 +121,7 @@ void add_window(const ModelSpec& m, ordered_json& config) {
       config["layer_types"].push_back(m.is_turned(layer) ? "sliding_attention" : "full_attention");
     return;
   }
-  if (type == "starcoder2") return;  // in all layers
+  if (type == "starcoder2" || type == "ministral3") return;  // in all layers
   if (!any && !type.starts_with("gemma") && type != "gpt_oss" && type != "olmo3" && type != "exaone4") return;
   if (type.starts_with("qwen")) {
     config["use_sliding_window"] = true;
@@ -153,6 +154,8 @@ void add_later_families(const ModelSpec& m, ordered_json& config) {
     config.erase("mlp_bias");
     config["hidden_act"] = "gelu_pytorch_tanh";
     config["attention_dropout"] = config["residual_dropout"] = config["embedding_dropout"] = 0.0;
+  } else if (type == "jais2") {
+    rename("rms_norm_eps", "layer_norm_eps");
   } else if (type == "stablelm") {
     rename("rms_norm_eps", "layer_norm_eps");
     config.erase("attention_bias");
@@ -167,9 +170,18 @@ void add_later_families(const ModelSpec& m, ordered_json& config) {
   } else if (type == "olmo") {
     config.erase("rms_norm_eps");
     config["clip_qkv"] = nullptr;
-  } else if (type == "ernie4_5") {
+  } else if (type == "ernie4_5" || type == "ernie4_5_moe") {
     rename("attention_bias", "use_bias");
     config.erase("mlp_bias");
+    if (m.experts != Experts::none) {
+      config["moe_num_experts"] = m.num_experts;
+      config["moe_k"] = m.experts_per_token;
+      config["moe_intermediate_size"] = m.expert_hidden;
+      config["moe_num_shared_experts"] = m.num_shared_experts;
+      config["moe_layer_start_index"] = m.num_dense_layers;
+      config["moe_layer_end_index"] = m.num_layers - 1;
+      config["moe_layer_interval"] = 1;
+    }
   } else if (type.starts_with("glm") || type == "helium") {
     config["attention_bias"] = m.qkv_bias;
   }
@@ -217,9 +229,9 @@ void add_state_space(const ModelSpec& m, ordered_json& config) {
     return;
   }
   config.erase("mlp_bias");
-  config["shared_intermediate_size"] = m.mlp_hidden;
-  config["num_local_experts"] = 0;
-  config["num_experts_per_tok"] = 0;
+  config["shared_intermediate_size"] = m.experts == Experts::none ? m.mlp_hidden : m.shared_width();
+  config["num_local_experts"] = m.num_experts;
+  config["num_experts_per_tok"] = m.experts_per_token;
   config["position_embedding_type"] = m.rope.unturned_every == 1 ? "nope" : "rope";
   config["layer_types"] = json::array();
   for (std::int64_t layer = 0; layer < m.num_layers; ++layer)
@@ -339,9 +351,11 @@ std::string hugging_face_config(const ModelSpec& m, DType dtype) {
     const bool mixtral = type == "mixtral" || type == "minimax_m2", gpt_oss = type == "gpt_oss",
                olmoe = type == "olmoe", next = type == "qwen3_next",
                qwen_moe = type == "qwen2_moe" || type == "qwen3_moe" || next, deepseek = m.latent_attention(),
-               glm4_moe = type == "glm4_moe", seed_oss = type == "seed_oss",
+               glm4_moe = type == "glm4_moe", ernie_moe = type == "ernie4_5_moe",
+               granite_moe = type.starts_with("granitemoe"), seed_oss = type == "seed_oss",
                relu2 = m.activation == Activation::relu2;
-    if (m.experts == Experts::deepseek && !deepseek && !olmoe && !qwen_moe && !glm4_moe)
+    if (m.experts == Experts::deepseek && !deepseek && !olmoe && !qwen_moe && !glm4_moe && !ernie_moe &&
+        !granite_moe)
       refuse(
           "model {}: transformers has no class of experts as in deepseek without its latent attention; "
           "legal: "
@@ -353,7 +367,9 @@ std::string hugging_face_config(const ModelSpec& m, DType dtype) {
               {"architectures", {of.architecture}},
               {"num_hidden_layers", m.num_layers},
               {"hidden_size", m.hidden},
-              {"intermediate_size", mixtral || gpt_oss || olmoe ? m.expert_hidden : m.mlp_hidden},
+              {"intermediate_size", mixtral || gpt_oss || olmoe || (granite_moe && m.experts != Experts::none)
+                                        ? m.expert_hidden
+                                        : m.mlp_hidden},
               {"num_attention_heads", m.num_heads},
               {"num_key_value_heads", m.num_kv_heads},
               {"head_dim", m.head_dim},
@@ -375,7 +391,7 @@ std::string hugging_face_config(const ModelSpec& m, DType dtype) {
     }
     if (deepseek) add_latent(m, config);
     if (deepseek || glm4_moe) add_deepseek_experts(m, config);
-    if (mixtral || gpt_oss) {
+    if (mixtral || gpt_oss || type == "granitemoe") {
       config["num_local_experts"] = m.num_experts;
       config["num_experts_per_tok"] = m.experts_per_token;
     }
@@ -418,7 +434,7 @@ std::string hugging_face_config(const ModelSpec& m, DType dtype) {
         config["query_pre_attn_scalar"] = std::llround(scalar);
       else
         config["query_pre_attn_scalar"] = scalar;
-    } else if (type == "granite" || type == "granitemoehybrid") {
+    } else if (type.starts_with("granite")) {
       config["embedding_multiplier"] = m.scales.embedding;
       config["attention_multiplier"] =
           m.scales.attention > 0 ? m.scales.attention : 1 / std::sqrt(static_cast<double>(m.head_dim));

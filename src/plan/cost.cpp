@@ -61,11 +61,6 @@ std::vector<std::map<int, double>> runs_of(const StepPrograms& programs) {
 
 }  // namespace
 
-bool is_other_layer(const ModelSpec& m, std::int64_t layer) {
-  const bool by_scan = m.layer_pattern.empty() && m.num_state_space_layers() > 0;
-  return m.has_state_space(layer) || (!by_scan && m.has_experts(layer));
-}
-
 // A boundary's message is copied by the pass that makes it and by the one that reads it: half of what is sent
 // along pp counts as forward, half as backward.
 StepWork step_work(const Plan& plan, const PipelineLayout& pipeline, const PartSeconds& parts,
@@ -82,7 +77,7 @@ StepWork step_work(const Plan& plan, const PipelineLayout& pipeline, const PartS
       passes.backward += more.backward;
     };
     for (std::int64_t layer = slice.layers.begin; layer < slice.layers.end; ++layer)
-      add(is_other_layer(m, layer) ? parts.others : parts.dense);
+      add(m.is_other(layer) ? parts.others : parts.dense);
     const StageTimes flops = stage_flops(plan, slice);
     // Layers were timed as those of the first rank, with nothing frozen: what another one makes again, or
     // does not compute, differs by its FLOPs.

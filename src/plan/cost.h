@@ -11,10 +11,6 @@
 
 namespace echelon {
 
-// Whether PartSeconds has a layer among its others: one with a state space, or in a model without them one
-// with experts; where layers have one part each, either.
-bool is_other_layer(const ModelSpec& model, std::int64_t layer);
-
 // What the parts of a step take on one rank of a plan, by the clock (train/rehearsal).
 struct PartSeconds {
   struct Passes {

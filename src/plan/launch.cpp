@@ -66,6 +66,8 @@ void check_plain_llama(const LaunchRequest& r, bool runs_hybrids) {
   lacks(m.window.size > 0, "layers with windows");
   lacks(m.norm_place != NormPlace::before, "norms behind its blocks");
   lacks(m.qk_norm_whole, "norms over all queries");
+  lacks(m.qk_norm_turned, "norms of queries and keys behind their rotation");
+  lacks(m.rope.query_growth != 0, "queries that grow with their position");
   lacks(m.caps.attention > 0 || m.caps.logits > 0, "soft caps");
   lacks(!(m.scales == ScaleSpec{}), "factors of Granite's kind");
   lacks(m.rope.unturned_every > (is_hybrid ? 1 : 0), "layers without positions");

@@ -107,6 +107,13 @@ int latent_attention_in(BlockBuilder& b, const ModelSpec& m, int x, const std::s
   return b.latent(b.head_norm("latent_norm", compressed, std::move(norms), one_each), queries, std::move(up));
 }
 
+int qk_norm(BlockBuilder& b, const ModelSpec& m, int qkv, const std::string& at) {
+  return b.head_norm("qk_norm", qkv,
+                     {head_norm_weight(at + "q_norm.weight", m.head_dim),
+                      head_norm_weight(at + "k_norm.weight", m.head_dim)},
+                     {m.num_heads, m.num_kv_heads});
+}
+
 int attention_in(BlockBuilder& b, const ModelSpec& m, int x, const std::string& at) {
   if (m.latent_attention()) return latent_attention_in(b, m, x, at);
   const std::int64_t C = m.hidden, D = m.head_dim, Q = m.attention_width(), K = m.kv_width();
@@ -119,14 +126,12 @@ int attention_in(BlockBuilder& b, const ModelSpec& m, int x, const std::string& 
                              cut_rows(at + "k_proj.weight", K, C, D, m.init_std),
                              cut_rows(at + "v_proj.weight", K, C, D, m.init_std)},
                             std::move(biases));
-  if (!m.qk_norm) return qkv;
+  if (!m.qk_norm || m.qk_norm_turned) return qkv;
   if (m.qk_norm_whole)
     return b.head_norm(
         "qk_norm", qkv,
         {cut_norm_weight(at + "q_norm.weight", Q, D), cut_norm_weight(at + "k_norm.weight", K, D)}, {1, 1});
-  return b.head_norm("qk_norm", qkv,
-                     {head_norm_weight(at + "q_norm.weight", D), head_norm_weight(at + "k_norm.weight", D)},
-                     {m.num_heads, m.num_kv_heads});
+  return qk_norm(b, m, qkv, at);
 }
 
 // Of three runs of channels, each with a unit that tp cuts: weights, and biases where it has them, up to 1 /
@@ -217,6 +222,7 @@ int residual(BlockBuilder& b, const ModelSpec& m, int which, int x, int y,
 int attention(BlockBuilder& b, const ModelSpec& m, std::int64_t layer, int x, const std::string& at) {
   int y = attention_in(b, m, x, at + "self_attn.");
   if (m.is_turned(layer)) y = b.rope(y, m.window.in(layer));
+  if (m.qk_norm_turned) y = qk_norm(b, m, y, at + "self_attn.");
   y = b.attention(y, m.window.in(layer), sinks(m, at + "self_attn."));
   if (m.attended_width() < m.attention_width()) y = b.narrow(y);
   if (m.attention_gate)

@@ -41,12 +41,14 @@ constexpr const char* toml_keys[] = {"name",
                                      "rope_beta_fast",
                                      "rope_beta_slow",
                                      "rope_whole_pairs",
+                                     "rope_query_growth",
                                      "rope_short_factors",
                                      "rope_long_factors",
                                      "unturned_every",
                                      "norm_kind",
                                      "norm_place",
                                      "qk_norm_whole",
+                                     "qk_norm_turned",
                                      "window",
                                      "window_full_every",
                                      "embedding_scale",
@@ -282,6 +284,8 @@ void read_rope(const Reader& reader, const std::string& where, ModelSpec& m) {
     r.original_length = reader.integer("rope_original_length");
   if (belongs("rope_whole_pairs", r.scaling == RopeScaling::yarn))
     r.whole_pairs = reader.boolean_or("rope_whole_pairs", true);
+  if (belongs("rope_query_growth", r.scaling == RopeScaling::yarn))
+    r.query_growth = reader.real_or("rope_query_growth", 0);
   if (belongs("rope_short_factors", is_long)) r.short_factors = reader.reals("rope_short_factors");
   if (belongs("rope_long_factors", is_long)) r.long_factors = reader.reals("rope_long_factors");
 }
@@ -297,6 +301,7 @@ void write_rope(const RopeSpec& r, const Line& line) {
     if (has(key, r.scaling)) line(key.key, r.*key.number);
   if (r.scaling > RopeScaling::linear) line("rope_original_length", r.original_length);
   if (r.scaling == RopeScaling::yarn) line("rope_whole_pairs", r.whole_pairs);
+  if (r.query_growth != 0) line("rope_query_growth", r.query_growth);
   if (r.scaling != RopeScaling::longrope) return;
   line("rope_short_factors", fmt::format("[{}]", fmt::join(r.short_factors, ", ")));
   line("rope_long_factors", fmt::format("[{}]", fmt::join(r.long_factors, ", ")));
@@ -400,6 +405,7 @@ ModelSpec model_from_toml(const std::string& text, const std::string& where) {
   m.parallel_residual = reader.boolean_or("parallel_residual", false);
   m.norms_less_one = reader.boolean_or("norms_less_one", false);
   m.qk_norm_whole = reader.boolean_or("qk_norm_whole", false);
+  m.qk_norm_turned = reader.boolean_or("qk_norm_turned", false);
   if (reader.has("norm_kind"))
     m.norm_kind =
         parse_choice<NormKind>(reader.text("norm_kind", "a text"), fmt::format("{}: norm_kind", where));
@@ -469,6 +475,7 @@ std::string to_toml(const ModelSpec& m) {
   if (m.norm_kind != NormKind::rms) line("norm_kind", quoted(name_of(m.norm_kind)));
   if (m.norm_place != NormPlace::before) line("norm_place", quoted(name_of(m.norm_place)));
   if (m.qk_norm_whole) line("qk_norm_whole", m.qk_norm_whole);
+  if (m.qk_norm_turned) line("qk_norm_turned", m.qk_norm_turned);
   line("init_std", m.init_std);
   if (!m.layer_pattern.empty()) line("layer_pattern", quoted(m.layer_pattern));
   if (!gpt2 && m.activation != Activation::swiglu) line("activation", quoted(name_of(m.activation)));

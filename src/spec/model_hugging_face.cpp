@@ -299,6 +299,7 @@ struct LlamaDefaults {
   bool mlp_biased = false;          // where mlp_bias says so; its family has the choice
   const char* norm_eps_key = "rms_norm_eps";
   const char* bias_key = "attention_bias";
+  const char* mlp_hidden_key = "intermediate_size";
   std::optional<double> rotary_part = {};  // without a value its family turns whole heads
   bool rotary_part_on_top = true;          // beside rope_parameters too
   bool dropped = false;                    // its dropout is left out
@@ -315,7 +316,7 @@ void read_llama(const Config& config, const LlamaDefaults& defaults, ModelSpec& 
   m.head_dim = defaults.head_dim > 0    ? defaults.head_dim
                : config.has("head_dim") ? config.integer("head_dim")
                                         : even_head_dim(config, "num_attention_heads", "hidden_size");
-  m.mlp_hidden = config.integer("intermediate_size");
+  m.mlp_hidden = config.integer(defaults.mlp_hidden_key);
   m.vocab = config.integer("vocab_size");
   m.max_seq = config.integer("max_position_embeddings");
   m.tied_embedding = config.boolean_or("tie_word_embeddings", defaults.tied);
@@ -598,15 +599,38 @@ void read_bamba(const Config& config, ModelSpec& m) {
   read_state_space(config, std::move(layers), m);
 }
 
-// Granite 4's, of the sizes without routed experts: the MLP of each layer is the shared one. In some of them
-// all layers have attention.
+// Weights are a softmax over the logits of those that are chosen.
+void read_granite_experts(const Config& config, std::int64_t shared, ModelSpec& m) {
+  m.experts = Experts::deepseek;
+  m.num_experts = config.integer("num_local_experts");
+  config.required("num_experts_per_tok");  // transformers would take 2, or 8
+  m.experts_per_token = config.integer("num_experts_per_tok");
+  m.expert_hidden = config.integer("intermediate_size");
+  m.num_shared_experts = shared > 0 ? 1 : 0;
+  m.shared_hidden = shared == m.expert_hidden ? 0 : shared;
+}
+
+// Granite 3's mixtures, with an MLP for all tokens or without.
+void read_granite_moe(const Config& config, bool shared, ModelSpec& m) {
+  const char* const key = "shared_intermediate_size";
+  m.fused_mlp = true;
+  read_llama(config, {.biased = false}, m);
+  read_granite_factors(config, m);
+  config.required("num_local_experts");  // transformers would take 8
+  const bool has_shared = shared && config.has(key) && config.required(key) != 0;
+  read_granite_experts(config, has_shared ? config.integer(key) : 0, m);
+  m.mlp_hidden = has_shared ? m.shared_width() : m.expert_hidden;  // of no layer
+}
+
+// Granite 4's: the MLP of each layer is the shared one, beside routed experts or without. In some all layers
+// have attention.
 void read_granite_hybrid(const Config& config, ModelSpec& m) {
   m.fused_mlp = true;
   read_llama(config, {.biased = false, .mixed = true}, m);
-  if (!config.has("num_local_experts") || config.required("num_local_experts") != 0)
-    config.wrong("num_local_experts", "0");
+  config.required("num_local_experts");  // transformers would take 8
   m.mlp_hidden = config.integer("shared_intermediate_size");
   read_granite_factors(config, m);
+  if (config.required("num_local_experts") != 0) read_granite_experts(config, m.mlp_hidden, m);
   if (config.text_or("position_embedding_type", "nope") == "rope")
     m.rope.unturned_every = 0;
   else
@@ -793,6 +817,31 @@ void read_ernie(const Config& config, ModelSpec& m) {
   m.mlp_bias = m.qkv_bias;
 }
 
+// ERNIE 4.5's mixtures: routers choose by the probabilities of a softmax and biases beside them. What
+// predicts more tokens is left out, as transformers leaves it.
+void read_ernie_moe(const Config& config, ModelSpec& m) {
+  const auto number = [&config](const char* name, const char* other) {
+    return config.integer(config.has(name) ? name : other);
+  };
+  config.required("num_key_value_heads");  // transformers would take 4
+  m.interleaved_rope = true;
+  read_llama(config, {.rope_theta = 500000, .norm_eps = 1e-5, .tied = true, .bias_key = "use_bias"}, m);
+  const char* const first = "moe_layer_start_index";
+  m.num_dense_layers = config.has(first) && config.required(first) == 0 ? 0 : config.integer_or(first, 1);
+  if (m.num_dense_layers >= m.num_layers) config.wrong(first, fmt::format("0 to {}", m.num_layers - 1));
+  for (const auto& [key, only] :
+       {std::pair{"moe_layer_interval", std::int64_t{1}}, {"moe_layer_end_index", m.num_layers - 1}})
+    if (config.has(key) && config.required(key) != only && config.required(key) != -1)
+      config.wrong(key, fmt::format("{}", only));
+  m.experts = Experts::deepseek;
+  m.num_experts = number("moe_num_experts", "num_experts");
+  m.experts_per_token = number("moe_k", "num_experts_per_tok");
+  m.expert_hidden = config.integer("moe_intermediate_size");
+  const char* const shared = "moe_num_shared_experts";
+  m.num_shared_experts =
+      config.has(shared) && config.required(shared) == 0 ? 0 : config.integer_or(shared, 2);
+}
+
 void read_helium(const Config& config, ModelSpec& m) {
   config.required("num_key_value_heads");  // transformers would take 20
   config.required("head_dim");             // and 128
@@ -802,6 +851,28 @@ void read_helium(const Config& config, ModelSpec& m) {
   if (m.attention_width() != m.hidden)
     config.wrong("head_dim",
                  fmt::format("hidden_size / num_attention_heads = {} / {}", m.hidden, m.num_heads));
+}
+
+// Jais 2: LayerNorm, squared ReLUs, biases of all projections.
+void read_jais2(const Config& config, ModelSpec& m) {
+  m.norm_kind = NormKind::layer;
+  read_llama(config,
+             {.activation = Activation::relu2,
+              .norm_eps = 1e-5,
+              .biased = true,
+              .mlp_biased = true,
+              .norm_eps_key = "layer_norm_eps"},
+             m);
+  m.mlp_bias = config.boolean_or("mlp_bias", true);
+}
+
+// Llamas by other names, InternLM3 and IQuest-Coder.
+void read_llama_relative(const Config& config, ModelSpec& m) {
+  for (const char* key : {"num_key_value_heads", "head_dim"})
+    config.required(key);  // transformers would take numbers of its own
+  for (const char* key : {"qkv_bias", "bias", "use_sliding_window"}) config.only_boolean(key, false);
+  config.only_null("clip_qkv");
+  read_llama(config, {.norm_eps = 1e-5, .biased = false, .mlp_biased = true}, m);
 }
 
 // What Gemma 2 and 3 share; the window in all layers but each n-th, by default where layer_types is missing.
@@ -961,6 +1032,9 @@ void read_glm4_moe_lite(const Config& config, ModelSpec& m) {
   read_sigmoid_routing(config, true, 1, 1, m);
 }
 
+// Youtu-LLM: DeepSeek-V3's attention alone.
+void read_youtu(const Config& config, ModelSpec& m) { read_latent(config, {.tied = true}, m); }
+
 void read_deepseek2(const Config& config, ModelSpec& m) {
   const std::int64_t dense = read_dense_layers(config, 0);
   read_latent(config, {}, m);
@@ -983,6 +1057,23 @@ void read_glm4_moe(const Config& config, ModelSpec& m) {
   read_module(config, m);
   if (dense >= m.num_layers) config.wrong("first_k_dense_replace", fmt::format("0 to {}", m.num_layers - 1));
   read_deepseek_experts(config, dense, 1, m);
+  read_sigmoid_routing(config, true, 1, 1, m);
+}
+
+// Solar Open: the same in every layer, whole heads turned.
+void read_solar(const Config& config, ModelSpec& m) {
+  config.required("num_key_value_heads");  // transformers would take 8
+  config.required("head_dim");             // and 128
+  read_llama(config,
+             {.rope_theta = 1e6,
+              .norm_eps = 1e-5,
+              .biased = false,
+              .mlp_hidden_key = "moe_intermediate_size",
+              .rotary_part = 1.0},
+             m);
+  m.attention_out_bias = false;
+  read_deepseek_experts(config, read_dense_layers(config, 0), 1, m);
+  if (m.num_dense_layers > 0) config.wrong("first_k_dense_replace", "0");
   read_sigmoid_routing(config, true, 1, 1, m);
 }
 
@@ -1046,6 +1137,44 @@ std::string read_layer_pattern(const Config& config) {
   if (pattern.empty() || pattern.find_first_not_of("M*-E") != std::string::npos)
     config.wrong(key, "a text of M, *, - and E, one for each layer,");
   return pattern;
+}
+
+// What YaRN's positions have beside them in these models.
+double read_query_growth(const Config& config, ModelSpec& m) {
+  const char* const key = config.has("rope_scaling") ? "rope_scaling" : "rope_parameters";
+  config.required(key);  // transformers would take some
+  const std::string where = fmt::format("{}, {}", config.where(), key);
+  const Config rope(config.required(key), where);
+  rope.required("llama_4_scaling_beta");
+  const double growth = rope.real_or("llama_4_scaling_beta", 0);
+  if (growth != 0 && m.rope.scaling != RopeScaling::yarn) rope.only_text("rope_type", "default", {"yarn"});
+  return growth;
+}
+
+// Ministral 3: Mistral's layers, with queries that grow with their position.
+void read_ministral3(const Config& config, ModelSpec& m) {
+  for (const char* key : {"num_key_value_heads", "head_dim"})
+    config.required(key);  // transformers would take 8 and 128
+  read_llama(config, {.windowed = true, .norm_eps = 1e-5}, m);
+  m.rope.query_growth = read_query_growth(config, m);
+}
+
+// Tencent's Hunyuan, without experts: norms of heads behind the rotation. What its files call dynamic is a
+// larger theta, whatever the length, where they have an alpha.
+void read_hunyuan(const Config& config, ModelSpec& m) {
+  config.only_boolean("use_qk_norm", true);
+  config.only_boolean("use_cla", false);
+  read_llama(config, {.norm_eps = 1e-5, .biased = false}, m);
+  m.qk_norm = m.qk_norm_turned = true;
+  if (m.rope.scaling != RopeScaling::dynamic) return;
+  const char* const key = config.has("rope_scaling") ? "rope_scaling" : "rope_parameters";
+  const double alpha = Config(config.required(key), config.where()).real_or("alpha", 0);
+  if (!(alpha > 0) || m.head_dim < 4) return;
+  RopeSpec larger;
+  const double width = static_cast<double>(m.head_dim);
+  larger.theta = m.rope.theta * std::pow(alpha, width / (width - 2));
+  m.rope = larger;
+  m.max_seq = config.integer("max_position_embeddings");
 }
 
 // What transformers calls otherwise elsewhere; both names are read.
@@ -1133,13 +1262,14 @@ Json text_of_gemma3(const Config& config) {
   return whole;
 }
 
-// Of a Mistral that sees images (Small 3.1 and 3.2). Whether the output matrix is the embedding's, the whole
-// says.
+// Of a Mistral that sees images (Small 3.1 and 3.2, Ministral 3). Whether the output matrix is the
+// embedding's, the whole says.
 Json text_of_mistral3(const Config& config) {
   Json whole = config.required("text_config");
   if (!whole.is_object()) config.wrong("text_config", "an object");
-  Config(whole, config.where()).only_text("model_type", "mistral", {"mistral"});
-  whole["model_type"] = "mistral";
+  const Config text(whole, config.where());
+  text.only_text("model_type", "mistral", {"mistral", "ministral3"});
+  whole["model_type"] = text.text_or("model_type", "mistral");
   if (config.has("tie_word_embeddings"))
     whole["tie_word_embeddings"] = config.boolean_or("tie_word_embeddings", false);
   return whole;
@@ -1210,9 +1340,29 @@ const std::vector<ModelType>& model_types() {
        read_qwen3_next,
        [](M m) { return m.state_space.is_delta() && m.experts != Experts::none; }},
       {{"qwen3_5_text", "Qwen3_5ForCausalLM"}, read_delta_rule, [](M m) { return m.state_space.is_delta(); }},
+      {{"granitemoe",
+        "GraniteMoeForCausalLM",
+        {{"mlp.gate.", "block_sparse_moe.router.layer."}},
+        false,
+        false,
+        nullptr,
+        true},
+       [](const Config& config, ModelSpec& m) { read_granite_moe(config, false, m); },
+       [](M m) { return m.fused_mlp && m.experts != Experts::none && m.num_shared_experts == 0; }},
+      {{"granitemoeshared", "GraniteMoeSharedForCausalLM"},
+       [](const Config& config, ModelSpec& m) { read_granite_moe(config, true, m); },
+       written_otherwise},
       {{"granitemoehybrid",
         "GraniteMoeHybridForCausalLM",
-        {{"mlp.gate_up_proj.", "shared_mlp.input_linear."}, {"mlp.down_proj.", "shared_mlp.output_linear."}}},
+        {{"mlp.gate_up_proj.", "shared_mlp.input_linear."},
+         {"mlp.down_proj.", "shared_mlp.output_linear."},
+         {"mlp.shared_experts.gate_up_proj.", "shared_mlp.input_linear."},
+         {"mlp.shared_experts.down_proj.", "shared_mlp.output_linear."},
+         {"mlp.gate.", "block_sparse_moe.router.layer."}},
+        false,
+        false,
+        nullptr,
+        true},
        read_granite_hybrid,
        [](M m) { return m.fused_mlp && (m.state_space.heads > 0 || !m.interleaved_rope); }},
       {{"bamba",
@@ -1225,6 +1375,11 @@ const std::vector<ModelType>& model_types() {
       {{"starcoder2", "Starcoder2ForCausalLM"},
        read_starcoder2,
        [](M m) { return m.norm_kind == NormKind::layer && m.activation == Activation::gelu; }},
+      {{"jais2", "Jais2ForCausalLM"},
+       read_jais2,
+       [](M m) {
+         return m.norm_kind == NormKind::layer && m.activation == Activation::relu2 && !m.norms_less_one;
+       }},
       {{"nemotron", "NemotronForCausalLM"},
        read_nemotron,
        [](M m) { return m.norm_kind == NormKind::layer && m.activation == Activation::relu2; }},
@@ -1250,6 +1405,12 @@ const std::vector<ModelType>& model_types() {
       {{"glm", "GlmForCausalLM"},
        [](const Config& config, ModelSpec& m) { read_glm(config, false, m); },
        [](M m) { return m.fused_mlp; }},
+      {{"ernie4_5_moe",
+        "Ernie4_5_MoeForCausalLM",
+        {{"mlp.gate.e_score_correction_bias", "mlp.moe_statics.e_score_correction_bias"}},
+        true},
+       read_ernie_moe,
+       [](M m) { return m.interleaved_rope && m.experts == Experts::deepseek; }},
       {{"ernie4_5", "Ernie4_5ForCausalLM"},
        read_ernie,
        [](M m) {
@@ -1276,15 +1437,26 @@ const std::vector<ModelType>& model_types() {
        read_deepseek3,
        [](M m) { return m.latent_attention(); }},
       {{"kimi_k2", "DeepseekV3ForCausalLM", {}, true, true}, read_deepseek3, written_otherwise},
+      {{"youtu", "YoutuForCausalLM"}, read_youtu, written_otherwise},
       {{"glm4_moe_lite", "Glm4MoeLiteForCausalLM", {}, true, true}, read_glm4_moe_lite, written_otherwise},
       {{"glm4_moe", "Glm4MoeForCausalLM", {}, true, true},
        read_glm4_moe,
        [](M m) { return m.experts == Experts::deepseek && m.router.scores == RouterScores::sigmoid; }},
+      {{"solar_open", "SolarOpenForCausalLM", {}, true}, read_solar, written_otherwise},
       {{"dots1", "Dots1ForCausalLM", {}, true}, read_dots1, written_otherwise},
       {{"qwen2_moe", "Qwen2MoeForCausalLM"}, read_qwen2_moe, [](M m) { return m.shared_gate; }},
       {{"olmoe", "OlmoeForCausalLM"}, read_olmoe, [](M m) { return normed_experts(m) && m.qk_norm_whole; }},
       {{"qwen3_moe", "Qwen3MoeForCausalLM"}, read_qwen3_moe, normed_experts},
       {{"phi3", "Phi3ForCausalLM"}, read_phi3, [](M m) { return m.fused_projections; }},
+      {{"hunyuan_v1_dense",
+        "HunYuanDenseV1ForCausalLM",
+        {{"self_attn.q_norm.", "self_attn.query_layernorm."},
+         {"self_attn.k_norm.", "self_attn.key_layernorm."}}},
+       read_hunyuan,
+       [](M m) { return m.qk_norm_turned; }},
+      {{"ministral3", "Ministral3ForCausalLM"},
+       read_ministral3,
+       [](M m) { return m.rope.query_growth != 0; }},
       {{"olmo3", "Olmo3ForCausalLM"},
        read_olmo3,
        [](M m) { return m.norm_place == NormPlace::after && m.qk_norm_whole && m.rope.local_theta > 0; }},
@@ -1320,6 +1492,8 @@ const std::vector<ModelType>& model_types() {
       {{"mistral", "MistralForCausalLM"},
        read_mistral,
        [](M m) { return m.window.size > 0 || m.hidden % m.num_heads != 0; }},
+      {{"internlm3", "LlamaForCausalLM"}, read_llama_relative, written_otherwise},
+      {{"iquestcoder", "LlamaForCausalLM"}, read_llama_relative, written_otherwise},
       {{"llama", "LlamaForCausalLM"},
        [](const Config& config, ModelSpec& m) {
          read_llama(config, {.biased = false, .mlp_biased = true}, m);
@@ -1347,14 +1521,10 @@ constexpr OtherType other_types[] = {
     {"gpt_bigcode", "one key for all heads beside learned positions"},
     {"llama4_text", "positions and chunks of attention of its own"},
     {"llama4", "positions and chunks of attention of its own"},
-    {"ministral3", "queries that grow with their position"},
     {"phimoe", "a router of its own (SparseMixer)"},
-    {"granitemoe", "all experts of a layer in one tensor, gates and ups together"},
-    {"ernie4_5_moe", "experts chosen by the probabilities of a softmax and a bias together"},
     {"qwen3_5_moe", "all experts of a layer in two tensors"},
     {"qwen3_5_moe_text", "all experts of a layer in two tensors"},
-    {"hunyuan_v1_dense", "norms of queries and keys behind their rotation"},
-    {"hunyuan_v1_moe", "norms of queries and keys behind their rotation"},
+    {"hunyuan_v1_moe", "experts beside norms of queries and keys behind their rotation"},
     {"apertus", "an activation with weights of its own (xIELU)"},
     {"mamba", "a state space for each channel (Mamba-1)"},
     {"mamba2", "layers without MLPs"},

@@ -84,9 +84,9 @@ void check_state_space(const ModelSpec& m) {
              what, m.state_space.heads, legal);
   };
   refuse_beside(m.family != Family::llama, "a family other than llama", "family = \"llama\"");
-  refuse_beside(m.experts != Experts::none && m.layer_pattern.empty() && !s.is_delta(),
-                "a mixture of experts", "none, or a layer_pattern");
-  refuse_beside(s.is_delta() && m.num_dense_layers > 0, "num_dense_layers", "0");
+  refuse_beside(m.experts != Experts::none && m.experts != Experts::deepseek, "another kind of experts",
+                "experts = \"deepseek\"");
+  refuse_beside(m.num_dense_layers > 0, "num_dense_layers", "0: all layers have experts, or a layer_pattern");
   refuse_beside(s.is_delta() && !m.layer_pattern.empty(), "layer_pattern with ssm_rule = \"gated-delta\"",
                 "no pattern");
   refuse_beside(m.norm_kind != NormKind::rms, "norm_kind", "\"rms\"");
@@ -255,9 +255,12 @@ void check_layers(const ModelSpec& m) {
       refuse("model {}: {} = true is not legal with latent attention or fused_projections; give false",
              m.name, field);
   }
-  if (m.fused_mlp && (m.experts != Experts::none || !is_gated(m.activation) || m.mlp_bias))
-    refuse("model {}: fused_mlp = true is not legal with experts, biases or without a gate; give false",
-           m.name);
+  const bool other_experts = m.experts != Experts::none && m.experts != Experts::deepseek;
+  if (m.fused_mlp && (other_experts || m.shared_gate || !is_gated(m.activation) || m.mlp_bias))
+    refuse(
+        "model {}: fused_mlp = true is not legal with experts other than deepseek's, shared_gate, biases or "
+        "without a gate; give false",
+        m.name);
 }
 
 void check_router(const ModelSpec& m) {
@@ -384,6 +387,7 @@ void check_rope(const ModelSpec& m) {
   if (r.scaling == RopeScaling::yarn) {
     check_positive(m, "rope_beta_slow", r.beta_slow);
     check_positive(m, "rope_beta_fast", r.beta_fast);
+    if (r.query_growth != 0) check_positive(m, "rope_query_growth", r.query_growth);
     if (!(r.theta > 1))
       refuse("model {}: rope_theta = {} is not legal with yarn: give a number above 1", m.name, r.theta);
     return;
@@ -412,6 +416,11 @@ void check_scales(const ModelSpec& m) {
   if (m.qk_norm_whole && !m.qk_norm)
     refuse(
         "model {}: qk_norm_whole = true is not legal without norms of queries and keys; give qk_norm = true",
+        m.name);
+  if (m.qk_norm_turned && (!m.qk_norm || m.qk_norm_whole))
+    refuse(
+        "model {}: qk_norm_turned = true is legal beside qk_norm = true without qk_norm_whole alone; give "
+        "false",
         m.name);
   if (m.norm_place != NormPlace::before && m.experts != Experts::none)
     refuse("model {}: norm_place = \"{}\" is not legal with experts; give \"before\"", m.name,
@@ -561,7 +570,8 @@ static std::vector<LayerKind> kinds_of_pattern(const ModelSpec& m) {
 
 std::vector<LayerKind> layer_kinds(const ModelSpec& m) {
   if (!m.layer_pattern.empty()) return kinds_of_pattern(m);
-  const std::int64_t experts = m.num_expert_layers(), states = m.num_state_space_layers(),
+  // Beside a state space all layers have experts, or none.
+  const std::int64_t states = m.num_state_space_layers(), experts = states > 0 ? 0 : m.num_expert_layers(),
                      dense = m.num_layers - experts - states;
   std::vector<LayerKind> kinds;
   std::int64_t first = 0;

@@ -139,6 +139,7 @@ struct ModelSpec {
   bool attention_gate = false;
   bool qk_norm = false;        // RMSNorm of each head of its queries and keys before they are turned (Qwen3)
   bool qk_norm_whole = false;  // of all queries together, and of all keys, instead of each head (OLMo 2)
+  bool qk_norm_turned = false;  // of each head, behind the rotation (Hunyuan)
 
   // The MLP reads what attention reads, instead of what it made of it: a neox's by a norm of its own, a
   // llama's by the same (Cohere).
@@ -197,6 +198,12 @@ struct ModelSpec {
   std::int64_t num_state_space_layers() const { return num_layers_with(LayerPart::state_space); }
   std::int64_t num_mlp_layers() const { return num_layers_with(LayerPart::mlp); }
   std::int64_t num_expert_layers() const { return num_layers_with(LayerPart::experts); }
+  // Of two kinds of layers the second: with a state space, or in a model without them one with experts; where
+  // layers have one part each, either.
+  bool is_other(std::int64_t layer) const {
+    return has_state_space(layer) ||
+           (has_experts(layer) && (state_space.heads == 0 || !layer_pattern.empty()));
+  }
   std::int64_t parts_per_layer() const { return layer_pattern.empty() ? 2 : 1; }
   // Those with experts, that of the module among them.
   std::vector<std::int64_t> routed_layers() const;

@@ -22,6 +22,8 @@ struct TransformersType {
   bool predicts_more = false;
   // What names begin with in place of "model.", though they may begin with that too; nullptr: that alone.
   const char* prefix = nullptr;
+  // The experts of a layer are two tensors: of each expert gate and up, one behind the other, and down.
+  bool stacked_experts = false;
 };
 
 // As which a model is written, and by whose names its files are read. Whether a configuration of this type

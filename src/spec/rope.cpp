@@ -81,6 +81,12 @@ RopeTurns rope_turns(const RopeSpec& rope, std::int64_t rotary_dim, std::int64_t
   return turns;
 }
 
+RopeTurns query_turns(const RopeSpec& rope, RopeTurns turns) {
+  turns.growth = rope.query_growth;
+  if (rope.query_growth != 0) turns.growth_length = rope.original_length;
+  return turns;
+}
+
 double default_attention_factor(const RopeSpec& rope, double mscale, double mscale_all_dim) {
   if (rope.factor <= 1) return 1;
   if (rope.scaling == RopeScaling::longrope)

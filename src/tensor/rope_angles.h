@@ -18,7 +18,7 @@ class RopeAngles {
 
   // Pairs [first_pair, first_pair + pairs) of a head.
   RopeAngles(const RopeTurns& turns, std::int64_t first_pair, std::int64_t pairs)
-      : pairs_(pairs), factor_(turns.factor) {
+      : pairs_(pairs), factor_(turns.factor), growth_(turns.growth), growth_length_(turns.growth_length) {
     for (std::int64_t i = 0; i < pairs; ++i) {
       frequency_[at(i)] = turns.frequencies[at(first_pair + i)];
       step_cosine_[at(i)] = std::cos(frequency_[at(i)]);
@@ -31,9 +31,10 @@ class RopeAngles {
     if (position < position_ || position / anew != position_ / anew || position_ < 0)
       start_at(position / anew * anew);
     while (position_ < position) next();
+    const double factor = grown_factor(factor_, growth_, growth_length_, position);
     for (std::int64_t i = 0; i < pairs_; ++i) {
-      cosine_f32_[at(i)] = static_cast<float>(factor_ * cosine_[at(i)]);
-      sine_f32_[at(i)] = static_cast<float>(factor_ * sine_[at(i)]);
+      cosine_f32_[at(i)] = static_cast<float>(factor * cosine_[at(i)]);
+      sine_f32_[at(i)] = static_cast<float>(factor * sine_[at(i)]);
     }
   }
   const float* cosine() const { return cosine_f32_.data(); }
@@ -63,7 +64,8 @@ class RopeAngles {
   }
 
   std::int64_t pairs_, position_ = -1;
-  double factor_;
+  double factor_, growth_;
+  std::int64_t growth_length_;
   Row<double> frequency_, step_cosine_, step_sine_, cosine_, sine_;
   Row<float> cosine_f32_, sine_f32_;
 };

@@ -252,7 +252,8 @@ class RowKernels : public Base {
     with_stored_type(x, [&, this]<class T>(T) {
       this->each_row("rope", x->rows(),
                      rows::Rope<T>{matrix<T>(x), head_dim, data<std::int32_t>(positions), frequencies.data(),
-                                   std::ssize(turns.frequencies), turns.factor, inverse});
+                                   std::ssize(turns.frequencies), turns.factor, turns.growth,
+                                   turns.growth_length, inverse});
     });
   }
 

@@ -289,13 +289,13 @@ RehearsedPlan rehearsed_plan(const Plan& plan, const std::string& layers) {
   return rehearsed_plan(plan, std::move(m));
 }
 
-// Layers without experts or a state space, and those with them.
+// Layers of both kinds.
 static PartSeconds rehearse_layers(const Plan& plan, const RunOptions& options, const JobCores& cores) {
   const ModelSpec& m = plan.model;
   const int ranks = plan.mesh.num_ranks();
   PartSeconds parts;
   std::int64_t of_others = 0;
-  for (std::int64_t layer = 0; layer < m.num_layers; ++layer) of_others += is_other_layer(m, layer);
+  for (std::int64_t layer = 0; layer < m.num_layers; ++layer) of_others += m.is_other(layer);
   const bool has_others = of_others > 0, has_dense = of_others < m.num_layers;
   const std::int64_t dense = has_dense ? 1 : 0, others = has_others ? 1 : 0;
   const RehearsedPlan r = rehearsed_plan(plan, dense, others);
@@ -331,7 +331,7 @@ static PartSeconds rehearse_parts(const Plan& plan, const RunOptions& options, c
     PartSeconds::Passes one =
         passes_of(rehearsed_plan(plan, one_of_each + letter).plan, stand, options) - base;
     parts.ends = parts.ends - one;
-    const bool is_other = is_other_layer(m, kind.layer);
+    const bool is_other = m.is_other(kind.layer);
     (is_other ? num_others : num_dense) += kind.count;
     one *= static_cast<double>(kind.count);
     PartSeconds::Passes& sum = is_other ? parts.others : parts.dense;

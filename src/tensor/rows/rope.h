@@ -4,6 +4,7 @@
 #include <cmath>
 
 #include "base/bf16.h"
+#include "spec/rope.h"
 #include "tensor/rows/team.h"
 
 namespace echelon::rows {
@@ -17,14 +18,16 @@ struct Rope {
   const std::int32_t* positions;
   const double* frequencies;  // (pairs)
   std::int64_t pairs;
-  double factor;
+  double factor, growth;
+  std::int64_t growth_length;
   bool inverse;
   template <class Team>
   ECHELON_HOST_DEVICE void operator()(const Team& team, std::int64_t r) const {
     using F = Wide<T>;
+    const double grown = grown_factor(factor, growth, growth_length, positions[r]);
     for (std::int64_t pair = team.lane(); pair < pairs; pair += team.lanes()) {
       const double angle = static_cast<double>(positions[r]) * frequencies[pair];
-      const F c = F(factor * std::cos(angle)), s = F(factor * (inverse ? -std::sin(angle) : std::sin(angle)));
+      const F c = F(grown * std::cos(angle)), s = F(grown * (inverse ? -std::sin(angle) : std::sin(angle)));
       for (std::int64_t j = pair; j < x.cols; j += head_dim) {
         const F low = x[r][j], high = x[r][j + pairs];
         x[r][j] = T(low * c - high * s);
