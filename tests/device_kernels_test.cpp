@@ -305,7 +305,7 @@ TEST_P(DeviceKernels, RowsOfTablesAndPositions) {
       expect_close(y, 4, "combine_rows without weights");
 
       RopeTurns turns = RopeTurns::plain(1e4, 6);
-      turns.factor = 1.25;
+      turns.factor = 1.25, turns.growth = 0.5, turns.growth_length = 3;
       const Operand q = random(t, rows, 24);
       for (bool inverse : {false, true}) {
         run([&](Kernels& on, auto of) { on.rope(of(q), 8, of(id), turns, inverse); });

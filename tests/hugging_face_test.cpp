@@ -479,13 +479,10 @@ TEST_P(HuggingFace, WhatIsNotTheModelIsRefusedByName) {
   expect_contains(refusal([](auto& tensors) { tensors[1].type = StoredType::i32; }), {"I32", "BF16"});
 }
 
-// As a Gemma 3, a Mistral or a Qwen3.5 that sees images is saved: its text model is one among others, with a
-// prefix before its names or behind what these begin with.
-void check_text_model(const char* type, const char* fixture, const std::string& behind = "",
-                      const char* of_images = "vision_tower.embeddings.patch_embedding.bias") {
-  const auto in_file = [&](const std::string& name) {
-    return behind + "language_model." + name.substr(behind.size());
-  };
+// As a Gemma 3, a Mistral or a Qwen that sees images is saved: its text model is one among others. What names
+// of tensors begin with, in place of `plain`.
+void check_text_model(const char* type, const char* fixture, const std::string& begin = "language_model.",
+                      const std::string& plain = "", const std::string& images = "vision_tower.") {
   const fs::path text = fixtures / fixture;
   const TemporaryDirectory directory;
   const auto save = [&](const char* name, const std::string& other) {
@@ -497,19 +494,22 @@ void check_text_model(const char* type, const char* fixture, const std::string& 
     write_file_atomically((home / "config.json").string(), config.dump());
     const SafetensorsFile original((text / "model.safetensors").string());
     std::vector<StoredTensor> tensors = original.tensors();
-    for (StoredTensor& tensor : tensors) tensor.name = in_file(tensor.name);
+    const auto renamed = [&](const std::string& tensor) {
+      return tensor.starts_with(plain) ? begin + tensor.substr(plain.size()) : tensor;
+    };
+    for (StoredTensor& tensor : tensors) tensor.name = renamed(tensor.name);
     tensors.push_back({other, StoredType::f32, {1}});
     SafetensorsWriter writer((home / "model.safetensors").string(), tensors);
     for (const StoredTensor& tensor : original.tensors()) {
       const std::vector<std::byte> bytes = original.bytes(tensor);
-      writer.write(in_file(tensor.name), bytes.data(), bytes.size());
+      writer.write(renamed(tensor.name), bytes.data(), bytes.size());
     }
     const float one = 1;
     writer.write(other, &one, sizeof one);
     writer.finish();
     return home.string();
   };
-  const std::string sees = save("sees", of_images);
+  const std::string sees = save("sees", images + "embeddings.patch_embedding.bias");
   ModelSpec model = load_model(sees), alone = load_model(text.string());
   alone.name = model.name;
   EXPECT_EQ(to_toml(model), to_toml(alone));
@@ -529,7 +529,18 @@ TEST(HuggingFaceConfig, OfAModelThatSeesImagesTheTextModelIsRead) {
   check_text_model("gemma3", "gemma3");
   check_text_model("mistral3", "mistral-uneven");
   check_text_model("mistral3", "ministral3");
-  check_text_model("qwen3_5", "qwen3-5", "model.", "model.visual.patch_embed.proj.bias");
+  check_text_model("qwen3_vl", "qwen3", "model.language_model.", "model.", "model.visual.");
+  check_text_model("qwen3_5", "qwen3-5", "model.language_model.", "model.", "model.visual.");
+  check_text_model("qwen2_5_vl", "qwen2-window", "", "", "visual.");
+  // Its text's configuration may stand beside that of images, with positions in three directions.
+  json flat = json::parse(read_text((fixtures / "qwen2-window/config.json").string()));
+  const ModelSpec text = model_from_hugging_face(flat.dump(), "x/config.json");
+  flat["model_type"] = "qwen2_vl";
+  flat["vision_config"] = {{"hidden_size", 16}};
+  flat["rope_scaling"] = {{"type", "mrope"}, {"mrope_section", {1, 1, 1}}};
+  flat["rope_theta"] = text.rope.theta;
+  flat.erase("rope_parameters");
+  EXPECT_EQ(to_toml(model_from_hugging_face(flat.dump(), "x/config.json")), to_toml(text));
   // What a published configuration leaves out is as in every other Gemma 3.
   const ModelSpec few = model_from_hugging_face(
       R"({"model_type": "gemma3", "text_config": {"hidden_size": 2560, "intermediate_size": 10240,

@@ -424,10 +424,12 @@ TEST_F(KernelsCpu, Rope) {
   for (std::int64_t head_dim : {2, 6, 64, 100})
     for (bool strided : {false, true}) {
       const Operand x = random(2 * 35, 4 * head_dim, strided);
+      RopeTurns growing = RopeTurns::plain(1e4, head_dim);
+      growing.growth = 0.1, growing.growth_length = 90;
       run([&](Kernels& k, auto of) {
         k.rope(of(x), head_dim, late, RopeTurns::plain(1e4, head_dim), false);
         k.rope(of(x), head_dim, jumping, RopeTurns::plain(1e4, head_dim), true);
-        k.rope(of(x), head_dim, jumping, RopeTurns::plain(1e4, head_dim), true);
+        k.rope(of(x), head_dim, jumping, growing, true);
       });
       expect_close(x, 1, 8, "rope");
     }

@@ -507,15 +507,21 @@ std::vector<FileTensor> stored_tensors(const StoredModel& stored, const ModelSpe
   return with_stacked_experts(stored, std::move(tensors));
 }
 
-// Of a model that sees images too: its text model's names begin with the former, the others' with the latter.
-const std::string text_model = "language_model.";
+// Of a model that sees images too: its text model's names begin with the former, or the second one in place
+// of "model.", the others' with the latter.
+const std::string text_model = "language_model.", inner_text_model = "model.language_model.";
 bool is_for_images(const std::string& name) {
-  return name.starts_with("vision_tower.") || name.starts_with("multi_modal_projector.") ||
-         name.starts_with("model.visual.");
+  const std::string_view inner =
+      name.starts_with(models) ? std::string_view(name).substr(std::string_view(models).size()) : name;
+  return inner.starts_with("vision_tower.") || inner.starts_with("multi_modal_projector.") ||
+         inner.starts_with("visual.");
 }
-// Qwen3.5's has its prefix behind "model.", and the output matrix has none.
-std::string inside_model(const std::string& name) {
-  return name.starts_with(models) ? models + text_model + name.substr(std::string(models).size()) : name;
+
+// Its configuration has one of images.
+bool sees_images(const std::string& directory) {
+  const std::string path = (fs::path(directory) / "config.json").string();
+  const json config = parse_python_json(read_text(path), path);
+  return config.is_object() && config.contains("vision_config");
 }
 
 // Of each parameter of the model, and of routers' biases: under the name of its tensor, GPT-2's without the
@@ -529,7 +535,8 @@ std::map<std::string, StoredPlace> stored_places(const StoredModel& stored, cons
     if (name == nullptr && tensor.name.starts_with(prefix))
       name = stored.find(tensor.name.substr(prefix.size()));
     if (name == nullptr) name = stored.find(text_model + tensor.name);
-    if (name == nullptr) name = stored.find(inside_model(tensor.name));
+    if (name == nullptr && tensor.name.starts_with(models))
+      name = stored.find(inner_text_model + tensor.name.substr(std::string_view(models).size()));
     if (name == nullptr && stored.find(tensor.name + "_blocks") != nullptr)
       refuse(
           "{}: {} is kept as MXFP4 ({}_blocks and _scales), which is not read; legal: an export that is not "
@@ -552,10 +559,9 @@ std::map<std::string, StoredPlace> stored_places(const StoredModel& stored, cons
     }
     left.erase(*name);
   }
-  const std::string& first = places[embedding_parameters(model).front().name].name;
-  const bool is_text = first.starts_with(text_model),
-             sees = is_text || first.starts_with(models + text_model);
-  const std::string output = (is_text ? text_model : "") + "lm_head.weight";
+  const bool sees = sees_images(stored.directory());
+  const bool is_inner = places.begin()->second.name.starts_with(text_model);
+  const std::string output = (is_inner ? text_model : "") + "lm_head.weight";
   const std::vector<std::int64_t> table = embedding_parameters(model).front().shape;
   const auto check_same = [&](const std::string& copy, const std::string& original, const char* why) {
     if (left.erase(copy) > 0 && !stored.equal(copy, places[original].name, table))

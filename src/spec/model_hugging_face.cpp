@@ -90,6 +90,7 @@ class Config {
     return object_.at(key);
   }
   const std::string& where() const { return where_; }
+  const Json& object() const { return object_; }
 
  private:
   const Json& object_;
@@ -1275,13 +1276,22 @@ Json text_of_mistral3(const Config& config) {
   return whole;
 }
 
-// The same of a Qwen3.5.
-Json text_of_qwen3_5(const Config& config) {
-  Json whole = config.required("text_config");
+// Of a Qwen that sees images, which older files have beside what they say of images. A text's positions are
+// the same in all three directions that images have.
+Json text_of_qwen(const Config& config, const char* type, double theta, double eps) {
+  Json whole = config.has("text_config") ? config.required("text_config") : config.object();
   if (!whole.is_object()) config.wrong("text_config", "an object");
-  whole["model_type"] = "qwen3_5_text";
-  if (config.has("tie_word_embeddings"))
-    whole["tie_word_embeddings"] = config.boolean_or("tie_word_embeddings", false);
+  whole["model_type"] = type;
+  const bool tied = config.boolean_or("tie_word_embeddings", false) ||
+                    Config(whole, config.where()).boolean_or("tie_word_embeddings", false);
+  whole["tie_word_embeddings"] = tied;
+  whole.emplace("rope_theta", theta);
+  whole.emplace("rms_norm_eps", eps);
+  for (const char* key : {"rope_scaling", "rope_parameters"}) {
+    if (!whole.contains(key) || !whole[key].is_object()) continue;
+    for (const char* named : {"rope_type", "type"})
+      if (whole[key].contains(named) && whole[key][named] == "mrope") whole[key][named] = "default";
+  }
   return whole;
 }
 
@@ -1536,7 +1546,8 @@ constexpr OtherType other_types[] = {
 };
 
 [[noreturn]] void refuse_model_type(const std::string& where, const std::string& type) {
-  std::vector<std::string> legal{"gemma3", "mistral3"};  // whose text models are read
+  // Whose text models are read.
+  std::vector<std::string> legal{"gemma3", "mistral3", "qwen2_vl", "qwen2_5_vl", "qwen3_vl"};
   for (const ModelType& one : model_types()) legal.emplace_back(one.name);
   std::sort(legal.begin(), legal.end());
   const auto* other = std::find_if(std::begin(other_types), std::end(other_types),
@@ -1561,7 +1572,10 @@ static ModelSpec model_of(const Json& object, const std::string& where) {
   const std::string type = config.text_or("model_type", "");
   if (type == "gemma3") return model_of(text_of_gemma3(config), where);
   if (type == "mistral3") return model_of(text_of_mistral3(config), where);
-  if (type == "qwen3_5") return model_of(text_of_qwen3_5(config), where);
+  if (type == "qwen2_vl" || type == "qwen2_5_vl")
+    return model_of(text_of_qwen(config, "qwen2", 1e6, 1e-5), where);
+  if (type == "qwen3_vl") return model_of(text_of_qwen(config, "qwen3", 5e5, 1e-6), where);
+  if (type == "qwen3_5") return model_of(text_of_qwen(config, "qwen3_5_text", 1e4, 1e-6), where);
   ModelSpec m;
   m.name = model_name(where, type);
   const auto found = std::find_if(model_types().begin(), model_types().end(),
