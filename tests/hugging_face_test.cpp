@@ -569,6 +569,16 @@ TEST(HuggingFaceConfig, QuantizedWeightsAreRefusedByName) {
   quantized["quantization_config"] = {{"bits", 4}};
   refused({"quantization_config = {\"bits\":4}", "BF16"});
   write_file_atomically(directory / "config.json", config);
+  const auto no_weights = [&](const std::vector<std::string>& parts) {
+    expect_refusal([&] { import_hugging_face(directory / ".", directory / "no", DType::f32, 1); }, parts);
+  };
+  no_weights({"neither model.safetensors nor"});
+  write_file_atomically(directory / "pytorch_model.bin", "");
+  no_weights({"pytorch_model.bin is not read", "save_pretrained"});
+  fs::create_directory(directory / "adapters");
+  write_file_atomically(directory / "adapters/adapter_config.json", "{}");
+  expect_refusal([&] { import_hugging_face(directory / "adapters", directory / "no", DType::f32, 1); },
+                 {"adapter_config.json", "merge_and_unload()"});
   const SafetensorsFile original((fixtures / "gpt-oss/model.safetensors").string());
   std::vector<StoredTensor> tensors = original.tensors();
   const std::string name = "model.layers.0.mlp.experts.down_proj";
@@ -660,6 +670,8 @@ TEST(HuggingFaceConfig, IsOfTheTypeThatSaysTheModel) {
   const json full{"full_attention", "full_attention"}, sliding{"sliding_attention", "sliding_attention"},
       mixed{"sliding_attention", "full_attention"};
   EXPECT_EQ(written("olmo3", {{"layer_types", full}}), "olmo3");
+  EXPECT_EQ(written("gemma3", {{"layer_types", "left out"}}),
+            "gemma3_text");  // of two layers, with a window each
   EXPECT_EQ(written("seed-oss", {{"hidden_size", 22}, {"attention_out_bias", true}}), "seed_oss");
   EXPECT_EQ(written("ministral", {{"layer_types", sliding}}), "mistral");
   EXPECT_EQ(written("exaone4", {{"sliding_window", nullptr}, {"layer_types", full}}), "exaone4");
@@ -687,6 +699,10 @@ TEST(HuggingFaceConfig, IsOfTheTypeThatSaysTheModel) {
   refused("olmo3", {{"rope_parameters", "left out"}, {"rope_theta", 5000.0}}, {"rope_theta", "500000"});
   refused("olmo3", {{"rope_parameters", "left out"}, {"rope_scaling", {{"type", "yarn"}, {"factor", 4.0}}}},
           {"rope_scaling", "rope_type is missing"});
+  refused("gemma3",
+          {{"rope_parameters", "left out"}, {"rope_scaling", {{"type", "linear"}, {"factor", 4.0}}}},
+          {"rope_scaling", "rope_type is missing"});
+  refused("solar-open", {{"partial_rotary_factor", 0.5}}, {"partial_rotary_factor", "only 1"});
   refused("gemma3", {{"rope_scaling", {{"rope_type", "linear"}, {"factor", 4.0}}}}, {"rope_scaling", "null"});
   // What a file leaves out is as transformers has it, and rope_scaling alone counts where both are there.
   const ModelSpec mixtral = model_from_hugging_face(

@@ -581,6 +581,8 @@ TEST(ModelHuggingFace, SaysWhatATypeHasThatIsNotHere) {
   for (const auto& [type, has] : {std::pair{"bloom", "ALiBi"},
                                   {"phi", "bias of the output matrix"},
                                   {"hunyuan_v1_moe", "behind their rotation"},
+                                  {"lfm2", "convolutions"},
+                                  {"gemma4", "share keys and values"},
                                   {"apertus", "xIELU"}})
     expect_refusal([t = type] { model_from_hugging_face(fmt::format(R"({{"model_type": "{}"}})", t), "x"); },
                    {type, has, "qwen2_moe"});

@@ -524,6 +524,13 @@ bool sees_images(const std::string& directory) {
   return config.is_object() && config.contains("vision_config");
 }
 
+// Scales and zeros beside weights of a few bits.
+bool is_of_quantized(const std::string& name) {
+  for (const char* end : {"_scale", "_scale_inv", ".scales", ".qweight", ".qzeros", ".absmax", "_packed"})
+    if (name.ends_with(end)) return true;
+  return false;
+}
+
 // Of each parameter of the model, and of routers' biases: under the name of its tensor, GPT-2's without the
 // prefix of the class too, or as the text of a model that sees images.
 std::map<std::string, StoredPlace> stored_places(const StoredModel& stored, const ModelSpec& model) {
@@ -575,7 +582,11 @@ std::map<std::string, StoredPlace> stored_places(const StoredModel& stored, cons
   for (const std::string& name : left)
     if (!is_constant(name) && !predicts_more(model, name) && !is_left_out(model, name) &&
         !(sees && is_for_images(name)))
-      refuse("{}: {} is no tensor of a {}", stored.directory(), name, model.name);
+      refuse(
+          "{}: {} is no tensor of a {}{}", stored.directory(), name, model.name,
+          is_of_quantized(name)
+              ? ", but of quantized weights; legal: an export that is not quantized, in F64, F32, F16 or BF16"
+              : "");
   return places;
 }
 
@@ -733,8 +744,27 @@ bool has_weights(const std::string& directory) {
 
 static void refuse_other_layout(const std::string& directory) {
   std::error_code none;
-  if (!fs::exists(fs::path(directory) / "config.json", none))
+  const auto has = [&](const char* name) { return fs::exists(fs::path(directory) / name, none); };
+  if (!has("config.json") && has("adapter_config.json"))
+    refuse(
+        "{}: holds adapters (adapter_config.json) without their model; legal: both as one, as PEFT writes "
+        "them "
+        "with merge_and_unload() and save_pretrained",
+        directory);
+  if (!has("config.json"))
     refuse("{}: there is no config.json: not a model in Hugging Face's layout", directory);
+}
+
+static void refuse_other_weights(const std::string& directory) {
+  std::error_code none;
+  const auto has = [&](const char* name) { return fs::exists(fs::path(directory) / name, none); };
+  if (has(single_file) || has(index_file)) return;
+  const bool pickled = has("pytorch_model.bin") || has("pytorch_model.bin.index.json");
+  refuse("{}: there is neither {} nor {}{}", directory, single_file, index_file,
+         pickled
+             ? ", and pytorch_model.bin is not read; legal: safetensors, as transformers writes them with "
+               "save_pretrained"
+             : "");
 }
 
 // Weights of 8 or 4 bits with scales beside them. What the model is its configuration says all the same.
@@ -761,6 +791,7 @@ HuggingFaceWeights::HuggingFaceWeights(const std::string& directory) {
   refuse_other_layout(directory);
   refuse_quantized(directory);
   model_ = load_model(directory);
+  refuse_other_weights(directory);
   stored_ = std::make_unique<const StoredModel>(directory);
   // transformers says that the model has the module, and leaves its weights out.
   const std::set<std::string> names = stored_->names();

@@ -245,6 +245,8 @@ void read_rope(const Config& config, double theta, std::optional<double> rotary_
     }
     const std::string where = fmt::format("{}, {}", config.where(), key);
     const Config rope(config.required(key), where);
+    if (m.rope.local_theta > 0 && key == std::string_view("rope_scaling"))
+      rope.required("rope_type");  // transformers would not heed "type"
     if (m.rope.local_theta > 0 && config.required(key).contains("full_attention")) {  // by type of layer
       read_rope_scaling(rope, "full_attention", m);
       const Config local(rope.required("sliding_attention"), where);
@@ -659,11 +661,8 @@ void read_olmo2(const Config& config, ModelSpec& m) {
 // OLMo 2 with a window in all layers but each fourth, by default; positions are scaled where there is none.
 void read_olmo3(const Config& config, ModelSpec& m) {
   constexpr double theta = 500000;
-  if (!config.has("rope_parameters")) {
+  if (!config.has("rope_parameters"))
     config.only_real("rope_theta", theta);  // transformers would take another one in layers without a window
-    if (config.has("rope_scaling"))         // and would not heed "type"
-      Config(config.required("rope_scaling"), config.where() + ", rope_scaling").required("rope_type");
-  }
   m.rope.local_theta = config.real_or("rope_theta", theta);
   read_llama(config, {.typed = true, .rope_theta = theta, .norm_eps = 1e-5}, m);
   if (!config.has("layer_types")) {
@@ -885,7 +884,8 @@ void read_gemma(const Config& config, double theta, std::int64_t full_every, Mod
   config.required("query_pre_attn_scalar");
   read_llama(config, {.activation = Activation::geglu, .typed = true, .rope_theta = theta, .tied = true}, m);
   if (!config.has("layer_types")) {
-    m.window = {config.integer("sliding_window"), full_every};
+    // As many layers as this have no full one.
+    m.window = {config.integer("sliding_window"), full_every > m.num_layers ? 0 : full_every};
     if (full_every == 1) m.window = {};
   }
   m.scales.embedding = std::sqrt(static_cast<double>(m.hidden));
@@ -1065,13 +1065,9 @@ void read_glm4_moe(const Config& config, ModelSpec& m) {
 void read_solar(const Config& config, ModelSpec& m) {
   config.required("num_key_value_heads");  // transformers would take 8
   config.required("head_dim");             // and 128
-  read_llama(config,
-             {.rope_theta = 1e6,
-              .norm_eps = 1e-5,
-              .biased = false,
-              .mlp_hidden_key = "moe_intermediate_size",
-              .rotary_part = 1.0},
-             m);
+  read_llama(
+      config,
+      {.rope_theta = 1e6, .norm_eps = 1e-5, .biased = false, .mlp_hidden_key = "moe_intermediate_size"}, m);
   m.attention_out_bias = false;
   read_deepseek_experts(config, read_dense_layers(config, 0), 1, m);
   if (m.num_dense_layers > 0) config.wrong("first_k_dense_replace", "0");
@@ -1532,8 +1528,44 @@ constexpr OtherType other_types[] = {
     {"llama4_text", "positions and chunks of attention of its own"},
     {"llama4", "positions and chunks of attention of its own"},
     {"phimoe", "a router of its own (SparseMixer)"},
+    {"afmoe", "a gate of what attention hands on"},
+    {"apertus1p5_text", "an activation with weights of its own (xIELU)"},
+    {"bitnet", "weights of three values"},
+    {"cohere2_moe", "experts beside attention of the same norm"},
+    {"cwm", "windows in all layers but the first of each four"},
+    {"deepseek_v32", "attention to tokens that an indexer chooses"},
+    {"diffllama", "the difference of two attentions"},
+    {"doge", "a mask of attention that is learned"},
+    {"exaone", "other names of tensors than it has when transformers holds it as a Llama"},
+    {"falcon_mamba", "a state space for each channel (Mamba-1)"},
+    {"flex_olmo", "norms behind experts"},
+    {"gemma3n", "an embedding for each layer"},
+    {"gemma3n_text", "an embedding for each layer"},
+    {"gemma4", "layers whose heads differ in width, and that share keys and values"},
+    {"gemma4_text", "layers whose heads differ in width, and that share keys and values"},
+    {"glm_moe_dsa", "attention to tokens that an indexer chooses"},
+    {"granite_swa", "windows in all layers but the first of each four"},
+    {"hyperclovax", "Granite's factors beside norms behind attention and MLP"},
+    {"jetmoe", "experts in attention"},
+    {"kimi_linear", "linear attention"},
+    {"lfm2", "convolutions in place of attention in some layers"},
+    {"lfm2_moe", "convolutions in place of attention in some layers"},
+    {"longcat_flash", "layers of two attentions, and experts that do nothing"},
+    {"mimo_v2_flash", "values narrower than keys, times a factor"},
+    {"minicpm3", "factors of the embedding and of layers beside latent attention"},
+    {"minimax", "linear attention"},
+    {"nanochat", "RMSNorm without weights"},
+    {"olmo_hybrid", "linear attention"},
+    {"persimmon", "LayerNorm of each head of queries and keys"},
+    {"phi4_multimodal", "adapters for images and sound beside a Phi-4's weights"},
     {"qwen3_5_moe", "all experts of a layer in two tensors"},
     {"qwen3_5_moe_text", "all experts of a layer in two tensors"},
+    {"qwen3_vl_moe", "experts that are turned over"},
+    {"recurrent_gemma", "linear recurrences in place of attention in some layers"},
+    {"rwkv", "linear recurrences in place of attention"},
+    {"vaultgemma", "a Gemma 2's layers without norms behind attention and MLP"},
+    {"xlstm", "linear recurrences in place of attention"},
+    {"zamba", "attention that several layers share"},
     {"hunyuan_v1_moe", "experts beside norms of queries and keys behind their rotation"},
     {"apertus", "an activation with weights of its own (xIELU)"},
     {"mamba", "a state space for each channel (Mamba-1)"},
