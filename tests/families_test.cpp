@@ -546,6 +546,9 @@ TEST(StateSpaces, OfTheDeltaRuleAreRefusedWhereSomethingIsLeftOut) {
   other.num_dense_layers = 1;
   expect_refusal([&] { validate(other); }, {"num_dense_layers", "ssm_heads"});
   other = model;
+  other.state_space.state = 1;
+  expect_refusal([&] { validate(other); }, {"ssm_state = 1", "2 or more"});
+  other = model;
   other.layer_pattern = "M-";
   other.state_space.attention_layers = {};
   expect_refusal([&] { validate(other); }, {"layer_pattern", "gated-delta"});

@@ -67,6 +67,8 @@ void check_state_space(const ModelSpec& m) {
     refuse("model {}: ssm_groups = {} does not divide ssm_heads = {}; give a divisor of {}", m.name, s.groups,
            s.heads, s.heads);
   check_size(m, "ssm_state", s.state, largest_size);
+  if (s.is_delta() && s.state == 1)  // of such a key the delta rule keeps the sign alone
+    refuse("model {}: ssm_state = 1 is not legal with ssm_rule = \"gated-delta\"; give 2 or more", m.name);
   check_size(m, "ssm_kernel", s.kernel, 64);
   check_size(m, "ssm_chunk", s.chunk, 4096);
   std::int64_t last = -1;
