@@ -328,6 +328,9 @@ TEST(StepModel, IntervalsAreWiderFarFromWhatWasMeasured) {
   Workload hybrid = work;
   hybrid.plan.model = load_model("bamba-9b");
   expect(hybrid, 8, 0.5, 2, "of layers with a state space");
+  hybrid.plan.model = load_model("qwen3-next-80b-a3b");  // whose experts alone would be a measured mixture's
+  expect(hybrid, 8, 0.5, 2, "of layers of the gated delta rule");
+  hybrid.plan.model = load_model("bamba-9b");
   hybrid.software.far_low = 0.9, hybrid.software.far_high = 1.1;  // whatever that was found on
   expect(hybrid, 8, 1 / unknown_scan_high, unknown_scan_high, "of layers with a state space");
   // Twice as much is near, more is far.

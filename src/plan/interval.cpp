@@ -36,9 +36,10 @@ Interval interval_of(const Workload& work, const Plan& plan, std::int64_t parame
     if (plan.offload != Offload::none) return far("with state on the host");
     if (plan.mesh.ep > 1 && work.expert_load.is_placed) return far("with experts placed by their load");
     if (!work.documents.empty()) return far("of packed documents");
-    // Mixtures of experts with state spaces were measured of programs that were fitted on mixtures.
-    if (scans && !(experts && s.experts_high > 0)) {
-      Interval wide = far("of layers with a state space");
+    // Mixtures of experts with Mamba-2's layers were measured of programs that were fitted on mixtures.
+    const bool is_delta = plan.model.state_space.is_delta();
+    if (scans && (is_delta || !(experts && s.experts_high > 0))) {
+      Interval wide = far(is_delta ? "of layers of the gated delta rule" : "of layers with a state space");
       wide.low = std::min(wide.low, 1 / unknown_scan_high);
       wide.high = std::max(wide.high, unknown_scan_high);
       return wide;
