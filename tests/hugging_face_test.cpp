@@ -234,6 +234,10 @@ class HuggingFace : public testing::TestWithParam<const char*> {
       }
       return name;
     }
+    for (const auto& [ours, theirs] :
+         {std::pair{"mlp.gate.", "mlp.gate.wg."}, {"mlp.shared_experts.", "mlp.shared_mlp."}})
+      if (const auto at = name.find(ours); model.qk_norm_turned && at != std::string::npos)
+        return name.replace(at, std::string(ours).size(), theirs);
     if (const auto at = name.find("q_norm."); model.qk_norm_turned && at != std::string::npos)
       return name.replace(at, 6, "query_layernorm");
     if (const auto at = name.find("k_norm."); model.qk_norm_turned && at != std::string::npos)
@@ -530,7 +534,6 @@ TEST(HuggingFaceConfig, OfAModelThatSeesImagesTheTextModelIsRead) {
   check_text_model("mistral3", "mistral-uneven");
   check_text_model("mistral3", "ministral3");
   check_text_model("qwen3_vl", "qwen3", "model.language_model.", "model.", "model.visual.");
-  check_text_model("qwen3_5", "qwen3-5", "model.language_model.", "model.", "model.visual.");
   check_text_model("qwen2_5_vl", "qwen2-window", "", "", "visual.");
   // Its text's configuration may stand beside that of images, with positions in three directions.
   json flat = json::parse(read_text((fixtures / "qwen2-window/config.json").string()));
@@ -541,6 +544,7 @@ TEST(HuggingFaceConfig, OfAModelThatSeesImagesTheTextModelIsRead) {
   flat["rope_theta"] = text.rope.theta;
   flat.erase("rope_parameters");
   EXPECT_EQ(to_toml(model_from_hugging_face(flat.dump(), "x/config.json")), to_toml(text));
+  check_text_model("qwen3_5", "qwen3-5", "model.language_model.", "model.", "model.visual.");
   // What a published configuration leaves out is as in every other Gemma 3.
   const ModelSpec few = model_from_hugging_face(
       R"({"model_type": "gemma3", "text_config": {"hidden_size": 2560, "intermediate_size": 10240,
@@ -643,7 +647,7 @@ INSTANTIATE_TEST_SUITE_P(
                     "glm4-moe-lite", "bamba", "bamba-groups", "granite-hybrid", "granite-dense", "nemotron-h",
                     "nemotron-h-groups", "ministral3", "hunyuan", "ernie4-5-moe", "jais2", "youtu",
                     "solar-open", "internlm3", "granite-moe-hybrid", "granite-moe-shared", "granite-moe",
-                    "qwen3-next", "qwen3-5"),
+                    "hunyuan-moe", "exaone-moe", "qwen3-next", "qwen3-5"),
     [](const auto& instance) {
       std::string name = instance.param;
       std::erase(name, '-');
@@ -677,6 +681,11 @@ TEST(HuggingFaceConfig, IsOfTheTypeThatSaysTheModel) {
   EXPECT_EQ(written("exaone4", {{"sliding_window", nullptr}, {"layer_types", full}}), "exaone4");
   EXPECT_EQ(written("exaone4", {{"sliding_window", 1000}}), "exaone4");
   EXPECT_EQ(written("exaone4", {{"layer_types", "left out"}, {"sliding_window_pattern", 2}}), "exaone4");
+  EXPECT_EQ(written("exaone-moe", {{"mlp_layer_types", {"sparse", "sparse"}}, {"first_k_dense_replace", 0}}),
+            "exaone_moe");
+  EXPECT_EQ(written("exaone-moe", {{"mlp_layer_types", "left out"}, {"first_k_dense_replace", 0}}),
+            "exaone_moe");
+  EXPECT_EQ(written("hunyuan-moe", {{"moe_topk", {2, 2}}}), "hunyuan_v1_moe");
   EXPECT_EQ(written("minimax-m2", {{"rope_parameters", "left out"}, {"rotary_dim", 2}}), "minimax_m2");
   EXPECT_EQ(written("deepseek-v3", {{"model_type", "kimi_k2"}}), "deepseek_v3");
   EXPECT_EQ(written("glm4-moe-lite", {{"hidden_size", 26}}), "deepseek_v3");
@@ -694,6 +703,8 @@ TEST(HuggingFaceConfig, IsOfTheTypeThatSaysTheModel) {
   refused("glm4-moe-lite", {{"mlp_layer_types", {"sparse", "dense"}}}, {"mlp_layer_types"});
   refused("glm4-moe-lite", {{"first_k_dense_replace", 2}}, {"first_k_dense_replace", "only 1"});
   refused("dots1", {{"layer_types", mixed}, {"sliding_window", 4}}, {"layer_types", "full_attention"});
+  refused("hunyuan-moe", {{"moe_topk", {2, 1}}}, {"moe_topk", "the same one"});
+  refused("exaone-moe", {{"mlp_layer_types", {"sparse", "dense"}}}, {"mlp_layer_types"});
   refused("smollm3", {{"layer_types", "left out"}, {"use_sliding_window", true}, {"sliding_window", 4}},
           {"use_sliding_window", "only false is"});
   refused("olmo3", {{"rope_parameters", "left out"}, {"rope_theta", 5000.0}}, {"rope_theta", "500000"});

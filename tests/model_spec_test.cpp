@@ -580,7 +580,6 @@ TEST(ModelHuggingFace, Qwen2MoeSharedExpert) {
 TEST(ModelHuggingFace, SaysWhatATypeHasThatIsNotHere) {
   for (const auto& [type, has] : {std::pair{"bloom", "ALiBi"},
                                   {"phi", "bias of the output matrix"},
-                                  {"hunyuan_v1_moe", "behind their rotation"},
                                   {"lfm2", "convolutions"},
                                   {"gemma4", "share keys and values"},
                                   {"apertus", "xIELU"}})

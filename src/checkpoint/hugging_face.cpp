@@ -215,7 +215,7 @@ std::vector<FileTensor> file_tensors(const ModelSpec& model, bool in_two) {
     ParamSpec bias;
     bias.name = router_bias_name(model, layer);
     bias.shape = {model.num_experts};
-    tensors.push_back({renamed(type, bias.name), {bias}, 0, 0});
+    tensors.push_back({renamed(type, bias.name), {bias}});
     if (type.name == std::string_view("ernie4_5_moe")) tensors.back().stacked = 1;  // a matrix of one row
   }
   return tensors;
@@ -463,9 +463,10 @@ bool predicts_more(const ModelSpec& model, const std::string& name) {
          name.starts_with(fmt::format("model.layers.{}.", model.num_layers));
 }
 bool is_left_out(const ModelSpec& model, const std::string& name) {
-  return ((!model.layer_pattern.empty() || model.state_space.is_delta()) && name.starts_with("mtp.")) ||
-         (transformers_type(model).name == std::string_view("ernie4_5_moe") &&
-          name.starts_with("model.mtp_"));
+  const std::string_view type = transformers_type(model).name;
+  if (type == "ernie4_5_moe") return name.starts_with("model.mtp_");
+  return (type == "nemotron_h" || type == "exaone_moe" || model.state_space.is_delta()) &&
+         name.starts_with("mtp.");
 }
 
 // As transformers holds a model whose files have its matrices of experts one by one: those of a layer as one

@@ -111,10 +111,10 @@ void add_window(const ModelSpec& m, ordered_json& config) {
   const bool any = m.window.size > 0;
   const std::string type = config["model_type"];
   if (any || type == "mistral" || type == "ministral3" || type == "mixtral" || type == "phi3" ||
-      type == "starcoder2" || type == "exaone4")
+      type == "starcoder2" || type.starts_with("exaone"))
     config["sliding_window"] = any ? ordered_json(m.window.size) : ordered_json();
   // Layers have a window where they have positions.
-  if (type == "cohere2" || (type == "exaone4" && (any || m.rope.unturned_every > 0))) {
+  if (type == "cohere2" || (type.starts_with("exaone") && (any || m.rope.unturned_every > 0))) {
     if (!any) config["sliding_window"] = m.max_seq;
     config["layer_types"] = json::array();
     for (std::int64_t layer = 0; layer < m.num_layers; ++layer)
@@ -122,7 +122,9 @@ void add_window(const ModelSpec& m, ordered_json& config) {
     return;
   }
   if (type == "starcoder2" || type == "ministral3") return;  // in all layers
-  if (!any && !type.starts_with("gemma") && type != "gpt_oss" && type != "olmo3" && type != "exaone4") return;
+  if (!any && !type.starts_with("gemma") && type != "gpt_oss" && type != "olmo3" &&
+      !type.starts_with("exaone"))
+    return;
   if (type.starts_with("qwen")) {
     config["use_sliding_window"] = true;
     config["max_window_layers"] = 0;
@@ -352,10 +354,11 @@ std::string hugging_face_config(const ModelSpec& m, DType dtype) {
                olmoe = type == "olmoe", next = type == "qwen3_next",
                qwen_moe = type == "qwen2_moe" || type == "qwen3_moe" || next, deepseek = m.latent_attention(),
                glm4_moe = type == "glm4_moe", ernie_moe = type == "ernie4_5_moe",
-               granite_moe = type.starts_with("granitemoe"), seed_oss = type == "seed_oss",
+               granite_moe = type.starts_with("granitemoe"), hunyuan_moe = type == "hunyuan_v1_moe",
+               exaone_moe = type == "exaone_moe", seed_oss = type == "seed_oss",
                relu2 = m.activation == Activation::relu2;
     if (m.experts == Experts::deepseek && !deepseek && !olmoe && !qwen_moe && !glm4_moe && !ernie_moe &&
-        !granite_moe)
+        !granite_moe && !hunyuan_moe && !exaone_moe)
       refuse(
           "model {}: transformers has no class of experts as in deepseek without its latent attention; "
           "legal: "
@@ -367,9 +370,10 @@ std::string hugging_face_config(const ModelSpec& m, DType dtype) {
               {"architectures", {of.architecture}},
               {"num_hidden_layers", m.num_layers},
               {"hidden_size", m.hidden},
-              {"intermediate_size", mixtral || gpt_oss || olmoe || (granite_moe && m.experts != Experts::none)
-                                        ? m.expert_hidden
-                                        : m.mlp_hidden},
+              {"intermediate_size",
+               mixtral || gpt_oss || olmoe || hunyuan_moe || (granite_moe && m.experts != Experts::none)
+                   ? m.expert_hidden
+                   : m.mlp_hidden},
               {"num_attention_heads", m.num_heads},
               {"num_key_value_heads", m.num_kv_heads},
               {"head_dim", m.head_dim},
@@ -415,6 +419,17 @@ std::string hugging_face_config(const ModelSpec& m, DType dtype) {
     }
     if (type == "qwen2_moe") config["qkv_bias"] = m.qkv_bias;
     if (type == "qwen2_moe" || next) config["shared_expert_intermediate_size"] = m.shared_width();
+    if (hunyuan_moe) {
+      config["num_experts"] = m.num_experts;
+      config["moe_topk"] = m.experts_per_token;
+    }
+    if (exaone_moe) {
+      add_deepseek_experts(m, config);
+      for (const char* other : {"n_routed_experts", "n_shared_experts", "num_nextn_predict_layers"})
+        config.erase(other);
+      config["num_experts"] = m.num_experts;
+      config["num_shared_experts"] = m.num_shared_experts;
+    }
     add_rope(m, config);
     add_window(m, config);
     if (type == "gemma2") {

@@ -1174,6 +1174,26 @@ void read_hunyuan(const Config& config, ModelSpec& m) {
   m.max_seq = config.integer("max_position_embeddings");
 }
 
+// A number for all layers, or a list of the same one for each.
+std::int64_t same_in_all(const Config& config, const char* key) {
+  const Json& list = config.required(key);
+  if (!list.is_array()) return config.integer(key);
+  if (list.empty() || !list.front().is_number_unsigned() ||
+      std::any_of(list.begin(), list.end(), [&list](const Json& one) { return one != list.front(); }))
+    config.wrong(key, "a number, or a list of the same one for each layer,");
+  return list.front().get<std::int64_t>();
+}
+
+// Its mixtures: experts in every layer beside one for all tokens, all as wide.
+void read_hunyuan_moe(const Config& config, ModelSpec& m) {
+  read_hunyuan(config, m);
+  m.experts = Experts::deepseek;
+  m.num_experts = same_in_all(config, config.has("num_experts") ? "num_experts" : "num_local_experts");
+  m.experts_per_token = same_in_all(config, config.has("moe_topk") ? "moe_topk" : "num_experts_per_tok");
+  m.expert_hidden = m.mlp_hidden;
+  m.num_shared_experts = 1;
+}
+
 // What transformers calls otherwise elsewhere; both names are read.
 const char* one_of(const Config& config, const char* name, const char* other) {
   return config.has(other) ? other : name;
@@ -1245,6 +1265,25 @@ void read_exaone4(const Config& config, ModelSpec& m) {
   m.norm_place = NormPlace::after;
   m.qk_norm = true;
   if (!config.names("sliding_window") || config.has("sliding_window")) read_turned_windows(config, m);
+}
+
+// K-EXAONE: EXAONE 4's windows and norms of heads, norms before, DeepSeek-V3's experts. What predicts more
+// tokens is left out, as transformers leaves it.
+void read_exaone_moe(const Config& config, ModelSpec& m) {
+  const std::int64_t dense = read_dense_kinds(config, read_dense_layers(config, 1));
+  config.required("num_key_value_heads");  // transformers would take 32
+  read_llama(config, {.typed = true, .norm_eps = 1e-5}, m);
+  m.qk_norm = true;
+  if (!config.names("sliding_window") || config.has("sliding_window")) read_turned_windows(config, m);
+  if (dense >= m.num_layers) config.wrong("first_k_dense_replace", fmt::format("0 to {}", m.num_layers - 1));
+  m.experts = Experts::deepseek;
+  m.num_dense_layers = dense;
+  m.num_experts = config.integer(config.has("num_experts") ? "num_experts" : "num_local_experts");
+  m.num_shared_experts = config.integer_or("num_shared_experts", 1);
+  m.experts_per_token = config.integer("num_experts_per_tok");
+  m.expert_hidden = config.integer("moe_intermediate_size");
+  m.router.scale = config.real_or("routed_scaling_factor", 2.5);
+  read_sigmoid_routing(config, true, 1, 1, m);
 }
 
 // Of a Gemma 3 that sees images, which says of its text what is not as usual: with the rest.
@@ -1431,6 +1470,14 @@ const std::vector<ModelType>& model_types() {
        [](M m) {
          return m.experts == Experts::mixtral && m.router.scores == RouterScores::sigmoid && m.qk_norm_whole;
        }},
+      {{"hunyuan_v1_moe",
+        "HunYuanMoEV1ForCausalLM",
+        {{"self_attn.q_norm.", "self_attn.query_layernorm."},
+         {"self_attn.k_norm.", "self_attn.key_layernorm."},
+         {"mlp.gate.", "mlp.gate.wg."},
+         {"mlp.shared_experts.", "mlp.shared_mlp."}}},
+       read_hunyuan_moe,
+       [](M m) { return m.qk_norm_turned && m.experts == Experts::deepseek; }},
       {{"mixtral", "MixtralForCausalLM"}, read_mixtral, [](M m) { return m.experts == Experts::mixtral; }},
       {{"gpt_oss", "GptOssForCausalLM"}, read_gpt_oss, [](M m) { return m.experts == Experts::gpt_oss; }},
       {{"deepseek_v2", "DeepseekV2ForCausalLM"},
@@ -1445,6 +1492,15 @@ const std::vector<ModelType>& model_types() {
       {{"kimi_k2", "DeepseekV3ForCausalLM", {}, true, true}, read_deepseek3, written_otherwise},
       {{"youtu", "YoutuForCausalLM"}, read_youtu, written_otherwise},
       {{"glm4_moe_lite", "Glm4MoeLiteForCausalLM", {}, true, true}, read_glm4_moe_lite, written_otherwise},
+      {{"exaone_moe",
+        "ExaoneMoeForCausalLM",
+        {{"mlp.gate.e_score_correction_bias", "mlp.e_score_correction_bias"}},
+        true},
+       read_exaone_moe,
+       [](M m) {
+         return m.experts == Experts::deepseek && m.router.scores == RouterScores::sigmoid && m.qk_norm &&
+                m.rope.unturned_every > 0;
+       }},
       {{"glm4_moe", "Glm4MoeForCausalLM", {}, true, true},
        read_glm4_moe,
        [](M m) { return m.experts == Experts::deepseek && m.router.scores == RouterScores::sigmoid; }},
@@ -1566,7 +1622,6 @@ constexpr OtherType other_types[] = {
     {"vaultgemma", "a Gemma 2's layers without norms behind attention and MLP"},
     {"xlstm", "linear recurrences in place of attention"},
     {"zamba", "attention that several layers share"},
-    {"hunyuan_v1_moe", "experts beside norms of queries and keys behind their rotation"},
     {"apertus", "an activation with weights of its own (xIELU)"},
     {"mamba", "a state space for each channel (Mamba-1)"},
     {"mamba2", "layers without MLPs"},
