@@ -577,14 +577,6 @@ std::vector<LayerKind> layer_kinds(const ModelSpec& m) {
                      dense = m.num_layers - experts - states;
   std::vector<LayerKind> kinds;
   std::int64_t first = 0;
-  if (states > 0 && experts > 0) {  // in all of them
-    const std::vector<std::int64_t>& attending = m.state_space.attention_layers;
-    if (!attending.empty())
-      kinds.push_back({attending.front(), std::ssize(attending), "layer with attention"});
-    while (!m.has_state_space(first)) ++first;
-    kinds.push_back({first, states, attending.empty() ? "layer" : "layer with a state space"});
-    return kinds;
-  }
   if (states > 0 && dense > 0) first = m.state_space.attention_layers.front();
   if (dense > 0)
     kinds.push_back({first, dense,

@@ -128,17 +128,17 @@ struct ModelSpec {
   // Of a llama's MLPs. Without a gate they have no gate_proj, and those of gelu StarCoder2's names. Experts
   // as in deepseek may have relu2 (Nemotron 3).
   Activation activation = Activation::swiglu;
-  bool qkv_bias = false;                       // of a llama's query, key and value projections (Qwen2)
-  bool attention_out_bias = false;             // of what attention hands to the residual stream (gpt-oss)
-  bool mlp_bias = false;                       // of all projections of a llama's dense MLPs
+  bool qkv_bias = false;            // of a llama's query, key and value projections (Qwen2)
+  bool attention_out_bias = false;  // of what attention hands to the residual stream (gpt-oss)
+  bool mlp_bias = false;            // of all projections of a llama's dense MLPs
   // Each head of a llama has a number that takes part in its softmax as a key's score does, and has no value
   // (gpt-oss, https://arxiv.org/abs/2508.10925; Xiao et al. 2023, https://arxiv.org/abs/2309.17453).
   bool attention_sinks = false;
   // What a llama's attention makes is multiplied by a sigmoid of as many numbers that are projected beside
   // queries (Qwen3-Next; Qiu et al. 2025, https://arxiv.org/abs/2505.06708).
   bool attention_gate = false;
-  bool qk_norm = false;        // RMSNorm of each head of its queries and keys before they are turned (Qwen3)
-  bool qk_norm_whole = false;  // of all queries together, and of all keys, instead of each head (OLMo 2)
+  bool qk_norm = false;         // RMSNorm of each head of its queries and keys before they are turned (Qwen3)
+  bool qk_norm_whole = false;   // of all queries together, and of all keys, instead of each head (OLMo 2)
   bool qk_norm_turned = false;  // of each head, behind the rotation (Hunyuan)
 
   // The MLP reads what attention reads, instead of what it made of it: a neox's by a norm of its own, a
@@ -166,7 +166,7 @@ struct ModelSpec {
   // What they make of a token is multiplied by a sigmoid of the token's product with a vector (Qwen2-MoE,
   // https://arxiv.org/abs/2407.10671).
   bool shared_gate = false;
-  std::int64_t num_dense_layers = 0;    // the first ones [first_k_dense_replace]
+  std::int64_t num_dense_layers = 0;  // the first ones [first_k_dense_replace]
   RouterSpec router;
   SwigluClamp clamp;  // of gpt_oss's experts [swiglu_alpha, swiglu_limit]
   // Multi-head latent attention (DeepSeek-V2, https://arxiv.org/abs/2405.04434) where kv_rank > 0: head_dim
