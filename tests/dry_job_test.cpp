@@ -53,7 +53,7 @@ Plan on(Plan plan, int pp, int dp, int cp, int tp) {
   return plan;
 }
 
-TEST(DryJob, EveryRankOfUnevenMeshesIsAsItsClass) {
+TEST(DryJob, EveryRankOfUnevenMeshesIsAsItsClass) {  // long
   for (const ModelSpec& model : {odd_llama(false, 1), odd_gpt2(true)})
     for (const bool sp : {false, true})
       for (const int zero : {0, 1, 2, 3}) {

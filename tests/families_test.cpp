@@ -449,7 +449,7 @@ TEST(StateSpaces, KeepDocumentsApart) {
 
 // Heads are exchanged over the whole cp group, wherever attention has its tokens: with more and with fewer
 // groups than ranks, and documents across ranks. Lengths are no multiple of a chunk.
-TEST(StateSpaces, ExchangeHeadsUnderEveryLayoutOfTokens) {
+TEST(StateSpaces, ExchangeHeadsUnderEveryLayoutOfTokens) {  // long
   ModelSpec model = odd_llama();
   model.max_seq = 24;
   for (const std::int64_t groups : {1, 2, 4})
@@ -555,7 +555,7 @@ TEST(StateSpaces, OfTheDeltaRuleAreRefusedWhereSomethingIsLeftOut) {
 }
 
 // Two ranks hold each key/value head, and four each group: neighbours of both numbers add up.
-TEST(StateSpaces, AndKeysMayBeOnDifferentNumbersOfRanks) {
+TEST(StateSpaces, AndKeysMayBeOnDifferentNumbersOfRanks) {  // long
   ModelSpec model = odd_llama();
   model.hidden = 64, model.head_dim = 8, model.num_heads = 8, model.num_kv_heads = 4;
   model.state_space = {8, 3, 2, 5, 3, true, 4, {1}};
@@ -720,7 +720,7 @@ TEST(MultiTokenPrediction, IsTheSameOnEveryAxis) {
 }
 
 // Both ends of the pipeline on one rank or on two, and on two ranks each.
-TEST(MultiTokenPrediction, IsTheSameUnderEverySchedule) {
+TEST(MultiTokenPrediction, IsTheSameUnderEverySchedule) {  // long
   for (const auto& [schedule, tied] : {std::pair{"gpipe", true},
                                        {"interleaved", false},
                                        {"zb-v", false},
@@ -740,7 +740,7 @@ TEST(MultiTokenPrediction, IsTheSameUnderEverySchedule) {
   }
 }
 
-TEST(MultiTokenPrediction, IsTheSameWithExpertsElsewhere) {
+TEST(MultiTokenPrediction, IsTheSameWithExpertsElsewhere) {  // long
   for (const bool again : {false, true}) {
     Plan plan = odd_plan(odd_predictor(true), 2, 2, true);
     plan.mesh.ep = 2;
@@ -792,7 +792,7 @@ TEST(GptOss, IsTheSameOnEveryAxis) {
 
 // What its attention and its experts have that a Llama's plans do not: exchanged heads, documents, groups of
 // experts, losses and capacities of routers, biases that are made again.
-TEST(GptOss, IsTheSameWithHeadsAndExpertsElsewhere) {
+TEST(GptOss, IsTheSameWithHeadsAndExpertsElsewhere) {  // long
   const auto plan_of = [](int dp, int cp, int tp, int ep) {
     Plan plan = odd_plan(odd_gpt_oss(), dp, tp, tp > 1);
     plan.mesh.set(Axis::cp, cp);
@@ -935,7 +935,7 @@ TEST(NemotronH, IsTheSameOnEveryAxis) {
 }
 
 // Weight gradients that are left for later, of products of a rank's own rows too.
-TEST(NemotronH, IsTheSameWithExpertsElsewhere) {
+TEST(NemotronH, IsTheSameWithExpertsElsewhere) {  // long
   const auto plan_of = [](bool narrower, int dp, int tp, int ep) {
     Plan plan = odd_plan(odd_nemotron_h(narrower), dp, tp, tp > 1);
     plan.mesh.ep = ep;

@@ -320,10 +320,19 @@ TEST_P(HuggingFace, WeightsThatAreNoNumbersAreNamedAndNothingIsWritten) {
     }
     writer.finish();
   }
-  expect_refusal([&] { import_hugging_face(copy, out, DType::f64, 1); },
-                 {copy, name, "2 of its", "inf", "at index 5"});
-  EXPECT_THROW(import_hugging_face(copy, out, DType::f64, 1), NotFinite);
+  bool found = false;
+  const auto import_copy = [&] {
+    try {
+      import_hugging_face(copy, out, DType::f64, 1);
+    } catch (const NotFinite&) {
+      found = true;
+      throw;
+    }
+  };
+  expect_refusal(import_copy, {copy, name, "2 of its", "inf", "at index 5"});
+  EXPECT_TRUE(found);
   EXPECT_FALSE(fs::exists(out));
+  if (!takes_all_cases() && std::string(GetParam()) != "llama") return;  // the program says it of any
   const CommandResult r =
       run_command(fmt::format("{} checkpoint import {} --out {} --dtype f64", ECHELON_BINARY, copy, out));
   EXPECT_EQ(r.status, 1) << r.output;

@@ -86,7 +86,7 @@ TEST(Prediction, ASteadyStepHasThePeak) {
               pp == 2 ? parse_pipeline_recompute(schedule == "dualpipe" ? "full/full" : "full/none", "")
                       : PipelineRecompute(Recompute::selective);
           SCOPED_TRACE(fmt::format("{} pp {} zero {} batch {}", schedule, pp, zero, batch));
-          if (!is_taken(9)) continue;
+          if (!is_taken(19)) continue;
           try {
             const PipelineLayout whole(plan), steady(plan, StepLength::steady);
             shorter += steady.programs(0).microbatches() < whole.programs(0).microbatches();

@@ -156,7 +156,7 @@ TEST(SkewedExperts, CopiesShareALoadAndCostMemoryAndTraffic) {
 }
 
 // The search weighs it: what a busy rank costs makes groups smaller.
-TEST(SkewedExperts, TheSearchTakesItIntoAccount) {
+TEST(SkewedExperts, TheSearchTakesItIntoAccount) {  // long
   SearchRequest r;
   r.work = mixtral();
   r.gpus = 64;
