@@ -10,6 +10,10 @@
 #ifndef R123_CUDA_DEVICE
 #define R123_CUDA_DEVICE ECHELON_HOST_DEVICE
 #endif
+// Random123's SSE type is not used here, and brings a header of all the processor's instructions with it.
+#ifndef R123_USE_SSE
+#define R123_USE_SSE 0
+#endif
 #include <Random123/philox.h>
 
 namespace echelon {
