@@ -143,7 +143,7 @@ TEST(CalibrateFrom, ReadsMegatronsLogs) {
       "  micro_batch_size ................................ 2\n"
       "  pipeline_model_parallel_size .................... 2\n"
       "  recompute_granularity ........................... full\n"
-      "  seq_length ...................................... 4096\n"
+      "0:   seq_length ...................................... 4096  \n"
       "  sequence_parallel ............................... True\n"
       "  tensor_model_parallel_size ...................... 2\n"
       "  use_distributed_optimizer ....................... True\n"
@@ -206,7 +206,8 @@ TEST(CalibrateFrom, ReadsNanotronsLogs) {
   const std::string log =
       "# echelon: zero=1\n"
       "Config(general=GeneralArgs(project='bench',\n"
-      "       parallelism=ParallelismArgs(dp=4,\n                                   pp=2,\n                  "
+      "       parallelism=ParallelismArgs(expert_dp=8,\n dp=4,\n                                   pp=2,\n   "
+      "               "
       "                 "
       "tp=2,\n"
       "       tokens=TokensArgs(sequence_length=4096,\n                         micro_batch_size=2,\n"

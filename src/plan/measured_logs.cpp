@@ -1,10 +1,12 @@
 // Logs of training programs: a step from the lines that they print, and what they say of its configuration.
 #include <fmt/format.h>
 
-#include <array>
+#include <algorithm>
+#include <cctype>
 #include <cmath>
 #include <functional>
-#include <regex>
+#include <map>
+#include <optional>
 #include <sstream>
 
 #include "base/error.h"
@@ -79,9 +81,37 @@ std::vector<double> numbers(const Log& log, const std::string& key) {
   return all;
 }
 
-// "  tensor_model_parallel_size ...................... 8"
+bool is_of_word(char c) { return c == '_' || std::isalnum(static_cast<unsigned char>(c)) != 0; }
+
+// The digits behind a key that no word ends with; empty where there are none.
+std::string digits_behind(const std::string& line, const std::string& key) {
+  for (std::size_t at = 0; (at = line.find(key, at)) != std::string::npos; ++at) {
+    const std::size_t begin = at + key.size();
+    const std::size_t end = std::min(line.find_first_not_of("0123456789", begin), line.size());
+    if (end > begin && (at == 0 || !is_of_word(line[at - 1]))) return line.substr(begin, end - begin);
+  }
+  return {};
+}
+
+// Name and value of "  tensor_model_parallel_size ...................... 8", which may have a rank before it
+// ("0: ").
+std::optional<std::pair<std::string, std::string>> argument_of(const std::string& line) {
+  const std::size_t dots = line.find(" ...");
+  if (dots == std::string::npos) return {};
+  std::size_t name = dots;
+  while (name > 0 && is_of_word(line[name - 1])) --name;
+  const std::size_t rank = line.find_first_not_of("0123456789");
+  const std::size_t begin = rank > 0 && line.compare(rank, 2, ": ") == 0 ? rank + 2 : 0;
+  std::size_t value = line.find_first_not_of('.', dots + 1);
+  if (name == dots || line.find_first_not_of(" \t", begin) != name || value == std::string::npos ||
+      line[value] != ' ')
+    return {};
+  const std::size_t end = line.find_last_not_of(" \t") + 1;
+  ++value;
+  return std::pair{line.substr(name, dots - name), end > value ? line.substr(value, end - value) : ""};
+}
+
 void read_megatron_arguments(Log& log) {
-  static const std::regex form(R"(^(?:\d+: )?\s*(\w+) \.{3,} (.*?)\s*$)");
   static const std::map<std::string, std::string> same{{"tensor_model_parallel_size", "tp"},
                                                        {"pipeline_model_parallel_size", "pp"},
                                                        {"context_parallel_size", "cp"},
@@ -92,11 +122,11 @@ void read_megatron_arguments(Log& log) {
                                                        {"world_size", "gpus"}};
   std::map<std::string, std::pair<std::string, std::size_t>> said;
   for (std::size_t i = 0; i < log.lines.size(); ++i) {
-    std::smatch match;
-    if (log.lines[i].find(" ...") == std::string::npos || !std::regex_match(log.lines[i], match, form))
-      continue;
-    said[match[1]] = {match[2], i};
-    if (const auto found = same.find(match[1]); found != same.end()) give(log, found->second, match[2], i);
+    const auto argument = argument_of(log.lines[i]);
+    if (!argument) continue;
+    said[argument->first] = {argument->second, i};
+    if (const auto found = same.find(argument->first); found != same.end())
+      give(log, found->second, argument->second, i);
   }
   const auto value = [&](const char* key) {
     const auto found = said.find(key);
@@ -127,20 +157,24 @@ std::optional<double> megatron_seconds(Log& log) {
   return usual(ms) / 1000;
 }
 
+// A field for the digits behind each key, wherever the log has it.
+void give_digits(Log& log, const std::vector<std::pair<const char*, const char*>>& fields) {
+  for (std::size_t i = 0; i < log.lines.size(); ++i)
+    for (const auto& [key, name] : fields)
+      if (const std::string digits = digits_behind(log.lines[i], key); !digits.empty())
+        give(log, name, digits, i);
+}
+
 std::optional<double> nanotron_seconds(Log& log) {
   const std::vector<double> ms = numbers(log, "elapsed_time_per_iteration_ms:");
   if (ms.empty()) return {};
-  static const std::vector<std::pair<std::regex, const char*>> facts{
-      {std::regex(R"(\bdp=(\d+))"), "dp"},
-      {std::regex(R"(\bpp=(\d+))"), "pp"},
-      {std::regex(R"(\btp=(\d+))"), "tp"},
-      {std::regex(R"(\bzero_stage=(\d+))"), "zero"},
-      {std::regex(R"(\bsequence_length=(\d+))"), "seq-len"},
-      {std::regex(R"(\bmicro_batch_size=(\d+))"), "micro-batch"},
-      {std::regex(R"(\bbatch_accumulation_per_replica=(\d+))"), "accumulation"}};
-  for (std::size_t i = 0; i < log.lines.size(); ++i)
-    for (const auto& [form, name] : facts)
-      if (std::smatch match; std::regex_search(log.lines[i], match, form)) give(log, name, match[1], i);
+  give_digits(log, {{"dp=", "dp"},
+                    {"pp=", "pp"},
+                    {"tp=", "tp"},
+                    {"zero_stage=", "zero"},
+                    {"sequence_length=", "seq-len"},
+                    {"micro_batch_size=", "micro-batch"},
+                    {"batch_accumulation_per_replica=", "accumulation"}});
   if (const auto found = log.fields.find("accumulation"); found != log.fields.end()) {
     const GivenField steps = found->second;
     log.fields.erase(found);
@@ -163,29 +197,26 @@ std::optional<double> torchtitan_seconds(Log& log) {
     if (const auto tps = number_behind(log, i, " tps:")) token_seconds.push_back(1 / *tps);
   }
   if (token_seconds.empty()) return {};
-  static const std::vector<std::pair<std::regex, const char*>> facts{
-      {std::regex(R"(global batch size (\d+))"), "global-batch"},
-      {std::regex(R"(local batch size (\d+))"), "micro-batch"},
-      {std::regex(R"(sequence length (\d+))"), "seq-len"}};
-  static const std::regex mesh(
-      R"(parallelism: pp=(\d+), dp_replicate=(\d+), dp_shard=(\d+), cp=(\d+), tp=(\d+), ep=(\d+))");
+  give_digits(log, {{"global batch size ", "global-batch"},
+                    {"local batch size ", "micro-batch"},
+                    {"sequence length ", "seq-len"}});
   for (std::size_t i = 0; i < log.lines.size(); ++i) {
     const std::string& line = log.lines[i];
-    std::smatch match;
-    for (const auto& [form, name] : facts)
-      if (std::regex_search(line, match, form)) give(log, name, match[1], i);
     if (line.find("Applied full activation checkpointing") != std::string::npos)
       give(log, "recompute", "full", i);
     if (line.find("Applied selective activation checkpointing") != std::string::npos)
       give(log, "recompute", "selective", i);
-    if (!std::regex_search(line, match, mesh)) continue;
-    const std::array<const char*, 6> names{"pp", "hsdp", "", "cp", "tp", "ep"};
-    for (std::size_t k = 0; k < names.size(); ++k)
-      if (*names[k] != 0) give(log, names[k], match[static_cast<int>(k) + 1], i);
-    const std::int64_t replicas = std::stoll(match[2]), shards = std::stoll(match[3]);
+    if (line.find("parallelism: pp=") == std::string::npos) continue;
+    std::map<std::string, std::string> sizes;
+    for (const std::string axis : {"pp", "dp_replicate", "dp_shard", "cp", "tp", "ep"})
+      if (const std::string size = digits_behind(line, axis + "="); !size.empty()) sizes[axis] = size;
+    if (sizes.size() < 6) continue;
+    for (const char* axis : {"pp", "cp", "tp", "ep"}) give(log, axis, sizes[axis], i);
+    give(log, "hsdp", sizes["dp_replicate"], i);
+    const std::int64_t replicas = std::stoll(sizes["dp_replicate"]), shards = std::stoll(sizes["dp_shard"]);
     give(log, "dp", std::to_string(replicas * shards), i);
     give(log, "zero", shards > 1 ? "3" : "0", i);
-    if (std::stoi(match[4]) > 1) give(log, "cp-kind", "allgather", i);  // its default
+    if (std::stoi(sizes["cp"]) > 1) give(log, "cp-kind", "allgather", i);  // its default
   }
   // Tokens a second of a device: what a step takes follows from the configuration.
   const MeasuredStep step = measured_step(log.fields, log.model, 1, "--from " + log.file);
