@@ -1,4 +1,5 @@
 // Checkpoints, tokenizers and texts, as their users call them.
+#include <fmt/format.h>
 #include <gtest/gtest.h>
 
 #include <filesystem>
