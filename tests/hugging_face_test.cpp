@@ -527,10 +527,10 @@ void check_text_model(const char* type, const char* fixture, const std::string& 
   alone.name = model.name;
   EXPECT_EQ(to_toml(model), to_toml(alone));
   const ImportedModel read = import_hugging_face(sees, directory / "read", DType::f32, 1),
-                      plain = import_hugging_face(text.string(), directory / "plain", DType::f32, 1);
+                      text_alone = import_hugging_face(text.string(), directory / "plain", DType::f32, 1);
   EXPECT_EQ(read.num_for_images, 1);
-  EXPECT_EQ(plain.num_for_images, 0);
-  CheckpointReader one(read.checkpoint), other(plain.checkpoint);
+  EXPECT_EQ(text_alone.num_for_images, 0);
+  CheckpointReader one(read.checkpoint), other(text_alone.checkpoint);
   for (const ParamSpec& spec : all_parameters(model))
     EXPECT_EQ(one.read(spec.name, spec, DType::f32), other.read(spec.name, spec, DType::f32)) << spec.name;
   expect_refusal(
