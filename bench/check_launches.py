@@ -25,6 +25,9 @@ MEGATRON = os.path.abspath(sys.argv[sys.argv.index('--megatron') + 1]) if '--meg
 LLAMA = '--model llama-3-70b --machine h100 --gpus 64 --global-batch 512 --seq-len 8192'
 SMALL = '--model llama-3-8b --machine h100 --gpus 64 --global-batch 512 --seq-len 8192'
 OLD = '--model llama-2-7b --machine h100 --gpus 16 --global-batch 128 --seq-len 4096'
+# Layers of one part each, in one stage and in several.
+HYBRIDS = [f'--model {model} --machine h100 --gpus 64 --global-batch 512 --seq-len 8192{pp}'
+           for model in ('nemotron-h-8b', 'nemotron-3-nano-30b-a3b') for pp in ('', ' --pp 1', ' --pp 2')]
 # The textbook questions of docs/planning.md.
 TEXTBOOK = [LLAMA,
             '--model llama-3-70b --machine a100-80 --gpus 80 --dp 80 --precision f32 --global-batch 80 --micro-batch 1 --seq-len 4096'
@@ -35,8 +38,8 @@ PLANS = {
     'megatron-core': [*TEXTBOOK, LLAMA + ' --tp 8 --pp 4 --cp 1', SMALL + ' --pp 1 --cp 2 --zero 1',
                       '--model mixtral-8x7b --machine h100 --gpus 64 --global-batch 256 --ep 8 --pp 1',
                       '--model llama-3-405b --machine h100 --gpus 16384 --global-batch 2048 --seq-len 8192 --tp 8 --pp 16',
-                      SMALL + ' --precision fp8 --zero 1 --pp 2 --recompute full'],
-    'megatron-bridge': [LLAMA, LLAMA + ' --tp 8 --pp 4 --cp 1'],
+                      SMALL + ' --precision fp8 --zero 1 --pp 2 --recompute full', *HYBRIDS],
+    'megatron-bridge': [LLAMA, LLAMA + ' --tp 8 --pp 4 --cp 1', *HYBRIDS],
     'torchtitan': [LLAMA, SMALL + ' --pp 4 --schedule interleaved --chunks 2', SMALL + ' --pp 4 --schedule zb-h1 --cp 1',
                    SMALL + ' --cp 2 --precision fp8'],
     'nanotron': [OLD + ' --recompute none', OLD + ' --recompute none --pp 2 --tp 2'],
@@ -67,11 +70,32 @@ validate_args(args)
 '''
 
 
+# In a process of its own: of the checkout, where there is one. The package has it since 0.18.
+PATTERN_CHECK = '''
+import sys
+from megatron.core.models.hybrid.hybrid_layer_allocation import parse_hybrid_pattern, validate_segment_layers
+pattern = parse_hybrid_pattern(sys.argv[1]).main_pattern
+print(*[len(validate_segment_layers(segment)) for segment in pattern.split('|')])
+'''
+
+
+def check_hybrid_pattern(text, plan):
+    """Its stages, in the order of the model, are the plan's."""
+    env = {**os.environ, 'PYTHONPATH': MEGATRON} if MEGATRON is not None else None
+    run = subprocess.run([sys.executable, '-c', PATTERN_CHECK, text], capture_output=True, text=True, env=env)
+    assert run.returncode == 0, run.stderr[-600:]
+    counts = [int(word) for word in run.stdout.split()]
+    assert counts == plan['layers_per_stage'], counts
+
+
 def megatron_core(folder, plan):
     words = command_of(folder)
-    at = next(i for i, word in enumerate(words) if word.endswith('pretrain_gpt.py'))
+    at = next(i for i, word in enumerate(words) if word.endswith(('pretrain_gpt.py', 'pretrain_hybrid.py')))
+    is_hybrid = words[at].endswith('pretrain_hybrid.py')
     flags = words[at + 1:]
-    if plan['pp'] > 1:
+    if is_hybrid:
+        check_hybrid_pattern(flags[flags.index('--hybrid-layer-pattern') + 1], plan)
+    elif plan['pp'] > 1:
         from megatron.core.transformer.pipeline_parallel_layer_layout import PipelineParallelLayerLayout
         layout = PipelineParallelLayerLayout(flags[flags.index('--pipeline-model-parallel-layout') + 1], plan['pp'])
         layout.validate_layer_layout(sum(plan['layers_per_stage']), None)
@@ -80,7 +104,7 @@ def megatron_core(folder, plan):
                  for chunk in range(layout.virtual_pipeline_model_parallel_size) for rank in range(plan['pp'])]
         assert order == plan['layers_per_stage'], order
     if MEGATRON is None:
-        return 'layout' if plan['pp'] > 1 else None
+        return 'pattern' if is_hybrid else 'layout' if plan['pp'] > 1 else None
     ranks = plan['dp'] * plan['tp'] * plan['pp'] * plan['cp']
     env = {**os.environ, 'PYTHONPATH': MEGATRON, 'WORLD_SIZE': str(ranks), 'RANK': '0'}
     if plan['zero'] < 2:
@@ -107,10 +131,14 @@ def megatron_bridge(folder, plan):
     core = pathlib.Path(megatron.core.__file__).parent
     bridge = core.parent / 'bridge'
     config = bridge / 'training/config.py'
+    overrides = yaml.safe_load((folder / 'bridge.yaml').read_text())
+    pattern = overrides['model'].get('hybrid_layer_pattern')
+    provider = (('models/gpt_provider.py', 'GPTModelProvider') if pattern is None else
+                ('models/hybrid/hybrid_provider.py', 'HybridModelProvider'))
     known = {
         'model': fields_of(core / 'transformer/transformer_config.py', 'TransformerConfig') |
                  fields_of(core / 'model_parallel_config.py', 'ModelParallelConfig') |
-                 fields_of(bridge / 'models/gpt_provider.py', 'GPTModelProvider'),
+                 fields_of(bridge / provider[0], provider[1]),
         'train': fields_of(config, 'TrainingConfig'),
         'dataset': fields_of(config, 'GPTDatasetConfig') | {'sequence_length'},
         'ddp': fields_of(core / 'distributed/distributed_data_parallel_config.py', 'DistributedDataParallelConfig'),
@@ -119,7 +147,8 @@ def megatron_bridge(folder, plan):
     }
     container = fields_of(config, 'ConfigContainer')
     command_of(folder)
-    overrides = yaml.safe_load((folder / 'bridge.yaml').read_text())
+    if pattern is not None:
+        check_hybrid_pattern(pattern, plan)
     for section, values in overrides.items():
         assert section in container, section
         if isinstance(values, dict):
