@@ -1051,7 +1051,6 @@ TEST(NemotronH, IsRefusedWhereItMeansNothing) {
   refused([](ModelSpec& m) { m.num_dense_layers = 1; }, {"num_dense_layers", "layer_pattern"});
   refused([](ModelSpec& m) { m.norm_place = NormPlace::both; }, {"norm_place"});
   refused([](ModelSpec& m) { m.num_mtp_layers = 1; }, {"num_mtp_layers", "layer_pattern"});
-  refused([](ModelSpec& m) { m.layer_pattern.clear(); }, {"experts", "state space", "layer_pattern"});
   refused([](ModelSpec& m) { m.activation = Activation::gelu; }, {"activation = \"gelu\"", "relu2"});
   refused([](ModelSpec& m) { m.shared_gate = true; }, {"shared_gate", "expert_latent = 10"});
   expect_refusal([] { model_from_toml(to_toml(load_model("mixtral-tiny")) + "expert_latent = 8\n", "x"); },

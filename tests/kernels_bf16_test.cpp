@@ -110,8 +110,8 @@ TEST_P(KernelsBf16, ProductsInEveryMixtureOfTypes) {
                                     {40, 33, 700},
                                     {1, 1, 1},
                                     {2, 3, 0},
-                                    {35, 41, 4100},
-                                    {130, 40, 1030}})
+                                    {5, 33, 4100},
+                                    {130, 5, 1030}})
     for (DType ta : {DType::bf16, DType::f32})
       for (DType tb : {DType::bf16, DType::f32})
         for (DType tc : {DType::bf16, DType::f32})
