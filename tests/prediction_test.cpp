@@ -36,7 +36,6 @@ TEST(Prediction, IsExactForEveryKindOfContextParallelism) {
       for (AttentionMask mask : {AttentionMask::causal, AttentionMask::document}) {
         Plan plan = context_plan(mask == AttentionMask::causal ? Family::gpt2 : Family::llama, c);
         plan.mask = mask;
-        if (!is_taken(3)) continue;
         SCOPED_TRACE(describe_context(plan));
         expect_predicted(plan);
         if (cp > 2) continue;
@@ -169,7 +168,6 @@ TEST(Prediction, IsExactForMixturesOfExperts) {
           plan.balancing = balancing;
           plan.recompute = recompute;
           if (balancing.scope == BalanceScope::microbatch) plan.global_batch = 4 * dp;
-          if (!is_taken(3)) continue;
           SCOPED_TRACE(describe_experts(plan));
           expect_predicted(plan);
           plan.mesh.set(Axis::pp, 2);
@@ -240,7 +238,6 @@ TEST(Prediction, IsExactForExpertGroups) {
         plan.recompute = recompute;
         if (routed) plan.balancing = {.expert_loss = 0.1, .capacity = 0.8};
         const auto check_plan = [&] {
-          if (!is_taken(3)) return;
           SCOPED_TRACE(describe_experts(plan));
           expect_predicted(plan);
         };
@@ -271,7 +268,6 @@ TEST(Prediction, IsExactForZero) {
           plan.hsdp = hsdp;
           plan.zero_prefetch = static_cast<int>(2 * micro_batch % 5);  // 2, 4, 4
           if (zero == 3 && micro_batch == 7) plan.zero_prefetch = 0;
-          if (!is_taken(4)) continue;
           SCOPED_TRACE(fmt::format("zero {} hsdp {}", zero, hsdp));
           expect_predicted(plan);
         }
