@@ -652,6 +652,26 @@ TEST(Gemma2, IsTheSameUnderUlyssesAndItsHybrid) {
   }
 }
 
+// What is not turned would not grow.
+TEST(QueryGrowth, IsOfWholeQueriesOfAllLayers) {
+  ModelSpec model = odd_llama();
+  model.rope.scaling = RopeScaling::yarn;
+  model.rope.factor = 4;
+  model.rope.original_length = 3;
+  model.rope.query_growth = 0.7;
+  validate(model);
+  const auto refused = [&](const auto& change) {
+    ModelSpec other = model;
+    change(other);
+    expect_refusal([&] { validate(other); }, {"rope_query_growth = 0.7", "give 0"});
+    other.rope.query_growth = 0;
+    validate(other);
+  };
+  refused([](ModelSpec& m) { m.rotary_dim = 2; });
+  refused([](ModelSpec& m) { m.rope.unturned_every = 2; });
+  refused([](ModelSpec& m) { latent(m); });
+}
+
 // Windows and limits so small that they show.
 ModelSpec odd_gpt_oss() {
   ModelSpec m = odd_llama();
