@@ -844,6 +844,27 @@ double kept_by_layer(const Workload& work, const Plan& c) {
   return saved_bytes(work, c, c.recompute.of(0)).layer.front() / static_cast<double>(c.seq_len);
 }
 
+// Of Qwen3-Next 80B by hand: z, what is convolved, decays and betas, and the output; behind the convolution
+// values, a key and a query of 128 numbers for each of 32 heads, the heads' squares of chunks of 64, and what
+// the norm is given; of attention its output times its gate. This trainer makes all but the first again.
+TEST(StepModel, WhatTheDeltaRuleAndGatesKeep) {
+  Workload work = workload("qwen3-next-80b-a3b", 8);
+  work.plan.model.experts = Experts::none;
+  work.plan.model.shared_gate = false;
+  const auto kept = [&](bool is_this_trainer) {
+    work.software.is_this_trainer = is_this_trainer;
+    PerKind layer = saved_bytes(work, work.plan, Recompute::none).layer;
+    for (double& bytes : layer) bytes /= static_cast<double>(work.plan.seq_len);
+    return layer;
+  };
+  const PerKind others = kept(false), ours = kept(true);
+  EXPECT_DOUBLE_EQ(others[0] - ours[0], 2.0 * 4096);
+  EXPECT_DOUBLE_EQ(others[1] - ours[1], 2.0 * (4096 + 32 * (2 * 128 + 64) + 4096));
+  const double layers = ours[1] - ours[0];  // whose MLPs are alike
+  EXPECT_DOUBLE_EQ(layers, 2.0 * (4096 + 8192 + 2 * 32 + 4096) -
+                               (2.0 * ((16 + 2 * 2) * 256 + 16 * 256 + 16 * 256) + 4 * 16));
+}
+
 // torchtitan's per-op checkpointing, of Llama 3 8B: what a layer begins with, the outputs of the queries',
 // the values', the gate's and the last product, attention's output and its log-sum-exp of 32 heads.
 TEST(StepModel, EverySecondProductIsKept) {

@@ -112,9 +112,10 @@ SavedBytes saved_bytes(const Workload& work, const Plan& c, const Recompute& rec
                expert_hidden = real(m.expert_hidden) / c.mesh.expert_cut();
   const double mlp_hidden = real(m.mlp_hidden) / tp;
 
-  // Of each part of a layer what it keeps, with the norm before it, and of that what is made again.
+  // Of each part of a layer what it keeps, with the norm before it, and of that what is made again. Of a gate
+  // others keep what it makes too.
   const double attention = cut + normed + qkv + compressed + core + (s.fused_attention ? cast : attended) +
-                           mask + (m.attention_gate ? attended : 0);
+                           mask + (m.attention_gate ? (s.is_this_trainer ? 1 : 2) * attended : 0);
   const double dropped_of_attention =
       (drops("attention") ? core : 0) + (products || drops("attention_in") || drops("latent") ? qkv : 0);
   // A state space keeps what its convolution and its scan are given, and what its norm is. A cp rank has all
@@ -123,8 +124,16 @@ SavedBytes saved_bytes(const Workload& work, const Plan& c, const Recompute& rec
   const double cp = c.mesh.cp(), groups = std::max(1.0, real(scan.groups) / tp / cp),
                channels = real(scan.width()) / tp, mixed = channels + 2 * groups * cp * real(scan.state),
                scan_heads = real(scan.heads) / tp;
+  // Others keep of the delta rule also what its kernel is given, of each head of values a key and a query,
+  // the square of each chunk that it solves by, and what its norm is given (flash-linear-attention's
+  // chunk_gated_delta_rule), where that of Mamba-2 makes all such again.
+  const double of_kernel =
+      scan.is_delta() && !s.is_this_trainer
+          ? 2 * channels + scan_heads * real(2 * scan.state + std::min(scan.chunk, c.seq_len))
+          : 0;
   const double state_space =
-      cut + normed + tokens * (2 * channels + mixed + (scan.is_delta() ? 2 : 1) * scan_heads) * width + mask;
+      cut + normed + mask +
+      tokens * (2 * channels + mixed + (scan.is_delta() ? 2 : 1) * scan_heads + of_kernel) * width;
   const double before_mlp = cut + normed + mask;
   const double of_mlp = mlp(tokens, mlp_hidden), dropped_of_mlp = products || drops("mlp_in") ? of_mlp : 0;
   // What is narrower on its way to experts is projected back from their sum.
