@@ -32,9 +32,22 @@ ModelSpec latent_llama() {
   return m;
 }
 
+// A state goes on from token to token, and queries grow with their place.
+ModelSpec delta_llama() {
+  ModelSpec m = odd_llama();
+  m.name = "delta_llama";
+  m.state_space = {4, 3, 2, 5, 3, false, 4, {1}, StateRule::gated_delta};
+  m.attention_gate = true;
+  m.rope.scaling = RopeScaling::yarn;
+  m.rope.factor = 4;
+  m.rope.original_length = 3;
+  m.rope.query_growth = 0.7;
+  return m;
+}
+
 std::vector<ModelSpec> models() {
-  return {lively(odd_gpt2()), lively(odd_llama()), lively(odd_gpt2(false)), lively(odd_llama(true, 4)),
-          lively(latent_llama())};
+  return {lively(odd_gpt2()),         lively(odd_llama()),    lively(odd_gpt2(false)),
+          lively(odd_llama(true, 4)), lively(latent_llama()), lively(delta_llama())};
 }
 
 const Tokens prompt{3, 52, 0, 17, 8};
