@@ -16,6 +16,7 @@
 
 namespace echelon {
 
+template class StateSpaceScan<HostLaunch>;
 template class TokenKernels<HostLaunch>;
 
 namespace {

@@ -7,6 +7,8 @@
 
 namespace echelon {
 
+// Compiled in kernels_host.cpp alone, whose loops the compiler vectorises: of two the linker takes the first.
+extern template class StateSpaceScan<HostLaunch>;
 extern template class TokenKernels<HostLaunch>;
 
 class HostBackend : public TokenKernels<HostLaunch> {
