@@ -222,9 +222,7 @@ double call_seconds(const Plan& plan, const RunOptions& options, int ranks, int 
   return std::max(0.0, best * std::min(1.0, cores.cores / (all_ranks * cores.wanted)) - computed) / row;
 }
 
-}  // namespace
-
-static RehearsedPlan rehearsed_plan(const Plan& plan, ModelSpec layers) {
+RehearsedPlan rehearsed_with(const Plan& plan, ModelSpec layers) {
   constexpr std::int64_t most_vocab = 8192, fewest_tokens = 16;
   const double most_flops = has_fast_kernels(plan.precision) ? 2e9 : 3e7;  // forward
   RehearsedPlan r;
@@ -270,27 +268,8 @@ static RehearsedPlan rehearsed_plan(const Plan& plan, ModelSpec layers) {
   return r;
 }
 
-RehearsedPlan rehearsed_plan(const Plan& plan, std::int64_t dense, std::int64_t others) {
-  ModelSpec m = plan.model;
-  m.num_layers = dense + others;
-  if (m.experts == Experts::deepseek && m.state_space.heads == 0) m.num_dense_layers = dense;
-  if (StateSpaceSpec& s = m.state_space; s.heads > 0) {
-    s.attention_layers.clear();
-    for (std::int64_t layer = 0; layer < dense; ++layer) s.attention_layers.push_back(layer);
-    if (others == 0) s = {};
-  }
-  return rehearsed_plan(plan, std::move(m));
-}
-
-RehearsedPlan rehearsed_plan(const Plan& plan, const std::string& layers) {
-  ModelSpec m = plan.model;
-  m.layer_pattern = layers;
-  m.num_layers = std::ssize(layers);
-  return rehearsed_plan(plan, std::move(m));
-}
-
 // Layers of both kinds.
-static PartSeconds rehearse_layers(const Plan& plan, const RunOptions& options, const JobCores& cores) {
+PartSeconds rehearse_layers(const Plan& plan, const RunOptions& options, const JobCores& cores) {
   const ModelSpec& m = plan.model;
   const int ranks = plan.mesh.num_ranks();
   PartSeconds parts;
@@ -315,7 +294,7 @@ static PartSeconds rehearse_layers(const Plan& plan, const RunOptions& options, 
 }
 
 // Layers of one part each, of each kind by itself: the mean of those that PartSeconds has as one.
-static PartSeconds rehearse_parts(const Plan& plan, const RunOptions& options, const JobCores& cores) {
+PartSeconds rehearse_parts(const Plan& plan, const RunOptions& options, const JobCores& cores) {
   const ModelSpec& m = plan.model;
   std::string one_of_each;
   for (const LayerKind& kind : layer_kinds(m))
@@ -341,6 +320,27 @@ static PartSeconds rehearse_parts(const Plan& plan, const RunOptions& options, c
   if (num_others > 0) parts.others *= r.layer_share / static_cast<double>(num_others);
   parts.ends *= r.head_share;
   return parts;
+}
+
+}  // namespace
+
+RehearsedPlan rehearsed_plan(const Plan& plan, std::int64_t dense, std::int64_t others) {
+  ModelSpec m = plan.model;
+  m.num_layers = dense + others;
+  if (m.experts == Experts::deepseek && m.state_space.heads == 0) m.num_dense_layers = dense;
+  if (StateSpaceSpec& s = m.state_space; s.heads > 0) {
+    s.attention_layers.clear();
+    for (std::int64_t layer = 0; layer < dense; ++layer) s.attention_layers.push_back(layer);
+    if (others == 0) s = {};
+  }
+  return rehearsed_with(plan, std::move(m));
+}
+
+RehearsedPlan rehearsed_plan(const Plan& plan, const std::string& layers) {
+  ModelSpec m = plan.model;
+  m.layer_pattern = layers;
+  m.num_layers = std::ssize(layers);
+  return rehearsed_with(plan, std::move(m));
 }
 
 PartSeconds rehearse(const Plan& plan, const RunOptions& options, const JobCores& cores) {
