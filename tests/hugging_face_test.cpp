@@ -694,6 +694,9 @@ TEST(HuggingFaceConfig, IsOfTheTypeThatSaysTheModel) {
             "exaone_moe");
   EXPECT_EQ(written("exaone-moe", {{"mlp_layer_types", "left out"}, {"first_k_dense_replace", 0}}),
             "exaone_moe");
+  EXPECT_EQ(written("exaone-moe", {{"layer_types", sliding}}), "exaone_moe");
+  EXPECT_EQ(written("exaone-moe", {{"layer_types", "left out"}, {"sliding_window_pattern", 4}}),
+            "exaone_moe");
   EXPECT_EQ(written("hunyuan-moe", {{"moe_topk", {2, 2}}}), "hunyuan_v1_moe");
   EXPECT_EQ(written("minimax-m2", {{"rope_parameters", "left out"}, {"rotary_dim", 2}}), "minimax_m2");
   EXPECT_EQ(written("deepseek-v3", {{"model_type", "kimi_k2"}}), "deepseek_v3");
@@ -714,6 +717,11 @@ TEST(HuggingFaceConfig, IsOfTheTypeThatSaysTheModel) {
   refused("dots1", {{"layer_types", mixed}, {"sliding_window", 4}}, {"layer_types", "full_attention"});
   refused("hunyuan-moe", {{"moe_topk", {2, 1}}}, {"moe_topk", "the same one"});
   refused("exaone-moe", {{"mlp_layer_types", {"sparse", "dense"}}}, {"mlp_layer_types"});
+  refused("exaone-moe", {{"layer_types", sliding}, {"sliding_window", 1000}},
+          {"sliding_window = 1000", "less than max_position_embeddings"});
+  refused("ernie4-5-moe", {{"moe_norm_min", 0.5}}, {"moe_norm_min = 0.5", "only 1e-12 is"});
+  refused("qwen3-next", {{"mlp_only_layers", {0, 1, 2, 3}}}, {"mlp_only_layers", "experts in some layer"});
+  refused("qwen3-next", {{"decoder_sparse_step", 100}}, {"decoder_sparse_step", "experts in some layer"});
   refused("smollm3", {{"layer_types", "left out"}, {"use_sliding_window", true}, {"sliding_window", 4}},
           {"use_sliding_window", "only false is"});
   refused("olmo3", {{"rope_parameters", "left out"}, {"rope_theta", 5000.0}}, {"rope_theta", "500000"});

@@ -506,7 +506,9 @@ void read_delta_rule(const Config& config, ModelSpec& m) {
 void read_qwen3_next(const Config& config, ModelSpec& m) {
   read_delta_rule(config, m);
   read_qwen_experts(config, m);
-  if (m.experts == Experts::none) return;
+  if (m.experts == Experts::none)  // a Qwen3.5's layers, whose weights have other names
+    config.wrong(config.integer_or("decoder_sparse_step", 1) > 1 ? "decoder_sparse_step" : "mlp_only_layers",
+                 "what leaves experts in some layer");
   m.router.normalise = config.boolean_or("norm_topk_prob", true);
   read_gated_shared_expert(config, m);
 }
@@ -826,6 +828,7 @@ void read_ernie_moe(const Config& config, ModelSpec& m) {
   config.required("num_key_value_heads");  // transformers would take 4
   m.interleaved_rope = true;
   read_llama(config, {.rope_theta = 500000, .norm_eps = 1e-5, .tied = true, .bias_key = "use_bias"}, m);
+  config.only_real("moe_norm_min", 1e-12);  // what the sum of a token's weights is brought up to
   const char* const first = "moe_layer_start_index";
   m.num_dense_layers = config.has(first) && config.required(first) == 0 ? 0 : config.integer_or(first, 1);
   if (m.num_dense_layers >= m.num_layers) config.wrong(first, fmt::format("0 to {}", m.num_layers - 1));
@@ -1274,7 +1277,10 @@ void read_exaone_moe(const Config& config, ModelSpec& m) {
   config.required("num_key_value_heads");  // transformers would take 32
   read_llama(config, {.typed = true, .norm_eps = 1e-5}, m);
   m.qk_norm = true;
-  if (!config.names("sliding_window") || config.has("sliding_window")) read_turned_windows(config, m);
+  read_turned_windows(config, m);
+  if (m.window.size == 0 &&
+      m.rope.unturned_every == 0)  // a dots.llm1's layers, whose biases have another name
+    config.wrong("sliding_window", "less than max_position_embeddings, where all layers have it,");
   if (dense >= m.num_layers) config.wrong("first_k_dense_replace", fmt::format("0 to {}", m.num_layers - 1));
   m.experts = Experts::deepseek;
   m.num_dense_layers = dense;
@@ -1499,7 +1505,7 @@ const std::vector<ModelType>& model_types() {
        read_exaone_moe,
        [](M m) {
          return m.experts == Experts::deepseek && m.router.scores == RouterScores::sigmoid && m.qk_norm &&
-                m.rope.unturned_every > 0;
+                (m.rope.unturned_every > 0 || m.window.size > 0);
        }},
       {{"glm4_moe", "Glm4MoeForCausalLM", {}, true, true},
        read_glm4_moe,
@@ -1584,7 +1590,7 @@ constexpr OtherType other_types[] = {
     {"llama4_text", "positions and chunks of attention of its own"},
     {"llama4", "positions and chunks of attention of its own"},
     {"phimoe", "a router of its own (SparseMixer)"},
-    {"afmoe", "a gate of what attention hands on"},
+    {"afmoe", "norms behind experts"},
     {"apertus1p5_text", "an activation with weights of its own (xIELU)"},
     {"bitnet", "weights of three values"},
     {"cohere2_moe", "experts beside attention of the same norm"},
@@ -1603,19 +1609,19 @@ constexpr OtherType other_types[] = {
     {"granite_swa", "windows in all layers but the first of each four"},
     {"hyperclovax", "Granite's factors beside norms behind attention and MLP"},
     {"jetmoe", "experts in attention"},
-    {"kimi_linear", "linear attention"},
+    {"kimi_linear", "a delta rule whose decays differ from channel to channel"},
     {"lfm2", "convolutions in place of attention in some layers"},
     {"lfm2_moe", "convolutions in place of attention in some layers"},
     {"longcat_flash", "layers of two attentions, and experts that do nothing"},
     {"mimo_v2_flash", "values narrower than keys, times a factor"},
     {"minicpm3", "factors of the embedding and of layers beside latent attention"},
-    {"minimax", "linear attention"},
+    {"minimax", "linear attention whose decays are not learned"},
     {"nanochat", "RMSNorm without weights"},
-    {"olmo_hybrid", "linear attention"},
+    {"olmo_hybrid", "a delta rule whose betas reach 2"},
     {"persimmon", "LayerNorm of each head of queries and keys"},
     {"phi4_multimodal", "adapters for images and sound beside a Phi-4's weights"},
-    {"qwen3_5_moe", "all experts of a layer in two tensors"},
-    {"qwen3_5_moe_text", "all experts of a layer in two tensors"},
+    {"qwen3_5_moe", "Qwen3-Next's layers under other names of tensors"},
+    {"qwen3_5_moe_text", "Qwen3-Next's layers under other names of tensors"},
     {"qwen3_vl_moe", "experts that are turned over"},
     {"recurrent_gemma", "linear recurrences in place of attention in some layers"},
     {"rwkv", "linear recurrences in place of attention"},
