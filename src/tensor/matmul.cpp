@@ -322,7 +322,8 @@ void multiply_segments(const MicroKernel& kernel, const Product& p, const std::v
       }
       float* const to = s.begins_block ? sums[level] : sums[most_levels];
       kernel.tile(s.words, scratch.a + s.before * whole(rows, kernel.rows) + i * s.words,
-                  scratch.b + s.before * whole(cols, kernel.cols) + j * s.words, to, target_of(c));
+                  scratch.b + s.before * whole(cols, kernel.cols) + j * s.words, to,
+                  &s == &segments.back() ? target_of(c) : TileTarget());
       if (!s.begins_block) pass.add(to, sums[level], tile_size);
     }
     merge();

@@ -30,7 +30,8 @@ void amx_tile_by(std::int64_t words, const std::uint32_t* a, const std::uint32_t
   constexpr int rows_fetched = 4;  // with each of the last groups
   Unit::clear();
   for (std::int64_t w = 0; w < words; w += amx_group) {
-    if (const std::int64_t behind = (words - w) / amx_group - 1; behind < amx_rows / rows_fetched)
+    if (const std::int64_t behind = (words - w) / amx_group - 1;
+        target.data != nullptr && behind < amx_rows / rows_fetched)
       for (int i = 0; i < rows_fetched; ++i) target.fetch(behind * rows_fetched + i);
     Unit::load(a, a + 16 * amx_group, row, b, b + 16, b_row);
     Unit::multiply();

@@ -33,7 +33,7 @@ __attribute__((target("avx512f,avx512bf16"))) void avx512_tile(std::int64_t word
     a += avx512_rows;
     b += 16 * avx512_vectors;
   };
-  const std::int64_t fetching = std::min<std::int64_t>(avx512_rows, words);
+  const std::int64_t fetching = target.data == nullptr ? 0 : std::min<std::int64_t>(avx512_rows, words);
   for (std::int64_t w = fetching; w < words; ++w) add_word();
   for (std::int64_t row = 0; row < fetching; ++row) {
     target.fetch(row);

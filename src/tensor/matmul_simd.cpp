@@ -45,7 +45,7 @@ void tile(Size words, const Word* a_words, const Word* b_words, float* to, TileT
     a += tile_rows;
     b += tile_cols;
   };
-  const Size fetching = std::min<Size>(tile_rows, words);
+  const Size fetching = target.data == nullptr ? 0 : std::min<Size>(tile_rows, words);
   for (Size w = fetching; w < words; ++w) add_word();
   for (Size row = 0; row < fetching; ++row) {
     target.fetch(row);

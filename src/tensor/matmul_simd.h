@@ -9,7 +9,7 @@
 
 namespace echelon {
 
-// Where a tile will be stored. Rows stand `stride` bytes apart.
+// Where a tile will be stored, if it is known. Rows stand `stride` bytes apart.
 struct TileTarget {
   const std::byte* data = nullptr;
   std::int64_t stride = 0;
