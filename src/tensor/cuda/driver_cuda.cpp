@@ -116,7 +116,8 @@ class CudaDriver final : public DeviceDriver {
   std::byte* allocate(int device, std::size_t bytes) override {
     use(device);
     void* memory = nullptr;
-    return given(cudaMalloc(&memory, bytes), "allocating", memory);
+    const cudaError_t error = cudaMalloc(&memory, bytes);
+    return given(error, "allocating", memory);
   }
   void free(int device, std::byte* memory) noexcept override {
     (void)cudaSetDevice(device);
@@ -124,7 +125,8 @@ class CudaDriver final : public DeviceDriver {
   }
   std::byte* allocate_pinned(std::size_t bytes) override {
     void* memory = nullptr;
-    return given(cudaHostAlloc(&memory, bytes, cudaHostAllocPortable), "allocating pinned memory", memory);
+    const cudaError_t error = cudaHostAlloc(&memory, bytes, cudaHostAllocPortable);
+    return given(error, "allocating pinned memory", memory);
   }
   void free_pinned(std::byte* memory) noexcept override { (void)cudaFreeHost(memory); }
 
