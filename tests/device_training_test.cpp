@@ -361,9 +361,8 @@ TEST(DeviceTraining, ACheckpointIsCopiedBesideTheNextStep) {
 
 // As a checkpoint of it does, beside the rank's stream.
 TEST(DeviceTraining, AStateIsPutBackBehindWhatStillReadsIt) {
-  FakeDriver driver({.seconds = [](const std::string& name, std::size_t) {
-    return name == "read" ? 1000.0 : 1e-3;
-  }});
+  FakeDriver driver(
+      {.seconds = [](const std::string& name, std::size_t) { return name == "read" ? 1000.0 : 1e-3; }});
   on_mesh_of(&driver, odd_plan(odd_llama(), 1, 1, false), [&](const Rank& rank) {
     Trainer trainer(rank, odd_plan(odd_llama(), 1, 1, false), {}, 1);
     StateCopy copy(rank, trainer);
@@ -460,6 +459,17 @@ TEST_F(DeviceRuns, EndWithTheHostsWeightsAndHoldAndSendWhatWasPredicted) {
   EXPECT_GT(device.predicted_step_seconds, 0);
   EXPECT_GT(device.peak_flops, 0);
   expect_clean(*driver);
+}
+
+// A device's chunks of logits have more rows than the host's.
+TEST_F(DeviceRuns, HoldALargeChunkOfLogitsAsPredicted) {
+  TrainRequest request = RunsOnADevice::request("large", std::make_shared<FakeDriver>(), 1);
+  request.plan.model.max_seq = request.plan.seq_len = 301;
+  request.plan.micro_batch = request.plan.global_batch = 2;
+  request.optimizer.total_steps = 1;
+  request.sample_tokens = request.eval_samples = 0;
+  ASSERT_GT(request.plan.micro_batch * request.plan.seq_len, logits_chunk_rows);
+  expect_predicted_memory(run(request));
 }
 
 TEST_F(DeviceRuns, OffloadWhatWasPredicted) {  // long

@@ -113,7 +113,7 @@ class LossOp final : public OpRunner {
     const auto [x, targets] = given(run, here, false);
     const Tensor buffer = make_chunk(run.sums().runs().front());
     for (const Range& rows : run.sums().runs())
-      each_chunk(rows, [&, &x = x, &targets = targets](Range chunk) {
+      each_chunk(run, rows, [&, &x = x, &targets = targets](Range chunk) {
         const Tensor of_chunk = buffer.row_range(0, chunk.size());
         if (of_chunk.cols() > 0) logits().multiply(x.row_range(chunk.begin, chunk.end), of_chunk);
         const Tensor of_targets = targets.flat_range(chunk.begin, chunk.end),
@@ -142,8 +142,8 @@ class LossOp final : public OpRunner {
     }
     const std::vector<Range> runs = run.sums().runs();
     const bool waits = run.rank().size(Axis::tp) > 1 || (softmax_ && run.rank().size(Axis::cp) > 1);
-    const LogitsRoom room(run.rank(), std::min(runs.front().size(), logits_chunk_rows), table.value.rows(),
-                          waits);
+    const LogitsRoom room(run.rank(), logits_rows_at_once(run.rank(), runs.front().size()),
+                          table.value.rows(), waits);
     const auto take = [&](Range rows, std::span<const Tensor> of_table, bool onto) {
       for (const Term& term : terms)
         add_loss_of(run, rows, term, room, of_table.empty() ? Tensor() : of_table[0],
@@ -166,7 +166,7 @@ class LossOp final : public OpRunner {
     const Tensor loss_sum = logits_.make_loss();
     const double weight = term.next || !op().next ? op().scale : 1,
                  gradient_scale = logits_.scale() * weight * run.loss().gradient_scale;
-    each_chunk(rows, [&](Range range) {
+    each_chunk(run, rows, [&](Range range) {
       const Tensor x = term.given.x.row_range(range.begin, range.end),
                    dx_here = term.dx.row_range(range.begin, range.end),
                    targets = term.given.targets.flat_range(range.begin, range.end),
@@ -252,8 +252,8 @@ class LossOp final : public OpRunner {
 
   Tensor make_chunk(Range rows) const { return logits().make_chunk(rows.size()); }
   template <class Visit>
-  static void each_chunk(Range rows, const Visit& visit) {
-    for_each_logits_chunk(rows.size(), [&](Range chunk) {
+  static void each_chunk(const BlockRun& run, Range rows, const Visit& visit) {
+    for_each_logits_chunk(run.rank(), rows.size(), [&](Range chunk) {
       visit(Range{rows.begin + chunk.begin, rows.begin + chunk.end});
     });
   }

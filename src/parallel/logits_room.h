@@ -7,7 +7,7 @@
 
 #include <algorithm>
 
-#include "comm/rank.h"
+#include "parallel/vocabulary_logits.h"
 
 namespace echelon {
 
@@ -18,6 +18,7 @@ class LogitsRoom {
       : wide_(rank.precision().statistics),
         narrow_(rank.precision().activations),
         width_(width),
+        stride_(logits_row_stride(width)),
         room_(rows + (wide_ == narrow_ ? 0
                       : in_one_piece   ? ratio() * rows
                                        : std::max(ratio(), rows / 4))),
@@ -25,7 +26,7 @@ class LogitsRoom {
                {room_ * row_bytes() + (wide_ == narrow_ ? 0 : alignment)}) {}
 
   // (rows, width), once visit() has made them.
-  Tensor gradients(std::int64_t rows) const { return bytes_.typed(0, narrow_, {rows, width_}); }
+  Tensor gradients(std::int64_t rows) const { return matrix(0, narrow_, rows); }
 
   // visit(piece, logits, gradients) for all rows of a chunk, in order: makes the gradients of the piece,
   // which stay, of its logits, which do not.
@@ -36,7 +37,7 @@ class LogitsRoom {
       const std::int64_t here = std::min(rows - begin, (room_ - begin) / (1 + ratio()));
       // From the room's end, as only there is it certain to be aligned.
       const std::int64_t at = (bytes_.numel() - here * ratio() * row_bytes()) / alignment * alignment;
-      visit(Range{begin, begin + here}, bytes_.typed(at, wide_, {here, width_}),
+      visit(Range{begin, begin + here}, matrix(at, wide_, here),
             gradients(rows).row_range(begin, begin + here));
       begin += here;
     }
@@ -45,10 +46,14 @@ class LogitsRoom {
  private:
   static constexpr std::int64_t alignment = 64;
   std::int64_t ratio() const { return element_bytes(wide_) / element_bytes(narrow_); }
-  std::int64_t row_bytes() const { return width_ * element_bytes(narrow_); }
+  std::int64_t row_bytes() const { return stride_ * element_bytes(narrow_); }
+  Tensor matrix(std::int64_t at, DType dtype, std::int64_t rows) const {
+    return bytes_.typed(at, dtype, {rows, stride_}).column_range(0, width_);
+  }
 
   DType wide_, narrow_;
-  std::int64_t width_, room_;  // rows of gradients that there is memory for
+  std::int64_t width_, stride_;
+  std::int64_t room_;  // rows of gradients that there is memory for
   Tensor bytes_;
 };
 

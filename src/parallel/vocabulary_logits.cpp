@@ -23,7 +23,9 @@ VocabularyLogits::VocabularyLogits(const Rank& rank, const ModelSpec& model, con
 }
 
 Tensor VocabularyLogits::make_chunk(std::int64_t rows) const {
-  return rank_->statistic({std::min(rows, logits_chunk_rows), table_.value.rows()});
+  const std::int64_t columns = table_.value.rows();
+  return rank_->statistic({logits_rows_at_once(*rank_, rows), logits_row_stride(columns)})
+      .column_range(0, columns);
 }
 
 void VocabularyLogits::multiply(const Tensor& x, const Tensor& logits) const {

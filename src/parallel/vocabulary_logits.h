@@ -13,11 +13,23 @@
 
 namespace echelon {
 
+inline std::int64_t logits_rows_at_once(const Rank& rank, std::int64_t rows) {
+  return std::min(rows,
+                  rank.arena().stands_for() == Device::cpu ? logits_chunk_rows : device_logits_chunk_rows);
+}
+
 // Every tp rank walks the same chunks, since all hold whole rows here.
 template <class Visit>
-void for_each_logits_chunk(std::int64_t rows, const Visit& visit) {
-  for (std::int64_t begin = 0; begin < rows; begin += logits_chunk_rows)
-    visit(Range{begin, std::min(begin + logits_chunk_rows, rows)});
+void for_each_logits_chunk(const Rank& rank, std::int64_t rows, const Visit& visit) {
+  const std::int64_t each = logits_rows_at_once(rank, rows);
+  for (std::int64_t begin = 0; begin < rows; begin += each) visit(Range{begin, std::min(begin + each, rows)});
+}
+
+// Room for rows of so many columns, which begin at multiples of so many elements: products read and write
+// rows that begin at odd addresses far more slowly.
+inline constexpr std::int64_t logits_row_alignment = 32;
+inline std::int64_t logits_row_stride(std::int64_t columns) {
+  return (columns + logits_row_alignment - 1) / logits_row_alignment * logits_row_alignment;
 }
 
 class VocabularyLogits {
@@ -34,7 +46,7 @@ class VocabularyLogits {
   double scale() const { return scale_; }  // of the logits
   double cap() const { return cap_; }      // of the scaled ones; 0: none
 
-  // (chunk, V_local) wide, for chunks of N tokens.
+  // (chunk, V_local) wide, for chunks of N tokens, rows logits_row_stride() apart.
   Tensor make_chunk(std::int64_t rows) const;
   // x (N, C); logits (N, V_local) wide.
   void multiply(const Tensor& x, const Tensor& logits) const;

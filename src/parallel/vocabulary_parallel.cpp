@@ -68,8 +68,8 @@ VocabularyParallel::Part VocabularyParallel::forward(const Tensor& hidden, const
   const std::int64_t here = hidden.rows();
   // By probabilities, then the targets' rows: sums over the tp group.
   const Tensor mean = rank_->activation({rows, C}),
-               gradients = rank_->activation({std::min(rows, logits_chunk_rows), width});
-  for_each_logits_chunk(rows, [&](Range chunk) {
+               gradients = rank_->activation({logits_rows_at_once(*rank_, rows), width});
+  for_each_logits_chunk(*rank_, rows, [&](Range chunk) {
     const Tensor logits = saved.exponentials.row_range(chunk.begin, chunk.end),
                  probabilities = gradients.row_range(0, chunk.size());
     logits_.multiply(x.row_range(chunk.begin, chunk.end), logits);
@@ -94,11 +94,11 @@ void VocabularyParallel::backward_weight(const Saved& saved, const Tensor& scale
   Kernels& kernels = rank_->kernels();
   const std::int64_t rows = targets.numel();
   const Tensor x = tensor_parallel_.enter(saved.input, rows).get();
-  const Tensor gradients = rank_->activation({std::min(rows, logits_chunk_rows), saved.exponentials.cols()});
+  const Tensor gradients = rank_->activation({logits_rows_at_once(*rank_, rows), saved.exponentials.cols()});
   const double factor = logits_.scale() * gradient_scale;
   const Weight* const one[] = {&logits_.table()};
   sums.add(one, [&](Range run, std::span<const Tensor> d_table, bool onto) {
-    for_each_logits_chunk(run.size(), [&](Range of_run) {
+    for_each_logits_chunk(*rank_, run.size(), [&](Range of_run) {
       const Range chunk{run.begin + of_run.begin, run.begin + of_run.end};
       const Tensor d_logits = gradients.row_range(0, chunk.size()),
                    exponentials = saved.exponentials.row_range(chunk.begin, chunk.end),
@@ -121,7 +121,7 @@ VocabularyParallel::Part VocabularyParallel::forward_blocks(const Tensor& x, con
   Kernels& kernels = rank_->kernels();
   logits_.multiply(x, exponentials);
   Part part{make_gradient(rows), sums_of_part(exponentials, targets)};
-  for_each_logits_chunk(rows, [&](Range chunk) {
+  for_each_logits_chunk(*rank_, rows, [&](Range chunk) {
     const Tensor rounded = blocks_->rounded(exponentials.row_range(chunk.begin, chunk.end));
     for (std::int64_t b = 0; b < blocks_->count(); ++b)
       blocks_->multiply(b, rounded, part.gradient.row_range(b * rows + chunk.begin, b * rows + chunk.end));
@@ -146,7 +146,7 @@ Tensor VocabularyParallel::sums_of_part(const Tensor& exponentials, const Tensor
 // added.
 void VocabularyParallel::add_losses(const SoftmaxBlocks::Whole& whole, const Tensor& targets, Range run,
                                     const Tensor& loss_sum) const {
-  for_each_logits_chunk(run.size(), [&](Range chunk) {
+  for_each_logits_chunk(*rank_, run.size(), [&](Range chunk) {
     const auto of = [&](const Tensor& x) {
       return x.flat_range(run.begin + chunk.begin, run.begin + chunk.end);
     };
@@ -275,7 +275,7 @@ Tensor VocabularyParallel::loss(const Tensor& hidden, const Tensor& targets, int
   }
   const Tensor sums = make_sums(rows);
   const Tensor buffer = logits_.make_chunk(rows);
-  for_each_logits_chunk(rows, [&](Range chunk) {
+  for_each_logits_chunk(*rank_, rows, [&](Range chunk) {
     const Tensor logits = buffer.row_range(0, chunk.size());
     logits_.multiply(x.row_range(chunk.begin, chunk.end), logits);
     add_up(logits, targets, sums, chunk);

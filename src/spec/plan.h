@@ -23,6 +23,8 @@ namespace echelon {
 // Tokens whose logits exist at once in the output layer: large enough for the matrix product, small enough to
 // be little memory.
 inline constexpr std::int64_t logits_chunk_rows = 512;
+// The same on a device, which is filled by no fewer.
+inline constexpr std::int64_t device_logits_chunk_rows = 2048;
 
 // Size of gradients that are reduced together: as much as hides the latency of many small messages (Li et al.
 // 2020).

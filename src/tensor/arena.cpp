@@ -28,12 +28,17 @@ std::size_t rounded(std::size_t bytes) {
 
 }  // namespace
 
-Arena::Arena(Device device, std::size_t limit_bytes) : device_(device), limit_bytes_(limit_bytes) {
+Arena::Arena(Device device, Device stands_for) : device_(device), stands_for_(stands_for), limit_bytes_(0) {}
+
+Arena::Arena(Device device, std::size_t limit_bytes)
+    : device_(device), stands_for_(device == Device::none ? Device::cpu : device), limit_bytes_(limit_bytes) {
   check(device != Device::cuda, "memory of an accelerator comes from its driver");
 }
 
 Arena::Arena(DeviceDriver* driver, int device_number, std::size_t limit_bytes)
-    : device_(driver == nullptr ? Device::cpu : Device::cuda), limit_bytes_(limit_bytes) {
+    : device_(driver == nullptr ? Device::cpu : Device::cuda),
+      stands_for_(device_),
+      limit_bytes_(limit_bytes) {
   if (driver == nullptr) return;
   stream_ = std::make_unique<DeviceStream>(*driver, device_number);
 }

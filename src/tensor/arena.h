@@ -68,6 +68,8 @@ class Arena {
   // `limit_bytes` > 0: an allocation that would bring the live total above it throws RunError (what, how
   // much).
   explicit Arena(Device device = Device::cpu, std::size_t limit_bytes = 0);
+  // Of Device::none, as if it were of `imagined`.
+  static Arena dry(Device imagined) { return {Device::none, imagined}; }
   // Of a driver's device, with streams of its own there; of the cpu where `driver` is null.
   Arena(DeviceDriver* driver, int device_number, std::size_t limit_bytes = 0);
   // Waits for what is queued.
@@ -101,6 +103,8 @@ class Arena {
   void acquire(Block& block);
 
   Device device() const { return device_; }
+  // The same, and of Device::none whose memory is imagined: never none.
+  Device stands_for() const { return stands_for_; }
   // Of Device::cuda: where the rank's kernels run in order.
   DeviceStream& stream() const { return *stream_; }
   // And what crosses between ranks: a stream for each group of that name, so that what one axis sends does
@@ -146,7 +150,9 @@ class Arena {
   void give_to_system(std::byte* data) noexcept;
   void take_back_unused();
 
-  Device device_;
+  Arena(Device device, Device stands_for);
+
+  Device device_, stands_for_;
   std::size_t limit_bytes_;
   Memory live_, peak_;
   std::unique_ptr<DeviceStream> stream_;

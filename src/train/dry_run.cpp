@@ -24,7 +24,7 @@ DryRun dry_run(const Plan& plan, const PipelineLayout& pipeline, const Coordinat
                const DryRunOptions& options) {
   const int index = plan.mesh.rank_at(at);
   ImaginedWorld world(plan.mesh.num_ranks(), index);
-  Arena arena(Device::none);
+  Arena arena = Arena::dry(options.device);
   const auto kernels = make_kernels(arena, plan.precision, 0, plan.numerics);
   const Rank rank(world, plan.mesh, index, plan.precision, arena, *kernels);
   // Where nothing is known of numbers nothing is clipped by them.

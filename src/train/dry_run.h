@@ -29,10 +29,11 @@ struct DryRunOptions {
   // Of a run that goes on from step to step (a schedule that does not flush, or no optimizer barrier): so
   // many from an empty pipeline to an empty one.
   std::int64_t steps = many_steps;
-  std::int64_t updates = 0;   // optimizer steps before it: compression warms up
-  bool keeps_copy = false;    // of the state, to go back to (state_copy.h)
-  bool passes_again = false;  // without a barrier: a guess was wrong
-  bool graphs = false;        // passes are replayed (pass_graphs.h)
+  std::int64_t updates = 0;     // optimizer steps before it: compression warms up
+  bool keeps_copy = false;      // of the state, to go back to (state_copy.h)
+  bool passes_again = false;    // without a barrier: a guess was wrong
+  bool graphs = false;          // passes are replayed (pass_graphs.h)
+  Device device = Device::cpu;  // which computes
 };
 DryRun dry_run(const Plan& plan, const PipelineLayout& pipeline, const Coordinates& at,
                const DryRunOptions& options = {});

@@ -285,9 +285,10 @@ static void refuse_beyond_limit(const TrainRequest& request, const PipelineLayou
   const auto limit = static_cast<double>(request.run.memory_limit);
   for (int pp = 0; limit > 0 && pp < plan.mesh.size(Axis::pp); ++pp)
     for (int tp = 0; tp < plan.mesh.size(Axis::tp); ++tp) {
-      Memory memory =
-          predict_memory(plan, pipeline, {.pp = pp, .tp = tp},
-                         {.keeps_copy = keeps_state_copy(request), .graphs = request.run.cuda_graphs});
+      Memory memory = predict_memory(plan, pipeline, {.pp = pp, .tp = tp},
+                                     {.keeps_copy = keeps_state_copy(request),
+                                      .graphs = request.run.cuda_graphs,
+                                      .device = request.run.device()});
       memory[MemoryCategory::other] += scratch_bytes(plan, request.run);
       if (static_cast<double>(memory.total()) > limit)
         refuse(
@@ -304,7 +305,8 @@ void refuse_what_machine_lacks(const TrainRequest& request, const PipelineLayout
   if (plan.offload != Offload::none && !request.run.driver) check_scratch_directory(plan.offload_directory);
   const ProcessWorld* const processes = request.run.processes;
   const int ranks_here = processes != nullptr ? processes->ranks_on_this_node() : plan.mesh.num_ranks();
-  double bytes = ranks_here * predicted_bytes(plan, {.graphs = request.run.cuda_graphs});
+  double bytes =
+      ranks_here * predicted_bytes(plan, {.graphs = request.run.cuda_graphs, .device = request.run.device()});
   if (const auto& asynchronous = request.asynchronous)
     for (int server = 0; server < asynchronous->servers; ++server)
       bytes += static_cast<double>(predict_server_memory(plan, pipeline, *asynchronous, server).total());
@@ -368,7 +370,8 @@ CheckpointInfo find_resumed(const TrainRequest& request, const std::string& path
       std::vector<std::string> legal = recipe_names();
       std::erase_if(legal, [&](const std::string& name) { return recipe(name).master != info.dtype; });
       refuse(
-          "--precision {}: its weights are in {}, and those of --resume {} in {}; legal: {}, or --from instead "
+          "--precision {}: its weights are in {}, and those of --resume {} in {}; legal: {}, or --from "
+          "instead "
           "of --resume",
           request.plan.precision.name, dtype_name(request.plan.precision.master), info.path,
           dtype_name(info.dtype), fmt::join(legal, ", "));

@@ -20,6 +20,7 @@ struct RunOptions {
   Collectives collectives = Collectives::direct;
   // Of the devices that ranks take in turn; null: they compute on the cpu. Outlives the run.
   std::shared_ptr<DeviceDriver> driver{};
+  Device device() const { return driver == nullptr ? Device::cpu : Device::cuda; }
   // The passes of training are replayed as CUDA graphs (train/pass_graphs.h).
   bool cuda_graphs = false;
   std::int64_t memory_limit = 0;  // bytes that a rank's arena may hold; 0: no limit

@@ -45,7 +45,8 @@ StepMemory predicted_memory(const SharedRun& run) {
   const StepMemory step = predict_memory(plan, *run.pipeline, {},
                                          {.steps = steps_without_a_stop(run),
                                           .keeps_copy = keeps_state_copy(run.request),
-                                          .graphs = run.request.run.cuda_graphs});
+                                          .graphs = run.request.run.cuda_graphs,
+                                          .device = run.request.run.device()});
   Memory memory = with_scratch(step, run);
   if (run.request.asynchronous) memory[MemoryCategory::optimizer] = 0;  // the servers have it
   return {memory, step.host};
