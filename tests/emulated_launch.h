@@ -1,8 +1,8 @@
 // A device of blocks with many lanes, on the host: what launches the kernels of a device in tests. The lanes
-// of a block share one thread, each with a stack of its own, and each runs up to the next sync(), in rising order or in
-// falling: what a lane reads before another has written it is no number, in one order or the other. Lanes
-// that do not all come to a sync() are an InvariantError. Under AddressSanitizer what lies outside of a
-// block's memory is found.
+// of a block share one thread, each with a stack of its own, and each runs up to the next sync(), in rising
+// order or in falling: what a lane reads before another has written it is no number, in one order or the
+// other. Lanes that do not all come to a sync() are an InvariantError. Under AddressSanitizer what lies
+// outside of a block's memory is found.
 //
 // 32 lanes are a warp, and play its instructions (tensor/rows/fragments.h) as the PTX ISA lays fragments out:
 // each waits for the others of its warp there. A warp runs on to the next sync() before the next one begins,
@@ -283,6 +283,14 @@ class EmulatedLaunch {
         block.require(block.copies(lane).empty(), "no copy is under way when a kernel ends");
       });
     }
+  }
+
+  // Half of the lanes for a row that is short.
+  template <class Kernel>
+  void run_rows(const char* name, std::int64_t rows, std::int64_t cols, const Kernel& kernel) const {
+    EmulatedLaunch launch = *this;
+    if (cols < 2 * lanes_) launch.lanes_ = (lanes_ + 1) / 2;
+    launch.run(name, rows, kernel);
   }
 
   std::int64_t piece() const { return piece_; }

@@ -29,6 +29,11 @@ class HostLaunch {
     for (std::int64_t block = 0; block < blocks; ++block) kernel(rows::OneLane(block, of_block));
   }
 
+  template <class Kernel>
+  static void run_rows(const char* name, std::int64_t rows, std::int64_t, const Kernel& kernel) {
+    run(name, rows, kernel);
+  }
+
   // A row is one block, and a column is one sum.
   static constexpr std::int64_t piece() { return std::int64_t{1} << 62; }
   static constexpr std::int64_t rows_at_once(std::int64_t rows, std::int64_t) { return rows; }

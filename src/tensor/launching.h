@@ -1,6 +1,8 @@
 // From tensors to the function objects of tensor/rows/, and these to whatever runs them, a Launch, which has
 //   matrix<T>(tensor), data<T>(tensor)   where the elements of a tensor are, for the kernel
 //   run(name, blocks, kernel, shared)    kernel(team) for each block, with `shared` bytes of memory to each
+//   run_rows(name, rows, cols, kernel)   the same without that memory, for rows of so many elements, of which
+//                                        fewer lanes may do one where it is short
 //   piece()                              how many elements of a row are a block's
 //   rows_at_once(rows, cols)             how many rows of a column sum are a block's
 //   column_blocks(cols)                  how many blocks of column sums lie side by side
@@ -30,6 +32,11 @@ class Launching {
   template <class Kernel>
   void each_row(const char* name, std::int64_t count, const Kernel& kernel) const {
     launch_.run(name, count, rows::EachRow<Kernel>{kernel});
+  }
+  // Of the matrix that t is.
+  template <class Kernel>
+  void each_row(const char* name, const Tensor& t, const Kernel& kernel) const {
+    launch_.run_rows(name, t.rows(), t.cols(), rows::EachRow<Kernel>{kernel});
   }
   template <class Kernel>
   void each_element(const char* name, std::int64_t count, std::int64_t cols, const Kernel& kernel) const {

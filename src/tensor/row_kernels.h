@@ -92,7 +92,7 @@ class RowKernels : public Base {
     with_stored_type(x, [&, this]<class T>(T) {
       using F = Wide<T>;
       this->each_row(
-          "layer_norm", x.rows(),
+          "layer_norm", x,
           rows::LayerNorm<T>{matrix<T>(x), data<T>(w), data<T>(b), F(eps), matrix<T>(y), data<F>(stats)});
     });
   }
@@ -109,7 +109,7 @@ class RowKernels : public Base {
   void layer_norm_backward_input(const Tensor& dy, const Tensor& x, const Tensor& w, const Tensor& stats,
                                  InOut dx) override {
     with_stored_type(x, [&, this]<class T>(T) {
-      this->each_row("layer_norm_backward_input", x.rows(),
+      this->each_row("layer_norm_backward_input", x,
                      rows::LayerNormBackwardInput<T>{matrix<T>(dy), matrix<T>(x), data<T>(w),
                                                      data<Wide<T>>(stats), matrix<T>(dx)});
     });
@@ -127,7 +127,7 @@ class RowKernels : public Base {
   void rms_norm(const Tensor& x, const Tensor& w, double eps, Out y, Out stats) override {
     with_stored_type(x, [&, this]<class T>(T) {
       using F = Wide<T>;
-      this->each_row("rms_norm", x.rows(),
+      this->each_row("rms_norm", x,
                      rows::RmsNorm<T>{matrix<T>(x), data<T>(w), F(eps), matrix<T>(y), data<F>(stats)});
     });
   }
@@ -142,7 +142,7 @@ class RowKernels : public Base {
   void rms_norm_backward_input(const Tensor& dy, const Tensor& x, const Tensor& w, const Tensor& stats,
                                InOut dx) override {
     with_stored_type(x, [&, this]<class T>(T) {
-      this->each_row("rms_norm_backward_input", x.rows(),
+      this->each_row("rms_norm_backward_input", x,
                      rows::RmsNormBackwardInput<T>{matrix<T>(dy), matrix<T>(x), data<T>(w),
                                                    data<Wide<T>>(stats), matrix<T>(dx)});
     });
@@ -157,7 +157,7 @@ class RowKernels : public Base {
 
   void row_squares(const Tensor& x, Out squares) override {
     with_stored_type(x, [&, this]<class T>(T) {
-      this->each_row("row_squares", x.rows(), rows::RowSquares<T>{matrix<T>(x), data<Wide<T>>(squares)});
+      this->each_row("row_squares", x, rows::RowSquares<T>{matrix<T>(x), data<Wide<T>>(squares)});
     });
   }
 
@@ -165,7 +165,7 @@ class RowKernels : public Base {
                            InOut stats) override {
     with_stored_type(x, [&, this]<class T>(T) {
       using F = Wide<T>;
-      this->each_row("rms_norm_of_squares", x.rows(),
+      this->each_row("rms_norm_of_squares", x,
                      rows::RmsNormOfSquares<T>{matrix<T>(x), data<T>(w), F(eps), F(columns), matrix<T>(y),
                                                data<F>(stats)});
     });
@@ -174,7 +174,7 @@ class RowKernels : public Base {
   void rms_norm_backward_sums(const Tensor& dy, const Tensor& x, const Tensor& w, const Tensor& stats,
                               Out sums) override {
     with_stored_type(x, [&, this]<class T>(T) {
-      this->each_row("rms_norm_backward_sums", x.rows(),
+      this->each_row("rms_norm_backward_sums", x,
                      rows::RmsNormBackwardSums<T>{matrix<T>(dy), matrix<T>(x), data<T>(w),
                                                   data<Wide<T>>(stats), data<Wide<T>>(sums)});
     });
@@ -224,7 +224,7 @@ class RowKernels : public Base {
                                     Out dweights, const SwigluClamp& clamp) override {
     with_stored_type(dy, [&, this]<class T>(T) {
       using F = Wide<T>;
-      this->each_row("weighted_activation_backward", dy->rows(),
+      this->each_row("weighted_activation_backward", dy,
                      rows::WeightedActivationBackward<T>{a, clamp, matrix<T>(gate_up), matrix<T>(dy),
                                                          data<F>(weights), data<F>(dweights)});
     });
@@ -233,8 +233,10 @@ class RowKernels : public Base {
   void attention_sink(const Tensor& sinks, const AttentionShape& s, InOut out, InOut lse) override {
     with_stored_type(out, [&, this]<class T>(T) {
       this->each_row("attention_sink", out->rows() * s.num_heads,
-                     rows::AttentionSink<T>{data<T>(sinks), {s.batch, s.q_len, s.num_heads, s.head_dim},
-                                            matrix<T>(out), data<Wide<T>>(lse)});
+                     rows::AttentionSink<T>{data<T>(sinks),
+                                            {s.batch, s.q_len, s.num_heads, s.head_dim},
+                                            matrix<T>(out),
+                                            data<Wide<T>>(lse)});
     });
   }
 
@@ -250,7 +252,7 @@ class RowKernels : public Base {
             bool inverse) override {
     const auto frequencies = this->launch().upload(std::span(turns.frequencies));
     with_stored_type(x, [&, this]<class T>(T) {
-      this->each_row("rope", x->rows(),
+      this->each_row("rope", x,
                      rows::Rope<T>{matrix<T>(x), head_dim, data<std::int32_t>(positions), frequencies.data(),
                                    std::ssize(turns.frequencies), turns.factor, turns.growth,
                                    turns.growth_length, inverse});
@@ -280,14 +282,14 @@ class RowKernels : public Base {
 
   void row_max(const Tensor& logits, Out max) override {
     with_float_type(logits, [&, this]<class F>(F) {
-      this->each_row("row_max", logits.rows(), rows::RowMax<F>{matrix<F>(logits), data<F>(max)});
+      this->each_row("row_max", logits, rows::RowMax<F>{matrix<F>(logits), data<F>(max)});
     });
   }
 
   void exp_sum(InOut logits, const Tensor& max, const Tensor& targets, std::int64_t first_id, Out sum,
                Out target) override {
     with_float_type(logits, [&, this]<class F>(F) {
-      this->each_row("exp_sum", logits->rows(),
+      this->each_row("exp_sum", logits,
                      rows::ExpSum<F>{matrix<F>(logits), data<F>(max), data<std::int32_t>(targets), first_id,
                                      data<F>(sum), data<F>(target)});
     });

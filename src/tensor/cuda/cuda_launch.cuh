@@ -51,6 +51,26 @@ class CudaTeam {
   std::byte* shared_;
 };
 
+// One of a thread block's warps, without memory of its own.
+class CudaWarpTeam {
+ public:
+  __device__ explicit CudaWarpTeam(std::int64_t block) : block_(block) {}
+  __device__ std::int64_t block() const { return block_; }
+  __device__ std::int64_t lane() const { return threadIdx.x % rows::warp_lanes; }
+  __device__ static constexpr std::int64_t lanes() { return rows::warp_lanes; }
+  __device__ void sync() const { __syncwarp(); }
+
+  // Both of a pair of lanes get the same bits, as each op here is commutative.
+  template <class X, class Op>
+  __device__ X reduce(X x, const Op& op) const {
+    for (int apart = 16; apart > 0; apart /= 2) x = op(x, __shfl_xor_sync(0xffffffffu, x, apart));
+    return x;
+  }
+
+ private:
+  std::int64_t block_;
+};
+
 constexpr int cuda_block_lanes = 128;
 
 template <class Kernel>
@@ -60,6 +80,15 @@ __global__ void __launch_bounds__(cuda_block_lanes) run_blocks(const Kernel kern
     kernel(CudaTeam(block, shared));
     if (block + gridDim.x < blocks) __syncthreads();
   }
+}
+
+template <class Kernel>
+__global__ void __launch_bounds__(cuda_block_lanes) run_warps(const Kernel kernel, std::int64_t rows) {
+  constexpr int warps = cuda_block_lanes / rows::warp_lanes;
+  const std::int64_t step = static_cast<std::int64_t>(gridDim.x) * warps;
+  for (std::int64_t row = static_cast<std::int64_t>(blockIdx.x) * warps + threadIdx.x / rows::warp_lanes;
+       row < rows; row += step)
+    kernel(CudaWarpTeam(row));
 }
 
 class CudaLaunch {
@@ -82,9 +111,18 @@ class CudaLaunch {
     driver().use(arena_->stream().device());
     if (shared > default_shared_bytes)
       allow_shared(name, reinterpret_cast<const void*>(&run_blocks<Kernel>), shared);
-    constexpr std::int64_t most_blocks = (std::int64_t{1} << 31) - 1;
-    const auto grid = static_cast<unsigned>(blocks < most_blocks ? blocks : most_blocks);
-    run_blocks<Kernel><<<grid, block_lanes, shared, stream()>>>(kernel, blocks);
+    run_blocks<Kernel><<<grid_of(blocks), block_lanes, shared, stream()>>>(kernel, blocks);
+    driver().check_launch(name);
+  }
+  // A warp for a short row, whose lanes meet without waiting for other warps; by the row's length alone.
+  template <class Kernel>
+  void run_rows(const char* name, std::int64_t rows, std::int64_t cols, const Kernel& kernel) const {
+    static_assert(std::is_trivially_copyable_v<Kernel>);
+    if (rows == 0) return;
+    if (cols > short_row) return run(name, rows, kernel);
+    driver().use(arena_->stream().device());
+    constexpr std::int64_t warps = block_lanes / rows::warp_lanes;
+    run_warps<Kernel><<<grid_of((rows + warps - 1) / warps), block_lanes, 0, stream()>>>(kernel, rows);
     driver().check_launch(name);
   }
 
@@ -136,6 +174,11 @@ class CudaLaunch {
 
  private:
   static constexpr int block_lanes = cuda_block_lanes;
+  static constexpr std::int64_t short_row = 1024;
+  static unsigned grid_of(std::int64_t blocks) {
+    constexpr std::int64_t most_blocks = (std::int64_t{1} << 31) - 1;
+    return static_cast<unsigned>(blocks < most_blocks ? blocks : most_blocks);
+  }
   static constexpr std::size_t default_shared_bytes = 48 << 10;
   void allow_shared(const char* name, const void* kernel, std::size_t bytes) const;
   // Never empty, so that it has an address.

@@ -71,6 +71,20 @@ struct Matrix {
   ECHELON_HOST_DEVICE T* operator[](std::int64_t row) const { return data + row * stride; }
 };
 
+// visit(column, element) of those of a row that are a lane's, in their order. Several are read before the
+// first is visited, so that what a visit writes, which might be what is read next, holds up none of them.
+template <class Team, class T, class Visit>
+ECHELON_HOST_DEVICE void each_of_row(const Team& team, const T* row, std::int64_t cols, const Visit& visit) {
+  constexpr int at_once = 8;
+  T elements[at_once];
+  for (std::int64_t begin = team.lane(); begin < cols; begin += at_once * team.lanes()) {
+    for (int k = 0; k < at_once; ++k)
+      if (begin + k * team.lanes() < cols) elements[k] = row[begin + k * team.lanes()];
+    for (int k = 0; k < at_once; ++k)
+      if (begin + k * team.lanes() < cols) visit(begin + k * team.lanes(), elements[k]);
+  }
+}
+
 // body(team, row): a block for each row.
 template <class Body>
 struct EachRow {

@@ -41,14 +41,33 @@ struct EmbeddingBackward {
     const std::int32_t id = ids[i];
     const std::int64_t row = local_column(id, first_id, dtable.rows);
     if (row < 0) return;
-    for (std::int64_t at = 0; at < i; at += team.lanes())
-      if (any_of(team, at + team.lane() < i && ids[at + team.lane()] == id)) return;
-    for (std::int64_t at = i; at < dy.rows; at += team.lanes()) {
-      if (!any_of(team, at + team.lane() < dy.rows && ids[at + team.lane()] == id)) continue;
-      const std::int64_t end = at + team.lanes() < dy.rows ? at + team.lanes() : dy.rows;
-      for (std::int64_t same = at; same < end; ++same)
+    const std::int64_t each = 16 * team.lanes();  // so that lanes seldom meet
+    for (std::int64_t at = 0; at < i; at += each)
+      if (any_of(team, has(team, id, at, at + each < i ? at + each : i))) return;
+    for (std::int64_t at = i; at < dy.rows; at += each) {
+      const std::int64_t end = at + each < dy.rows ? at + each : dy.rows;
+      if (any_of(team, has(team, id, at, end))) add(team, id, at, end, dtable[row]);
+    }
+  }
+
+ private:
+  // Of what a lane looks at.
+  template <class Team>
+  ECHELON_HOST_DEVICE bool has(const Team& team, std::int32_t id, std::int64_t begin,
+                               std::int64_t end) const {
+    bool found = false;
+    for (std::int64_t i = begin + team.lane(); i < end; i += team.lanes()) found |= ids[i] == id;
+    return found;
+  }
+  template <class Team>
+  ECHELON_HOST_DEVICE void add(const Team& team, std::int32_t id, std::int64_t begin, std::int64_t end,
+                               Wide<T>* to) const {
+    for (std::int64_t at = begin; at < end; at += team.lanes()) {
+      const std::int64_t last = at + team.lanes() < end ? at + team.lanes() : end;
+      if (!any_of(team, has(team, id, at, last))) continue;
+      for (std::int64_t same = at; same < last; ++same)
         if (ids[same] == id)
-          for (std::int64_t j = team.lane(); j < dy.cols; j += team.lanes()) dtable[row][j] += dy[same][j];
+          for (std::int64_t j = team.lane(); j < dy.cols; j += team.lanes()) to[j] += dy[same][j];
     }
   }
 };
@@ -98,8 +117,7 @@ struct RowMax {
   template <class Team>
   ECHELON_HOST_DEVICE void operator()(const Team& team, std::int64_t i) const {
     F most = -static_cast<F>(INFINITY);
-    for (std::int64_t j = team.lane(); j < logits.cols; j += team.lanes())
-      most = Larger()(most, logits[i][j]);
+    each_of_row(team, logits[i], logits.cols, [&](std::int64_t, F logit) { most = Larger()(most, logit); });
     most = largest_of(team, most);
     if (team.lane() == 0) max[i] = most;
   }
@@ -116,12 +134,13 @@ struct ExpSum {
   ECHELON_HOST_DEVICE void operator()(const Team& team, std::int64_t i) const {
     const std::int64_t column = local_column(targets[i], first_id, logits.cols);
     if (column < 0 && team.lane() == 0) target[i] = F(0);
+    const F most = max[i];
     F of_lane = 0;
-    for (std::int64_t j = team.lane(); j < logits.cols; j += team.lanes()) {
-      const F shifted = logits[i][j] - max[i];
+    each_of_row(team, logits[i], logits.cols, [&](std::int64_t j, F logit) {
+      const F shifted = logit - most;
       if (j == column) target[i] = shifted;
       of_lane += logits[i][j] = std::exp(shifted);
-    }
+    });
     of_lane = sum_of(team, of_lane);
     if (team.lane() == 0) sum[i] = of_lane;
   }
