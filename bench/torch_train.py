@@ -1,10 +1,11 @@
 #!/usr/bin/env python3
-"""Training steps of PyTorch on the CPU: the same work as `echelon bench train`, for compare_torch.py.
+"""Training steps of PyTorch on the CPU, or on a CUDA device: the same work as `echelon bench train`, for compare_torch.py.
 
-    torch_train.py MODEL f32|bf16 eager|compile THREADS BATCH SEQ_LEN STEPS
+    torch_train.py MODEL f32|tf32|bf16 eager|compile THREADS BATCH SEQ_LEN STEPS [cpu|cuda]
 
 MODEL: gpt2-124m or llama-42m. Prints one JSON object: the median seconds of a step, its causal FLOPs, the FLOP/s of a
-product of 2048 x 2048 matrices in the same process, and the peak of resident memory in bytes.
+product of 2048 x 2048 matrices in the same process (8192 x 8192 on a device), and the peak of resident memory in bytes, on a device
+of what torch has allocated there.
 """
 import json, resource, statistics, sys, time
 
@@ -79,7 +80,7 @@ class Model(nn.Module):
             x = x + self.positions.weight[: tokens.shape[1]]
         else:
             rate = 10000 ** (-torch.arange(0, self.head_dim, 2).float() / self.head_dim)
-            angle = torch.arange(tokens.shape[1]).float()[:, None] * rate
+            angle = (torch.arange(tokens.shape[1]).float()[:, None] * rate).to(x.device)
             turns = angle.cos().to(x.dtype), angle.sin().to(x.dtype)
         for layer in self.layers:
             x = layer(x, turns)
@@ -89,17 +90,19 @@ class Model(nn.Module):
 def main():
     name, dtype, mode = sys.argv[1:4]
     threads, batch, length, steps = map(int, sys.argv[4:8])
+    device = sys.argv[8] if len(sys.argv) > 8 else "cpu"
     torch.set_num_threads(threads)
+    torch.backends.cuda.matmul.allow_tf32 = dtype == "tf32"
     torch.manual_seed(1)
     s, narrow = SIZES[name], dtype == "bf16"
-    model = Model(s, length)
+    model = Model(s, length).to(device)
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-4, fused=True)
     run = torch.compile(model) if mode == "compile" else model
-    tokens, targets = (torch.randint(0, s["vocab"], (batch, length)) for _ in range(2))
+    tokens, targets = (torch.randint(0, s["vocab"], (batch, length), device=device) for _ in range(2))
 
     def step():
         begin = time.perf_counter()
-        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=narrow):
+        with torch.autocast(device, dtype=torch.bfloat16, enabled=narrow):
             loss = run(tokens, targets)
         loss.backward()
         optimizer.step()
@@ -107,14 +110,21 @@ def main():
         loss.item()
         return time.perf_counter() - begin
 
-    step()
+    for _ in range(1 if device == "cpu" else 4):
+        step()
     seconds = statistics.median(step() for _ in range(steps))
-    a, b = (torch.randn(2048, 2048, dtype=torch.bfloat16 if narrow else torch.float32) for _ in range(2))
+    resident = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 if device == "cpu"
+                else torch.cuda.max_memory_allocated())
+    n = 2048 if device == "cpu" else 8192
+    a, b = (torch.randn(n, n, dtype=torch.bfloat16 if narrow else torch.float32, device=device) for _ in range(2))
+    done = (lambda: None) if device == "cpu" else torch.cuda.synchronize
     peak = 0.0
     for _ in range(12):
+        done()
         begin = time.perf_counter()
         a @ b
-        peak = max(peak, 2 * 2048**3 / (time.perf_counter() - begin))
+        done()
+        peak = max(peak, 2 * n**3 / (time.perf_counter() - begin))
     multiplied = sum(p.numel() for p in model.parameters())
     multiplied -= length * s["hidden"] if s["gpt"] else s["vocab"] * s["hidden"]
     print(json.dumps({
@@ -122,7 +132,7 @@ def main():
         "tokens_per_second": batch * length / seconds,
         "mfu": (6 * multiplied + 6 * s["layers"] * s["hidden"] * length) * batch * length / seconds / peak,
         "peak_flops": peak,
-        "resident_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
+        "resident_bytes": resident,
     }))
 
 
