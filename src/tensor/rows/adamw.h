@@ -66,13 +66,12 @@ struct AdamW {
   AdamWNumbers<Wide<M>> n;
   ECHELON_HOST_DEVICE void operator()(std::int64_t, std::int64_t i) const {
     using F = Wide<M>;
-    const F g = n.scale * gradient[i];
+    const F weight = weights(i), g = n.scale * gradient[i];  // all is read before anything is written
     const F first = n.beta1 * m[i] + n.rest1 * g, second = n.beta2 * v[i] + n.rest2 * g * g;
     m[i] = M(first);
     v[i] = M(second);
     weights.store(
-        n.keep * weights(i) - n.lr * (first / n.correction1) / (std::sqrt(second / n.correction2) + n.eps),
-        i);
+        n.keep * weight - n.lr * (first / n.correction1) / (std::sqrt(second / n.correction2) + n.eps), i);
   }
 };
 
