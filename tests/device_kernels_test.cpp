@@ -682,24 +682,26 @@ class DeviceAttention : public DeviceKernels {
                   out = random(t, queries, wide_q), dout = random(t, queries, wide_q),
                   dq = random(t, queries, wide_q), dk = random(t, keys, wide_k), dv = random(t, keys, wide_k);
     const Operand lse = vector(wide(t), softmaxes), delta = vector(wide(t), softmaxes);
-    run([&](Kernels& on, auto of) {
-      if (!firsts.empty()) shape.first_keys = of(first);
-      on.attention(of(q), of(k), of(v), shape, of(out), of(lse));
-    });
+    // Each side's kernels read only what lies in their own memory, first keys too.
+    const auto run_shaped = [&](const auto& call) {
+      run([&](Kernels& on, auto of) {
+        if (!firsts.empty()) shape.first_keys = of(first);
+        call(on, of);
+      });
+    };
+    run_shaped([&](Kernels& on, auto of) { on.attention(of(q), of(k), of(v), shape, of(out), of(lse)); });
     const std::int64_t length = one.kv_len + one.head_dim;
     expect_close(out, length, "attention");
     expect_close(lse, length, "attention's log-sum-exp");
-    run([&](Kernels& on, auto of) { on.attention_delta(of(out), of(dout), shape, of(delta)); });
+    run_shaped([&](Kernels& on, auto of) { on.attention_delta(of(out), of(dout), shape, of(delta)); });
     expect_close(delta, one.head_dim, "attention_delta");
-    run([&](Kernels& on, auto of) {
-      if (!firsts.empty()) shape.first_keys = of(first);
+    run_shaped([&](Kernels& on, auto of) {
       on.attention_backward(of(q), of(k), of(v), of(dout), of(lse), of(delta), shape, of(dq), of(dk), of(dv));
     });
     expect_close(dq, 4 * length, "attention_backward's dq");
     expect_close(dk, 4 * (queries * one.heads + one.head_dim), "attention_backward's dk");
     expect_close(dv, 4 * (queries * one.heads + one.head_dim), "attention_backward's dv");
-    run([&](Kernels& on, auto of) {  // of queries, and of keys and values, alone
-      if (!firsts.empty()) shape.first_keys = of(first);
+    run_shaped([&](Kernels& on, auto of) {  // of queries, and of keys and values, alone
       const Tensor none;
       on.attention_backward(of(q), of(k), of(v), of(dout), of(lse), of(delta), shape, of(dq), none, none);
       on.attention_backward(of(q), of(k), of(v), of(dout), of(lse), of(delta), shape, none, of(dk), of(dv));
@@ -708,12 +710,12 @@ class DeviceAttention : public DeviceKernels {
     expect_close(dk, 8 * (queries * one.heads + one.head_dim), "attention_backward's dk alone");
     expect_close(dv, 8 * (queries * one.heads + one.head_dim), "attention_backward's dv alone");
     const Operand sinks = vector(t, one.heads), dsinks = vector(wide(t), one.heads);
-    run([&](Kernels& on, auto of) { on.attention_sink(of(sinks), shape, of(out), of(lse)); });
+    run_shaped([&](Kernels& on, auto of) { on.attention_sink(of(sinks), shape, of(out), of(lse)); });
     expect_close(out, 1, "attention_sink");
     expect_close(lse, 1, "attention_sink's log-sum-exp");
     // It adds a part of each delta, the sink's probability, to what is there.
     const double summand = std::max(largest_of(dsinks), largest_of(delta));
-    run([&](Kernels& on, auto of) {
+    run_shaped([&](Kernels& on, auto of) {
       on.attention_sink_backward(of(sinks), of(lse), of(delta), shape, of(dsinks));
     });
     expect_close(dsinks, queries, "attention_sink_backward", 4, summand);
