@@ -123,7 +123,18 @@ class DeviceKernels : public ::testing::TestWithParam<DeviceUnderTest> {
           << " expected, not " << tested[i];
     copy_numbers_from_host(expected, x.tested);
   }
-  // As that, with so many roundings in bf16 on each side, each of a number at most as large as the largest.
+  // What a norm's backward pass adds up: what is in dx, and rstd dy w with means of as much taken from it. Of
+  // one column these are the same number: all that is left is its rounding, which rstd (of LayerNorm 316
+  // there) has made as large as that of a number of this size. `each`: at which places of stats rstd stands.
+  static double backward_summand(const Operand& dy, const Operand& w, const Operand& stats, std::size_t each,
+                                 const Operand& dx) {
+    const std::vector<double> numbers = copy_numbers_to_host(stats.expected);
+    double rstd = 0;
+    for (std::size_t i = each - 1; i < numbers.size(); i += each) rstd = std::max(rstd, std::abs(numbers[i]));
+    return largest_of(dx) + rstd * largest_of(dy) * (w.expected.defined() ? largest_of(w) : 1);
+  }
+  // As expect_close, with so many roundings in bf16 on each side, each of a number at most as large as the
+  // largest.
   static void expect_followed(const Operand& x, std::int64_t length, double roundings, const char* what) {
     const std::vector<double> expected = copy_numbers_to_host(x.expected),
                               tested = copy_numbers_to_host(x.tested);
@@ -204,32 +215,38 @@ TEST_P(DeviceKernels, Norms) {
       expect_close(y, cols, "layer_norm");
       run([&](Kernels& on, auto of) { on.layer_norm_again(of(x), of(w), of(b), of(stats), of(y)); });
       expect_close(y, 4, "layer_norm_again");
+      const double of_layer_norm = backward_summand(y, w, stats, 2, dx);
       run([&](Kernels& on, auto of) {
         on.layer_norm_backward_input(of(y), of(x), of(w), of(stats), of(dx));
         on.layer_norm_backward_weight(of(y), of(x), of(stats), of(dw), of(db));
       });
-      expect_close(dx, 4 * cols, "layer_norm_backward_input");
+      expect_close(dx, 4 * cols, "layer_norm_backward_input", 4, of_layer_norm);
       expect_close(dw, 4 * (rows + 1), "layer_norm_backward_weight");
       expect_close(db, rows + 1, "layer_norm_backward_weight's bias");
       for (bool weighted : {true, false}) {
+        const Operand weight = weighted ? w : Operand();
         run([&](Kernels& on, auto of) {
-          const Tensor weight = weighted ? of(w) : Tensor();
-          on.layer_norm(of(x), weight, Tensor(), 1e-5, of(y), of(stats));
-          on.layer_norm_backward_input(of(y), of(x), weight, of(stats), of(dx));
+          on.layer_norm(of(x), of(weight), Tensor(), 1e-5, of(y), of(stats));
         });
+        expect_close(stats, cols, "layer_norm's statistics without");
         expect_close(y, cols, "layer_norm without");
-        expect_close(dx, 8 * cols, "layer_norm_backward_input without");
+        const double summand = backward_summand(y, weight, stats, 2, dx);
+        run([&](Kernels& on, auto of) {
+          on.layer_norm_backward_input(of(y), of(x), of(weight), of(stats), of(dx));
+        });
+        expect_close(dx, 4 * cols, "layer_norm_backward_input without", 4, summand);
       }
       run([&](Kernels& on, auto of) { on.rms_norm(of(x), of(w), 1e-5, of(y), of(rstd)); });
       expect_close(rstd, cols, "rms_norm's statistics");
       expect_close(y, cols, "rms_norm");
+      run([&](Kernels& on, auto of) { on.rms_norm_again(of(x), of(w), of(rstd), of(y)); });
+      expect_close(y, 4, "rms_norm_again");
+      const double of_rms_norm = backward_summand(y, w, rstd, 1, dx);
       run([&](Kernels& on, auto of) {
-        on.rms_norm_again(of(x), of(w), of(rstd), of(y));
         on.rms_norm_backward_input(of(y), of(x), of(w), of(rstd), of(dx));
         on.rms_norm_backward_weight(of(y), of(x), of(rstd), of(dw));
       });
-      expect_close(y, 4, "rms_norm_again");
-      expect_close(dx, 4 * cols, "rms_norm_backward_input");
+      expect_close(dx, 4 * cols, "rms_norm_backward_input", 4, of_rms_norm);
       expect_close(dw, 4 * (rows + 1), "rms_norm_backward_weight");
       const double columns = 2.0 * static_cast<double>(cols);
       const Operand sums = vector(wide(t), rows);
@@ -242,10 +259,11 @@ TEST_P(DeviceKernels, Norms) {
       expect_close(y, cols, "rms_norm_of_squares");
       run([&](Kernels& on, auto of) { on.rms_norm_backward_sums(of(y), of(x), of(w), of(rstd), of(sums)); });
       expect_close(sums, 4 * cols, "rms_norm_backward_sums");
+      const double of_sums = backward_summand(y, w, rstd, 1, dx);
       run([&](Kernels& on, auto of) {
         on.rms_norm_backward_input_of_sums(of(y), of(x), of(w), of(rstd), of(sums), columns, of(dx));
       });
-      expect_close(dx, 8, "rms_norm_backward_input_of_sums");
+      expect_close(dx, 8, "rms_norm_backward_input_of_sums", 4, of_sums);
     }
 }
 
