@@ -255,7 +255,7 @@ bool CublasLt::State::multiply(const LtProduct& product) {
 
 bool CublasLt::multiply(const MatrixProduct& p, const Epilogue& epilogue) {
   const std::optional<FollowedProduct> followed = followed_product(p, epilogue);
-  if (!followed) return false;
+  if (!followed || !is_exact_enough(followed->epilogue.kind, p.c.dtype())) return false;
   const ColumnProduct& product = followed->product;
   LtProduct made{matrix_of(product.first),
                  matrix_of(product.second),
