@@ -3,9 +3,14 @@
 
 #include <gtest/gtest.h>
 
+#include <array>
+#include <cmath>
 #include <optional>
 #include <utility>
+#include <vector>
 
+#include "tensor/even_product.h"
+#include "tensor/host.h"
 #include "tensor/rows/activations.h"
 #include "tensor_checks.h"
 
@@ -52,6 +57,47 @@ TEST(ColumnProduct, IsTheSameProduct) {
         multiply_columns(alone->product, alone->onto);
         expect_near(c, expected, 16 * epsilon);
       }
+}
+
+// Of any extents it is the same product; each part is one that is done in one piece, and has an even extent
+// where there is more than the rest.
+TEST(EvenProduct, IsTheSameProduct) {
+  Arena arena;
+  const auto kernels = make_reference_kernels();
+  const Tensor room(arena, MemoryCategory::other, DType::u8, {3 * 19 * 4});  // 3 rows at once
+  for (const Transpose ta : {Transpose::no, Transpose::yes})
+    for (const Transpose tb : {Transpose::no, Transpose::yes})
+      for (const bool accumulate : {false, true})
+        for (const DType result : {DType::bf16, DType::f32})
+          for (const auto& [m, n, depth] :
+               {std::array<std::int64_t, 3>{17, 19, 21}, {16, 16, 23}, {5, 24, 33}}) {
+            const auto narrow = [&](std::int64_t rows, std::int64_t cols, std::uint64_t seed) {
+              const Tensor x(arena, MemoryCategory::other, DType::bf16, {rows, cols});
+              copy_numbers_from_host(copy_numbers_to_host(random_strided(arena, rows, cols, seed)), x);
+              return x;
+            };
+            const bool turn_a = ta == Transpose::yes, turn_b = tb == Transpose::yes;
+            const Tensor a = turn_a ? narrow(depth, m, 1) : narrow(m, depth, 1),
+                         b = turn_b ? narrow(n, depth, 2) : narrow(depth, n, 2),
+                         c(arena, MemoryCategory::other, result, {m, n}),
+                         expected(arena, MemoryCategory::other, DType::f32, {m, n});
+            kernels->fill(c, 0.5);
+            kernels->fill(expected, 0.5);
+            kernels->matmul(a, ta, b, tb, expected, accumulate);
+            int parts = 0;
+            const auto multiply = [&](const MatrixProduct& p) {
+              ++parts;
+              EXPECT_TRUE(p.c.cols() % 8 == 0 || p.c.cols() < 8);
+              kernels->matmul(p.a, p.ta, p.b, p.tb, p.c, p.accumulate);
+            };
+            const auto round = [&](const Tensor& sums, const Tensor& to) { kernels->copy(sums, to); };
+            EvenProduct(room, multiply, round).run({a, ta, b, tb, c, accumulate});
+            EXPECT_GT(parts, n % 8 == 0 ? 0 : 1);
+            const std::vector<double> got = copy_numbers_to_host(c), wanted = copy_numbers_to_host(expected);
+            for (std::size_t i = 0; i < got.size(); ++i)
+              EXPECT_NEAR(got[i], wanted[i],
+                          (result == DType::bf16 ? 0x1p-8 : 0x1p-20) * (1 + std::abs(wanted[i])));
+          }
 }
 
 // By what cuBLASLt's header says of each epilogue.

@@ -111,7 +111,7 @@ class DeviceKernels : public RowKernels<Launch, TokenKernels<Launch>> {
     with_stored_type(out, [&, this]<class T>(T) {
       const rows::AttentionDelta<T> kernel{sizes_of(shape, 1), matrix<T>(out), matrix<T>(dout),
                                            data<Wide<T>>(delta)};
-      this->launch().run("attention_delta", kernel.num_blocks(), kernel);
+      this->launch().run_rows("attention_delta", kernel.num_blocks(), shape.head_dim, kernel);
     });
   }
 

@@ -2,7 +2,8 @@
 //   matrix<T>(tensor), data<T>(tensor)   where the elements of a tensor are, for the kernel
 //   run(name, blocks, kernel, shared)    kernel(team) for each block, with `shared` bytes of memory to each
 //   run_rows(name, rows, cols, kernel)   the same without that memory, for rows of so many elements, of which
-//                                        fewer lanes may do one where it is short
+//                                        fewer lanes may do one where it is short: for what reads all of a
+//                                        row before it writes it
 //   piece()                              how many elements of a row are a block's
 //   rows_at_once(rows, cols)             how many rows of a column sum are a block's
 //   column_blocks(cols)                  how many blocks of column sums lie side by side

@@ -109,7 +109,7 @@ class RowKernels : public Base {
   void layer_norm_backward_input(const Tensor& dy, const Tensor& x, const Tensor& w, const Tensor& stats,
                                  InOut dx) override {
     with_stored_type(x, [&, this]<class T>(T) {
-      this->each_row("layer_norm_backward_input", x,
+      this->each_row("layer_norm_backward_input", x.rows(),
                      rows::LayerNormBackwardInput<T>{matrix<T>(dy), matrix<T>(x), data<T>(w),
                                                      data<Wide<T>>(stats), matrix<T>(dx)});
     });
@@ -142,7 +142,7 @@ class RowKernels : public Base {
   void rms_norm_backward_input(const Tensor& dy, const Tensor& x, const Tensor& w, const Tensor& stats,
                                InOut dx) override {
     with_stored_type(x, [&, this]<class T>(T) {
-      this->each_row("rms_norm_backward_input", x,
+      this->each_row("rms_norm_backward_input", x.rows(),
                      rows::RmsNormBackwardInput<T>{matrix<T>(dy), matrix<T>(x), data<T>(w),
                                                    data<Wide<T>>(stats), matrix<T>(dx)});
     });
@@ -224,7 +224,7 @@ class RowKernels : public Base {
                                     Out dweights, const SwigluClamp& clamp) override {
     with_stored_type(dy, [&, this]<class T>(T) {
       using F = Wide<T>;
-      this->each_row("weighted_activation_backward", dy,
+      this->each_row("weighted_activation_backward", dy->rows(),
                      rows::WeightedActivationBackward<T>{a, clamp, matrix<T>(gate_up), matrix<T>(dy),
                                                          data<F>(weights), data<F>(dweights)});
     });
@@ -268,7 +268,7 @@ class RowKernels : public Base {
 
   void embedding_backward(const Tensor& ids, const Tensor& dy, std::int64_t first_id, InOut dtable) override {
     with_stored_type(dy, [&, this]<class T>(T) {
-      this->each_row("embedding_backward", dy.rows(),
+      this->each_row("embedding_backward", dy,
                      rows::EmbeddingBackward<T>{data<std::int32_t>(ids), matrix<T>(dy), first_id,
                                                 matrix<Wide<T>>(dtable)});
     });
@@ -282,14 +282,14 @@ class RowKernels : public Base {
 
   void row_max(const Tensor& logits, Out max) override {
     with_float_type(logits, [&, this]<class F>(F) {
-      this->each_row("row_max", logits, rows::RowMax<F>{matrix<F>(logits), data<F>(max)});
+      this->each_row("row_max", logits.rows(), rows::RowMax<F>{matrix<F>(logits), data<F>(max)});
     });
   }
 
   void exp_sum(InOut logits, const Tensor& max, const Tensor& targets, std::int64_t first_id, Out sum,
                Out target) override {
     with_float_type(logits, [&, this]<class F>(F) {
-      this->each_row("exp_sum", logits,
+      this->each_row("exp_sum", logits->rows(),
                      rows::ExpSum<F>{matrix<F>(logits), data<F>(max), data<std::int32_t>(targets), first_id,
                                      data<F>(sum), data<F>(target)});
     });

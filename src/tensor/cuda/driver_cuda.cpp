@@ -254,7 +254,7 @@ class CudaDriver final : public DeviceDriver {
     return make_cuda_kernels(arena, precision, numerics);
   }
   std::int64_t workspace_bytes(Numerics numerics) const override {
-    return numerics == Numerics::ordinary ? cublaslt_workspace_bytes : 0;
+    return numerics == Numerics::ordinary ? cublaslt_workspace_bytes + cublaslt_sums_bytes : 0;
   }
 
  private:

@@ -10,6 +10,7 @@
 #include "tensor/cuda/matmul_cublaslt.h"
 #include "tensor/cuda/matmul_grouped.h"
 #include "tensor/device_kernels.h"
+#include "tensor/even_product.h"
 
 namespace echelon {
 
@@ -93,7 +94,15 @@ class CudaKernels final : public DeviceKernels<CudaLaunch> {
   }
   // False where it is not for cuBLASLt.
   bool multiply_whole(const MatrixProduct& p) {
-    return p.a.numel() > 0 && p.c.numel() > 0 && CublasLt::takes(p) && cublas_->multiply(p);
+    if (p.a.numel() == 0 || p.c.numel() == 0 || !CublasLt::takes(p)) return false;
+    if (!is_cut_evenly(p)) return cublas_->multiply(p);
+    const auto multiply_part = [this](const MatrixProduct& part) {
+      if (!cublas_->multiply(part)) multiply_in_tiles({&part, 1});
+    };
+    const auto round = [this](const Tensor& sums, const Tensor& result) { copy(sums, result); };
+    const Tensor room = cublas_->room_for_sums();
+    EvenProduct(room, multiply_part, round).run(p);
+    return true;
   }
   bool multiply_group(const std::vector<const MatrixProduct*>& group) {
     const std::vector<void*> addresses = GroupedCublas::addresses(group);

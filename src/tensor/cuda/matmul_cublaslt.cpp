@@ -142,7 +142,7 @@ struct CublasLt::State {
   State(Arena& of, bool in_tf32)
       : arena(of),
         tf32(in_tf32),
-        workspace(of, MemoryCategory::other, DType::u8, {cublaslt_workspace_bytes}) {
+        workspace(of, MemoryCategory::other, DType::u8, {cublaslt_workspace_bytes + cublaslt_sums_bytes}) {
     arena.stream().driver().use(device());
     check_cublas(cublasLtCreate(&handle), "cuBLASLt's beginning", device());
   }
@@ -160,7 +160,11 @@ struct CublasLt::State {
 CublasLt::CublasLt(Arena& arena, bool tf32) : state_(std::make_unique<State>(arena, tf32)) {}
 CublasLt::~CublasLt() = default;
 
-const Tensor& CublasLt::workspace() const { return state_->workspace; }
+Tensor CublasLt::workspace() const { return state_->workspace.flat_range(0, cublaslt_workspace_bytes); }
+Tensor CublasLt::room_for_sums() const {
+  return state_->workspace.flat_range(cublaslt_workspace_bytes,
+                                      cublaslt_workspace_bytes + cublaslt_sums_bytes);
+}
 
 bool CublasLt::takes(const MatrixProduct& p) {
   const DType a = p.a.dtype(), b = p.b.dtype(), c = p.c.dtype();

@@ -7,8 +7,9 @@
 
 namespace echelon {
 
-inline constexpr std::int64_t cublaslt_workspace_bytes = std::int64_t{32}
-                                                         << 20;  // as cuBLAS asks for on sm_90
+// As cuBLAS asks for on sm_90; and behind that room for sums in f32 of what is rounded later.
+inline constexpr std::int64_t cublaslt_workspace_bytes = std::int64_t{32} << 20,
+                              cublaslt_sums_bytes = std::int64_t{8} << 20;
 
 class CublasLt {
  public:
@@ -30,8 +31,9 @@ class CublasLt {
   // The same of fp8, whose codes lie in the rooms as the tensor cores of sm_89 and sm_90 read them: op(a)'s
   // rows and op(b)'s columns one after another; the scales, on the device, make of them the numbers' size.
   bool multiply_fp8(const Fp8Product& product, const float* scale_a, const float* scale_b);
-  // Of cublaslt_workspace_bytes, for what else runs on the arena's stream.
-  const Tensor& workspace() const;
+  // Of cublaslt_workspace_bytes and cublaslt_sums_bytes, for what else runs on the arena's stream.
+  Tensor workspace() const;
+  Tensor room_for_sums() const;
 
  private:
   struct State;
