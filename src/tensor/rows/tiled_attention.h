@@ -195,7 +195,7 @@ struct TiledAttention {
   }
 };
 
-// delta = out . dout, a block for each row and head.
+// delta = out . dout, a team for each row and head.
 template <class T>
 struct AttentionDelta {
   AttentionSizes s;
