@@ -201,6 +201,7 @@ class EmulatedWarp {
     return bf16(low).bits | static_cast<std::uint32_t>(bf16(high).bits) << 16;
   }
   float power_of_two(float x) const { return std::exp2(x); }
+  float reciprocal(float x) const { return 1 / x; }
   void copy_later(bf16* to, const bf16* from) const {
     if (!of_.require(of_.holds(to, 16) && reinterpret_cast<std::uintptr_t>(to) % 16 == 0 &&
                          reinterpret_cast<std::uintptr_t>(from) % 16 == 0,

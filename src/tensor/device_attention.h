@@ -21,9 +21,8 @@ class WarpAttentionLaunch {
   bool attention(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& out, const Tensor& lse) {
     if (!fits({&q, &k, &v, &out})) return false;
     return of_width([&]<int width, bool whole>() {
-      // A warp's sums are 64 numbers to a lane, and of the widest heads 128.
-      constexpr int strips = width == 64 ? 2 : 1;
-      using Kernel = rows::WarpAttention<width, whole, strips>;
+      // A warp's sums are 64 numbers to a lane, and of wider heads 128.
+      using Kernel = rows::WarpAttention<width, whole, width <= 128 ? 2 : 1, width == 64 ? 64 : 32>;
       if (!has_memory<Kernel>()) return false;
       run("attention", Kernel::queries(launch_.lanes()),
           Kernel{sizes_, matrix(q), matrix(k), matrix(v), matrix(out), numbers(lse)});
@@ -37,8 +36,9 @@ class WarpAttentionLaunch {
     return of_width([&]<int width, bool of_that_width>() {
       constexpr int columns = width == 64 ? 64 : 128;
       constexpr bool whole = of_that_width && width == columns;
-      using Queries = rows::WarpAttentionBackwardQueries<columns, whole>;
-      using Keys = rows::WarpAttentionBackwardKeys<columns, whole, columns == 64 ? 64 : 32>;
+      using Queries =
+          rows::WarpAttentionBackwardQueries<columns, whole, columns == 64 ? 2 : 1, columns == 64 ? 32 : 64>;
+      using Keys = rows::WarpAttentionBackwardKeys<columns, whole, columns == 64 ? 2 : 1, 32>;
       if (!has_memory<Queries>() || !has_memory<Keys>()) return false;
       run("attention_backward, queries", Queries::queries(launch_.lanes()),
           Queries{sizes_, matrix(q), matrix(k), matrix(v), matrix(dout), matrix(dq), numbers(lse),

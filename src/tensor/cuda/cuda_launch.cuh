@@ -22,13 +22,16 @@
 
 namespace echelon {
 
-// A thread block, of whole warps.
+constexpr int cuda_block_lanes = 128;
+
+// A thread block, of whole warps. How many lanes there are the compiler knows: a loop over what they share
+// is no loop where each has one turn.
 class CudaTeam {
  public:
   __device__ CudaTeam(std::int64_t block, std::byte* shared) : block_(block), shared_(shared) {}
   __device__ std::int64_t block() const { return block_; }
   __device__ std::int64_t lane() const { return threadIdx.x; }
-  __device__ std::int64_t lanes() const { return blockDim.x; }
+  __device__ static constexpr std::int64_t lanes() { return cuda_block_lanes; }
   __device__ void sync() const { __syncthreads(); }
   __device__ std::byte* shared() const { return shared_; }
   __device__ static CudaWarp warp() { return {}; }
@@ -70,8 +73,6 @@ class CudaWarpTeam {
  private:
   std::int64_t block_;
 };
-
-constexpr int cuda_block_lanes = 128;
 
 template <class Kernel>
 __global__ void __launch_bounds__(cuda_block_lanes) run_blocks(const Kernel kernel, std::int64_t blocks) {

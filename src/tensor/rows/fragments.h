@@ -9,7 +9,7 @@
 //                                        neighbour of each of them
 //   across(x, apart)                     the x of the lane whose number differs from one's own by that bit
 //   pair(x, y)                           two floats as bf16 in one word, x in the lower half
-//   power_of_two(x)                      2^x, to two units of the last place or so
+//   power_of_two(x), reciprocal(x)       2^x, 1 / x, to two units of the last place or so
 //   copy_later(to, from)                 16 bytes to shared memory, there after arrive()
 //   arrive()                             waits for this lane's own copies; others see them after a sync()
 //   number(), count()                    of the warps of a block
@@ -186,8 +186,20 @@ ECHELON_HOST_DEVICE void fetch_rows(const Team& team, const Matrix<bf16>& m, std
   struct alignas(16) Piece {
     bf16 elements[8];
   };
-  const int pieces = padded / 8;
-  for (int e = static_cast<int>(team.lane()); e < all_rows * pieces; e += static_cast<int>(team.lanes())) {
+  const int pieces = padded / 8, lane = static_cast<int>(team.lane()), lanes = static_cast<int>(team.lanes());
+  if (rows == all_rows && width == padded && all_rows * pieces % lanes == 0 && lanes % pieces == 0) {
+    // All are there, and a lane keeps to its columns.
+    const int step = lanes / pieces, first = lane / pieces, d = lane % pieces * 8;
+    const bf16* from = m[row + first] + col + d;
+    const std::int64_t apart = step * m.stride;
+    ECHELON_UNROLL
+    for (int i = 0; i < all_rows; i += step, from += apart) team.warp().copy_later(to.at(first + i, d), from);
+    return;
+  }
+#ifdef __CUDA_ARCH__  // seldom: short code rather than fast
+#pragma unroll 1
+#endif
+  for (int e = lane; e < all_rows * pieces; e += lanes) {
     const int i = e / pieces, d = e % pieces * 8;
     if (i < rows && d < width)
       team.warp().copy_later(to.at(i, d), m[row + i] + col + d);

@@ -104,23 +104,27 @@ struct SeenKeys {
   }
 };
 
-// Products of queries and keys become scores, scaled and capped.
-template <int strips, int fragments>
-ECHELON_HOST_DEVICE void make_scores(const AttentionSizes& s, SumFragment (&products)[strips][fragments]) {
-  const auto scale = static_cast<float>(s.scale), cap = static_cast<float>(s.cap);
-  each_sum<strips, fragments>([&](int i, int j, int e) { products[i][j].sums[e] *= scale; });
-  if (s.cap <= 0) return;
-  each_sum<strips, fragments>([&](int i, int j, int e) {
-    float& x = products[i][j].sums[e];
-    x = cap * std::tanh(x / cap);
-  });
+// What makes scores, in units of log2, of products of queries and keys: `factor` times the product where
+// there is no cap, else `cap` times the hyperbolic tangent of `inner` times the product.
+struct ScoreFactors {
+  bool capped;
+  float factor, inner, cap;
+  ECHELON_HOST_DEVICE explicit ScoreFactors(const AttentionSizes& s)
+      : capped(s.cap > 0),
+        factor(static_cast<float>(s.scale) * log2_of_e),
+        inner(capped ? static_cast<float>(s.scale / s.cap) : 0.0f),
+        cap(static_cast<float>(s.cap) * log2_of_e) {}
+};
+// By the exponential that devices have, to a few units of the last place of 1.
+template <class Warp>
+ECHELON_HOST_DEVICE float tanh_of(const Warp& warp, float x) {
+  return 1 - 2 * warp.reciprocal(1 + warp.power_of_two(x * (2 * log2_of_e)));
 }
 
-// A block for each tile of queries of a head: `strips` times 16 of them to a warp. `columns`: for heads up to
-// so wide; `whole`: for those that are just so wide.
-template <int columns, bool whole, int strips>
+// A block for each tile of queries of a head: `strips` times 16 of them to a warp, against `keys` at a time.
+// `columns`: for heads up to so wide; `whole`: for those that are just so wide.
+template <int columns, bool whole, int strips, int keys>
 struct WarpAttention {
-  static constexpr int keys = columns > 128 ? 32 : 64;  // to a tile
   AttentionSizes s;
   Matrix<bf16> q, k, v, out;
   float* lse;
@@ -145,6 +149,7 @@ struct WarpAttention {
     if (tiles.begin < tiles.end) tiles.fetch(team, k, tiles.begin, head_dim, tile_keys);
 
     const SeenKeys<strips> seen(warp, s, at, row);
+    const ScoreFactors factors(s);
     // The last of a warp's queries sees keys below this.
     const int rows_end = at.rows < row + 16 * strips ? at.rows : row + 16 * strips;
     const int warp_end = rows_end > row ? static_cast<int>(s.end_key(at.query + rows_end - 1)) : 0;
@@ -162,8 +167,8 @@ struct WarpAttention {
       team.sync();  // the values are there, and all are done with the keys
       if (key + keys < tiles.end) tiles.fetch(team, k, key + keys, head_dim, tile_keys);
       if (key >= warp_end) continue;
-      make_scores(s, scores);
-      add_softmax(warp, seen, key, scores, sums, max, total);
+      const float factor = begin_scores(warp, factors, scores);
+      add_softmax(warp, seen, key, factor, scores, sums, max, total);
       add_product_of_weights<strips, keys, columns>(warp, scores, values, 0, depth, sums);
     }
     warp.arrive();  // where there was no key
@@ -179,9 +184,14 @@ struct WarpAttention {
                                  SumFragment (&sums)[strips][columns / 8], float (&max)[strips][2],
                                  float (&total)[strips][2]) const {
     each_row_of_sums<strips>([&](int i, int half) {
+      max[i][half] = none;
+      total[i][half] = 0;
+      each_sum_of_row<columns / 8>(half, [&](int j, int e) { sums[i][j].sums[e] = 0; });
+    });
+    if (!s.accumulate) return;
+    each_row_of_sums<strips>([&](int i, int half) {
       const int mine = row + 16 * i + fragment_row(warp.lane(), 2 * half);
-      const float earlier =
-          s.accumulate && mine < at.rows ? lse[s.softmax(at.sequence, at.head, at.query + mine)] : none;
+      const float earlier = mine < at.rows ? lse[s.softmax(at.sequence, at.head, at.query + mine)] : none;
       const bool begun = std::isfinite(earlier);
       max[i][half] = begun ? earlier * log2_of_e : none;
       total[i][half] = begun && warp.lane() % 4 == 0 ? 1.0f : 0.0f;  // one of the four who add it up
@@ -192,27 +202,44 @@ struct WarpAttention {
     });
   }
 
-  // Scores become exponentials relative to the largest score up to now, and the sums so far too.
+  // Of products, scores but for a factor above 0, which it gives.
   template <class Warp>
-  ECHELON_HOST_DEVICE void add_softmax(const Warp& warp, const SeenKeys<strips>& seen, int key,
+  ECHELON_HOST_DEVICE float begin_scores(const Warp& warp, const ScoreFactors& factors,
+                                         SumFragment (&products)[strips][keys / 8]) const {
+    if (factors.capped) {
+      each_sum<strips, keys / 8>([&](int i, int j, int e) {
+        float& x = products[i][j].sums[e];
+        x = factors.cap * tanh_of(warp, x * factors.inner);
+      });
+      return 1;
+    }
+    if (factors.factor > 0) return factors.factor;
+    each_sum<strips, keys / 8>([&](int i, int j, int e) { products[i][j].sums[e] *= factors.factor; });
+    return 1;
+  }
+
+  // Scores, `score` times what they are given as, become exponentials relative to the largest score up to
+  // now, and the sums so far too.
+  template <class Warp>
+  ECHELON_HOST_DEVICE void add_softmax(const Warp& warp, const SeenKeys<strips>& seen, int key, float score,
                                        SumFragment (&scores)[strips][keys / 8],
                                        SumFragment (&sums)[strips][columns / 8], float (&max)[strips][2],
                                        float (&total)[strips][2]) const {
-    const bool all = seen.all(key, keys);
-    each_row_of_sums<strips>([&](int i, int half) {
-      float most = max[i][half];
-      each_sum_of_row<keys / 8>(half, [&](int j, int e) {
-        float& x = scores[i][j].sums[e];
-        x = all || seen.has(i, half, key + 8 * j + fragment_column(warp.lane(), e)) ? x * log2_of_e : none;
-        most = Larger()(most, x);
+    if (!seen.all(key, keys))
+      each_sum<strips, keys / 8>([&](int i, int j, int e) {
+        if (!seen.has(i, e / 2, key + 8 * j + fragment_column(warp.lane(), e))) scores[i][j].sums[e] = none;
       });
-      most = Larger()(most, warp.across(most, 1));
-      most = Larger()(most, warp.across(most, 2));
+    each_row_of_sums<strips>([&](int i, int half) {
+      float most = none;
+      each_sum_of_row<keys / 8>(half, [&](int j, int e) { most = std::fmax(most, scores[i][j].sums[e]); });
+      most = std::fmax(most, warp.across(most, 1));
+      most = std::fmax(most, warp.across(most, 2));
+      most = std::fmax(max[i][half], most == none ? none : most * score);
       const float base = most == none ? 0.0f : most, factor = warp.power_of_two(max[i][half] - base);
       float of_tile = 0;
       each_sum_of_row<keys / 8>(half, [&](int j, int e) {
         float& x = scores[i][j].sums[e];
-        x = warp.power_of_two(x - base);
+        x = warp.power_of_two(std::fma(x, score, -base));
         of_tile += x;
       });
       max[i][half] = most;
