@@ -21,8 +21,8 @@ class WarpAttentionLaunch {
   bool attention(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& out, const Tensor& lse) {
     if (!fits({&q, &k, &v, &out})) return false;
     return of_width([&]<int width, bool whole>() {
-      // A warp's sums are 64 numbers to a lane, and of wider heads 128.
-      using Kernel = rows::WarpAttention<width, whole, width <= 128 ? 2 : 1, width == 64 ? 64 : 32>;
+      // Tiles as an H200 likes them best; a warp's sums are 32 numbers to a lane, and of wider heads 128.
+      using Kernel = rows::WarpAttention<width, whole, width == 128 ? 2 : 1, width == 64 ? 64 : 32>;
       if (!has_memory<Kernel>()) return false;
       run("attention", Kernel::queries(launch_.lanes()),
           Kernel{sizes_, matrix(q), matrix(k), matrix(v), matrix(out), numbers(lse)});
@@ -37,8 +37,8 @@ class WarpAttentionLaunch {
       constexpr int columns = width == 64 ? 64 : 128;
       constexpr bool whole = of_that_width && width == columns;
       using Queries =
-          rows::WarpAttentionBackwardQueries<columns, whole, columns == 64 ? 2 : 1, columns == 64 ? 32 : 64>;
-      using Keys = rows::WarpAttentionBackwardKeys<columns, whole, columns == 64 ? 2 : 1, 32>;
+          rows::WarpAttentionBackwardQueries<columns, whole, width <= 128 ? 2 : 1, width == 128 ? 32 : 64>;
+      using Keys = rows::WarpAttentionBackwardKeys<columns, whole, 1, width <= 128 ? 64 : 32>;
       if (!has_memory<Queries>() || !has_memory<Keys>()) return false;
       run("attention_backward, queries", Queries::queries(launch_.lanes()),
           Queries{sizes_, matrix(q), matrix(k), matrix(v), matrix(dout), matrix(dq), numbers(lse),

@@ -74,8 +74,18 @@ class CudaWarpTeam {
   std::int64_t block_;
 };
 
+// As many as a kernel's registers are to leave room for.
 template <class Kernel>
-__global__ void __launch_bounds__(cuda_block_lanes) run_blocks(const Kernel kernel, std::int64_t blocks) {
+constexpr int blocks_at_once() {
+  if constexpr (requires { Kernel::blocks_at_once; })
+    return Kernel::blocks_at_once;
+  else
+    return 1;
+}
+
+template <class Kernel>
+__global__ void __launch_bounds__(cuda_block_lanes, blocks_at_once<Kernel>())
+    run_blocks(const Kernel kernel, std::int64_t blocks) {
   extern __shared__ __align__(16) std::byte shared[];
   for (std::int64_t block = blockIdx.x; block < blocks; block += gridDim.x) {
     kernel(CudaTeam(block, shared));

@@ -81,9 +81,9 @@ struct LayerNormBackwardInput {
     }
     mean_g = sum_of(team, mean_g) / columns;
     mean_gn = sum_of(team, mean_gn) / columns;
-    each_of_row(team, dx[i], x.cols, [&](std::int64_t j, F before) {
-      dx[i][j] = T(before + rstd * (dy[i][j] * weight_at(w, j) - mean_g - (x[i][j] - mean) * rstd * mean_gn));
-    });
+    for (std::int64_t j = team.lane(); j < x.cols; j += team.lanes())
+      dx[i][j] =
+          T(dx[i][j] + rstd * (dy[i][j] * weight_at(w, j) - mean_g - (x[i][j] - mean) * rstd * mean_gn));
   }
 };
 
@@ -141,10 +141,8 @@ struct RmsNormBackwardInput {
     for (std::int64_t j = team.lane(); j < x.cols; j += team.lanes())
       mean_gn += dy[i][j] * w[j] * x[i][j] * rstd[i];
     mean_gn = sum_of(team, mean_gn) / static_cast<F>(x.cols);
-    const F of_row = rstd[i];
-    each_of_row(team, dx[i], x.cols, [&](std::int64_t j, F before) {
-      dx[i][j] = T(before + of_row * (dy[i][j] * w[j] - x[i][j] * of_row * mean_gn));
-    });
+    for (std::int64_t j = team.lane(); j < x.cols; j += team.lanes())
+      dx[i][j] = T(dx[i][j] + rstd[i] * (dy[i][j] * w[j] - x[i][j] * rstd[i] * mean_gn));
   }
 };
 

@@ -34,11 +34,13 @@ struct QueryTile {
   std::int64_t sequence, head, query;
   int rows;  // that there are
   std::int64_t first_row, column, kv_column;
+  // Of all heads the last queries first: they see the most keys, and what is short fills the device at the
+  // end.
   ECHELON_HOST_DEVICE QueryTile(const AttentionSizes& s, std::int64_t block) {
-    const std::int64_t of_head = s.tiles_of(s.q_len);
-    sequence = block / of_head / s.num_heads;
-    head = block / of_head % s.num_heads;
-    query = (of_head - 1 - block % of_head) * s.tile;
+    const std::int64_t heads = s.batch * s.num_heads;
+    sequence = block % heads / s.num_heads;
+    head = block % heads % s.num_heads;
+    query = (s.tiles_of(s.q_len) - 1 - block / heads) * s.tile;
     rows = static_cast<int>(s.q_len - query < s.tile ? s.q_len - query : s.tile);
     first_row = sequence * s.q_len + query;
     column = head * s.head_dim;
@@ -129,6 +131,8 @@ struct WarpAttention {
   Matrix<bf16> q, k, v, out;
   float* lse;
 
+  // Of a device's multiprocessor, at least: four short rows of narrow heads hide each other's waits.
+  static constexpr int blocks_at_once = columns == 64 && strips == 1 ? 4 : 1;
   static int queries(std::int64_t lanes) { return static_cast<int>(lanes) / warp_lanes * 16 * strips; }
   static std::size_t shared_bytes(std::int64_t lanes, int head_dim) {
     return warp_attention_bytes(queries(lanes) + 2 * keys, head_dim);

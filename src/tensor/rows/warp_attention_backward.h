@@ -190,10 +190,11 @@ struct WarpAttentionBackwardKeys {
     const auto warp = team.warp();
     const int parts = whole ? 1 : column_parts(s.head_dim, columns);
     const int column = static_cast<int>(team.block() % parts) * columns;
-    const std::int64_t tile = team.block() / parts, of_head = s.tiles_of(s.kv_len);
-    const auto kv_head = static_cast<int>(tile / of_head % s.num_kv_heads);
-    const auto sequence = static_cast<int>(tile / of_head / s.num_kv_heads);
-    const auto key = static_cast<int>(tile % of_head * s.tile);
+    // Of all heads the first keys first, which the most queries see.
+    const std::int64_t block = team.block() / parts, all_heads = s.batch * s.num_kv_heads;
+    const auto kv_head = static_cast<int>(block % all_heads % s.num_kv_heads);
+    const auto sequence = static_cast<int>(block % all_heads / s.num_kv_heads);
+    const auto key = static_cast<int>(block / all_heads * s.tile);
     const auto rows = static_cast<int>(s.kv_len - key < s.tile ? s.kv_len - key : s.tile);
     const int head_dim = whole ? columns : s.head_dim, depth = padded_head(head_dim);
     const int stride = SharedRows::stride_of(depth), row = warp.number() * 16 * strips;
