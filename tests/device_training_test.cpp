@@ -415,6 +415,56 @@ TEST(DeviceTraining, VerifiesAMeshAgainstOneRank) {
   }
 }
 
+// The device's kernels are not one rank's, whatever the mesh cuts: sums of another order are rounded to other
+// numbers of bf16, beyond the bound of a mesh whose kernels are the same. A gradient that is half as large
+// again is still found.
+TEST(DeviceTraining, NarrowNumbersAreHeldToOtherKernels) {  // long
+  if (!has_cpu_kernels()) GTEST_SKIP() << "this build has no CPU kernels";
+  Plan experts = odd_plan(even_mixtral(2), 2, 1, false);
+  experts.mesh.ep = 2;
+  Plan sharded = odd_plan(odd_llama(), 2, 1, false);
+  sharded.zero = 3;
+  const Plan pipeline = pipeline_plan(odd_gpt2(false, 4), "1f1b", 2, 1, 1, 4);
+  for (const char* precision : {"bf16", "bf16-lean", "fp8"})
+    for (const Plan& of : {experts, sharded, pipeline}) {
+      const Plan plan = in(precision, of);
+      SCOPED_TRACE(precision + (" " + describe(plan)));
+      for (const double loss_scale : {1.0, 1.5}) {
+        VerifyRequest request = verify_request(plan);
+        const auto driver = std::make_shared<FakeDriver>();
+        request.run.driver = driver;
+        request.faults.loss_scale = loss_scale;
+        const VerifyReport report = verify(request);
+        EXPECT_EQ(report.pass, loss_scale == 1) << to_json(report, plan);
+        EXPECT_EQ(report.bound, verify_bound(plan, true));
+        // In fp8 the bound has what scales do to it, with the same kernels too.
+        if (!multiplies_in_fp8(plan.precision)) {
+          EXPECT_GT(report.grad_max_rel_diff, verify_bound(plan));
+        }
+        expect_clean(*driver);
+      }
+    }
+}
+
+// To the last bit of one rank on the device, whose kernels the host's need not be.
+TEST(DeviceTraining, VerifiesEveryBitAgainstOneRankOnTheDevice) {
+  Plan plan = odd_plan(odd_llama(), 2, 2, false);
+  plan.global_batch = 4;
+  plan.numerics = Numerics::invariant;
+  VerifyRequest request = verify_request(plan, 2, 0);
+  const auto operations = [&](bool invariant) {
+    const auto driver = std::make_shared<FakeDriver>();
+    request.run.driver = driver;
+    request.plan.numerics = invariant ? Numerics::invariant : Numerics::ordinary;
+    const VerifyReport report = verify(request);
+    EXPECT_TRUE(report.pass) << to_json(report, plan);
+    EXPECT_EQ(report.bound == 0, invariant);
+    expect_clean(*driver);
+    return driver->operations_run();
+  };
+  EXPECT_GT(operations(true), operations(false));
+}
+
 // Operands lose 13 of 23 bits: beyond f32's bound, which finds it where nobody asked for it, and within
 // TF32's, which still finds a gradient that is a tenth too large.
 TEST(DeviceTraining, Tf32IsHeldToItsOwnBound) {

@@ -167,6 +167,19 @@ TEST(Verify, TheBoundIsTheOneStated) {
   plan.precision = DType::f32;
   plan.model.vocab = 1000;
   EXPECT_DOUBLE_EQ(verify_bound(plan), 4 * 3 * std::ldexp(1.0, -24) * std::sqrt(1000.0));
+  EXPECT_DOUBLE_EQ(verify_bound(plan, true), verify_bound(plan));
+  // In bf16 kernels that are not one rank's round activations otherwise, as tp does with two parts of a sum.
+  const double wide = verify_bound(plan);
+  plan.precision = recipe("bf16");
+  EXPECT_DOUBLE_EQ(verify_bound(plan), wide);
+  EXPECT_DOUBLE_EQ(verify_bound(plan, true), wide + 4 * 3 * std::ldexp(1.0, -8));
+  EXPECT_FALSE(rounds_otherwise(plan, false));
+  EXPECT_TRUE(rounds_otherwise(plan, true));
+  plan.mesh.set(Axis::tp, 2);
+  EXPECT_DOUBLE_EQ(verify_bound(plan), wide + 4 * 3 * std::ldexp(1.0, -8) * std::sqrt(2.0));
+  EXPECT_DOUBLE_EQ(verify_bound(plan, true), verify_bound(plan));
+  plan.numerics = Numerics::invariant;
+  EXPECT_EQ(verify_bound(plan, true), 0);
 }
 
 // Where true gradients are zero, or small differences of large numbers, rounding is all that both runs have.

@@ -50,7 +50,7 @@ Comparison::Comparison(const VerifyRequest& request, const Rank& rank, double bo
     : request_(request),
       rank_(rank),
       bound_(bound),
-      updates_apart_(bound / verify_bound(request.plan)),
+      updates_apart_(bound / verify_bound(request.plan, takes_other_kernels(request.plan, request.run))),
       report_(report),
       trainer_(rank, request.plan, request.optimizer, request.seed, {request.faults}),
       recorder_(request.plan) {

@@ -117,8 +117,9 @@ Comparison::Rounding Comparison::measure_rounding(std::int64_t step, ParameterTe
 double Comparison::run_trial(int trial, std::int64_t last, bool updates) {
   const auto& [first, state] = *std::prev(stretches_.upper_bound(last));
   reference_->set_state(state);
-  reference_->noise().begin(request_.seed + static_cast<std::uint64_t>(trial + rounding_trials * last),
-                            rounds_otherwise(request_.plan));
+  reference_->noise().begin(
+      request_.seed + static_cast<std::uint64_t>(trial + rounding_trials * last),
+      rounds_otherwise(request_.plan, takes_other_kernels(request_.plan, request_.run)));
   judge_.begin_trial();
   double loss = 0;
   for (std::int64_t s = first; s <= last; ++s) {

@@ -49,10 +49,14 @@ ReferenceRun::ReferenceRun(const Plan& plan, const OptimizerOptions& optimizer, 
       optimizer_(optimizer),
       pipeline_(plan),
       world_(1, run.timeout),
+      // Bits are those of a mesh where the same kernels make them: the host's math library is another.
+      arena_(plan.numerics == Numerics::invariant ? run.driver.get() : nullptr, run.device_of(0)),
       kernels_(make_kernels(arena_, plan_.precision, run.threads_per_rank, plan.numerics)),
       noise_(make_rounding_noise(*kernels_, arena_, multiplies_in_tf32(plan.precision) ? tf32_epsilon : 0)),
       noisy_(noise_) {
-  rank_ = std::make_unique<Rank>(world_, plan_.mesh, 0, plan_.precision, arena_, noisy_);
+  // Noise is the host's; every bit is compared without.
+  Kernels& kernels = arena_.device() == Device::cpu ? noisy_ : *kernels_;
+  rank_ = std::make_unique<Rank>(world_, plan_.mesh, 0, plan_.precision, arena_, kernels);
   if (!flushes(given_)) plan_.global_batch = static_cast<std::int64_t>(samples_of(0).size());
   trainer_ = std::make_unique<Trainer>(*rank_, plan_, optimizer, seed);
 }

@@ -52,7 +52,11 @@ double updates_apart(const VerifyRequest& request, const StepPrograms& programs)
 
 }  // namespace
 
-double verify_bound(const Plan& plan) {
+bool takes_other_kernels(const Plan& plan, const RunOptions& run) {
+  return run.driver != nullptr && plan.numerics == Numerics::ordinary;
+}
+
+double verify_bound(const Plan& plan, bool other_kernels) {
   if (plan.numerics == Numerics::invariant) return 0;
   const ModelSpec& m = plan.model;
   const std::int64_t longest =
@@ -62,9 +66,10 @@ double verify_bound(const Plan& plan) {
       (precision.gradients == DType::f64 ? 0x1p-53 : 0x1p-24) * std::sqrt(static_cast<double>(longest));
   // Two operands of each product, whose terms have any sign.
   if (multiplies_in_tf32(precision)) error += 2 * tf32_epsilon;
-  // Sums are taken wide and rounded once, but those over ranks are of as many rounded parts.
+  // Sums are taken wide and rounded once, but those over ranks are of as many rounded parts. Kernels that are
+  // not one rank's group sums too, of one part where no rank has another.
   double narrow = 0;
-  if (regroups_activations(plan) && precision.activations == DType::bf16)
+  if ((other_kernels || regroups_activations(plan)) && precision.activations == DType::bf16)
     narrow = 0x1p-8 * std::sqrt(static_cast<double>(plan.mesh.size(Axis::tp) * plan.mesh.size(Axis::cp) *
                                                     (plan.cuts_vocabulary() ? plan.mesh.pp() : 1)));
   const double products = 4.0 * static_cast<double>(m.num_layers + m.num_mtp_layers + 1);
@@ -74,8 +79,8 @@ double verify_bound(const Plan& plan) {
   return products * (error + narrow) + std::sqrt(products * narrow * apart);
 }
 
-bool rounds_otherwise(const Plan& plan) {
-  return regroups_activations(plan) || multiplies_in_fp8(plan.precision);
+bool rounds_otherwise(const Plan& plan, bool other_kernels) {
+  return other_kernels || regroups_activations(plan) || multiplies_in_fp8(plan.precision);
 }
 
 bool regroups_activations(const Plan& plan) {
@@ -105,7 +110,8 @@ VerifyReport verify(const VerifyRequest& given) {
   if (!request.samples) request.samples = random_tokens(request.plan, request.seed);
   VerifyReport report;
   report.steps = request.steps;
-  const double bound = verify_bound(request.plan) * updates_apart(request, pipeline.programs(0));
+  const double bound = verify_bound(request.plan, takes_other_kernels(request.plan, request.run)) *
+                       updates_apart(request, pipeline.programs(0));
   report.bound = bound;
   prepare_kernels(request.plan.precision);
   std::optional<ThreadWorld> threads;

@@ -75,6 +75,8 @@ struct VerifyReport {
 // that grows like a random walk with its length.
 // In bf16 that is so of weights' gradients, which are sums in f32. Where tp or cp cut the sums that
 // activations are, their parts are rounded by themselves, and eps sqrt(n) becomes that and 2^-8 sqrt(tp cp).
+// So it does on any mesh whose kernels are not one rank's (tp cp is then 1 at least): a sum of another order
+// may lie on the other side of the middle of two numbers of bf16, and be rounded to the other one.
 // With TF32 each term of a product is off by what its two operands have lost, 2^-10 each, and the rank that
 // the mesh is compared with multiplies in f32: eps sqrt(n) becomes that and 2^-9.
 // In fp8 operands that differ by d of their size, 2^-8 sqrt(tp cp) or what scales of other tensors than one
@@ -84,9 +86,11 @@ struct VerifyReport {
 // A schedule that does not flush is compared with a one-rank emulation of its delay; the report's bound is
 // then this times the updates that the two are apart before the mesh takes the reference's state.
 // Invariant numerics promise every bit: 0.
-double verify_bound(const Plan& plan);
+double verify_bound(const Plan& plan, bool other_kernels = false);
+// Whether the mesh computes by kernels that are not one rank's: on a device, where that is on the host.
+bool takes_other_kernels(const Plan& plan, const RunOptions& run);
 // Whether activations are rounded from other numbers than those of one rank.
-bool rounds_otherwise(const Plan& plan);
+bool rounds_otherwise(const Plan& plan, bool other_kernels);
 // Whether they are other sums.
 bool regroups_activations(const Plan& plan);
 
