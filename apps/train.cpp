@@ -545,7 +545,7 @@ int run_train(TrainFlags& f, StopSignals& signals) {
                    ? "the same bits"
                    : counted(summary.corruptions, "corruption") + " found, and repaired");
   if (summary.graphs)
-    fmt::print(out, "CUDA graphs: {} captured, {} replayed\n", counted(summary.graphs->captured, "pass"),
+    fmt::print(out, "CUDA graphs: passes captured {}, replayed {}\n", summary.graphs->captured,
                summary.graphs->replayed);
   if (!plan.optimizer_barrier)
     fmt::print(out, "optimizer without a barrier: {} of {} guessed wrongly and taken back\n",

@@ -1,5 +1,6 @@
-// What verify compares a mesh with: the same training on one rank, always on the cpu, so that what another
-// device computes is held to kernels that are not its own. Of a schedule that does not flush it is a
+// What verify compares a mesh with: the same training on one rank, on the cpu, so that what another device
+// computes is held to kernels that are not its own; under invariant numerics, whose bits are those of the
+// kernels that make them, on the mesh's device. Of a schedule that does not flush it is a
 // plain emulation of the stated delay, which knows nothing of instructions and pipelines.
 #pragma once
 

@@ -181,7 +181,7 @@ void RoutingJudge::on_kept(std::int64_t layer, const RoutedTokens& tokens, const
       f.numbers.push_back(values[c]);
       magnitude = std::max(magnitude, std::abs(values[c]));
     }
-    const Tensor moved = Tensor::of_host(weights.dtype(), weights.shape());
+    const Tensor moved = weights.beside(MemoryCategory::other, weights.dtype(), weights.shape());
     f.shift = kept.begins_with(ids)  // nothing may be dropped
                   ? std::numeric_limits<double>::infinity()
                   : least_shift(magnitude, [&](double shift) {
