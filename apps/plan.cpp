@@ -120,6 +120,12 @@ int run_plan(const PlanSearchFlags& f) {
       }
     }
   }
+  std::vector<NearSize> near;
+  if (result.plans.empty() && !result.nearest) {
+    near = near_sizes(request);
+  } else if (!result.plans.empty() && f.target_seconds <= 0) {
+    if (auto fewer = fewer_gpus(request, result.plans.front())) near.push_back(std::move(*fewer));
+  }
   line.clear();
   std::vector<LaunchFile> launch;
   if (!f.launch_for.empty() && !result.plans.empty())
@@ -135,7 +141,7 @@ int run_plan(const PlanSearchFlags& f) {
                      columns)));
   fmt::print(out, "{}", shown_table(colours, columns, plans_table(result, request.work, columns)));
   if (result.plans.empty())
-    fmt::print(out, "{}\n", colours(Tint::bad, fitted(explain_nothing(result, gpus), columns)));
+    fmt::print(out, "{}\n", colours(Tint::bad, fitted(explain_nothing(result, request, near), columns)));
   std::optional<RunCost> cost;
   if (life && !result.plans.empty()) {
     cost = run_cost(result.plans.front(), request.work, *life);
@@ -150,6 +156,8 @@ int run_plan(const PlanSearchFlags& f) {
     const std::string others = explain_programs(other_programs(same, best), best, request.work);
     fmt::print(out, "{}", colours.headed(fitted(others, columns)));
   }
+  if (!near.empty() && !result.plans.empty())
+    fmt::print(out, "{}", colours.headed(fitted(explain_fewer(near.front(), result.plans.front()), columns)));
   if (is_against && !result.plans.empty()) {
     const std::string why = other.plans.empty() ? explain_nothing(other, gpus) + "\n"
                                                 : explain_loser(result.plans.front(), other.plans.front());
@@ -162,7 +170,7 @@ int run_plan(const PlanSearchFlags& f) {
     if (!f.out.empty()) write_plan(f.out, result.plans.front(), request.work);
     if (!launch.empty()) write_launch(f.launch_out, launch);
   }
-  const std::string answer = plans_json(result, request.work, cost);
+  const std::string answer = plans_json(result, request.work, cost, near);
   if (!f.html.empty()) {
     request.gpus = gpus;
     const std::string page = plan_page(result, request, answer, f.app());

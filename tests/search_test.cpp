@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstdlib>
 #include <map>
 #include <set>
 #include <sstream>
@@ -13,6 +14,7 @@
 #include "base/error.h"
 #include "case_choice.h"
 #include "plan/explain.h"
+#include "plan/near_sizes.h"
 #include "refusals.h"
 #include "schedule/pipeline_layout.h"
 #include "workloads.h"
@@ -760,6 +762,51 @@ TEST(Search, NamesAShapeThatNoMeshHas) {
   EXPECT_TRUE(none.plans.empty());
   EXPECT_NE(explain_nothing(none, 16).find("2 numbers, and 1f1b over 1 rank has 1 stage"), std::string::npos)
       << explain_nothing(none, 16);
+}
+
+// 37 divides the batch as little as heads, and is more than there are layers.
+TEST(Search, FindsLegalSizesBesideOneThatIsNot) {
+  const SearchRequest r = request("llama-3-8b", 296, 600);
+  const SearchResult none = search(r);
+  ASSERT_TRUE(none.plans.empty());
+  ASSERT_FALSE(none.nearest);
+  const std::vector<NearSize> near = near_sizes(r);
+  ASSERT_EQ(near.size(), 3u);
+  EXPECT_LT(near[0].gpus, r.gpus);
+  EXPECT_EQ(near[0].global_batch, 600);
+  for (int i : {1, 2}) EXPECT_EQ(near[static_cast<std::size_t>(i)].gpus, r.gpus);
+  EXPECT_LT(near[1].global_batch, 600);
+  EXPECT_GT(near[2].global_batch, 600);
+  for (const NearSize& one : near) {
+    EXPECT_LE(8 * std::abs(one.gpus - r.gpus), r.gpus);
+    EXPECT_LE(8 * std::abs(one.global_batch - 600), 600);
+    SearchRequest same = r;
+    same.gpus = one.gpus;
+    same.work.plan.global_batch = one.global_batch;
+    same.top = 1;
+    EXPECT_EQ(summary(search(same).plans.at(0).plan), summary(one.best.plan));
+  }
+  const std::string text = explain_nothing(none, r, near);
+  for (const NearSize& one : near)
+    EXPECT_NE(text.find(one.gpus < r.gpus ? fmt::format("\n  --gpus {}: ", one.gpus)
+                                          : fmt::format("\n  --global-batch {}: ", one.global_batch)),
+              std::string::npos)
+        << text;
+  EXPECT_NE(plans_json(none, r.work, {}, near).find("\"near\""), std::string::npos);
+}
+
+// Of 25 nodes all are one pipeline, of whose ranks most have one layer; 24 are many.
+TEST(Search, FindsFewerGpusThatTakeLessTime) {
+  SearchRequest r = request("llama-3-8b", 200, 256);
+  r.pin("tp", 8);
+  const Estimate best = search(r).plans.at(0);
+  const auto fewer = fewer_gpus(r, best);
+  ASSERT_TRUE(fewer);
+  EXPECT_LT(fewer->gpus, 200);
+  EXPECT_EQ(fewer->gpus % 8, 0);
+  EXPECT_LT(fewer->best.seconds * (1 + tie), best.seconds);
+  r.gpus = 128;
+  EXPECT_FALSE(fewer_gpus(r, search(r).plans.at(0)));
 }
 
 // Six ranks can exchange 12 query heads, and not the 4 of keys and values.

@@ -85,9 +85,12 @@ std::string why_not(const Answer& answer, const std::string& pins) {
 }
 
 const Estimate& best_of(const Answer& answer) {
-  if (answer.found->result.plans.empty())
-    refuse("--gpus {}: {}", answer.found->gpus, explain_nothing(answer.found->result, answer.found->gpus));
-  return answer.found->result.plans.front();
+  const Found& f = *answer.found;
+  if (f.result.plans.empty())
+    refuse("--gpus {}: {}", f.gpus,
+           explain_nothing(f.result, f.request,
+                           f.result.nearest ? std::vector<NearSize>() : near_sizes(f.request)));
+  return f.result.plans.front();
 }
 
 std::vector<PlannedStep> plans_of(const Answer& answer) {

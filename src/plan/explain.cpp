@@ -158,10 +158,10 @@ std::string size_text(double bytes) {
 std::string memory_count(const Estimate& e) {
   std::string text;
   for (const MemoryTerm& term : e.memory_terms)
-    text += fmt::format("  {:<13} {:>8} = {} {} x {}{}\n", memory_category_name(term.category),
-                        format_device_memory(term.total()), count_text(term.count), term.what,
-                        size_text(term.bytes),
-                        term.ranks > 1 ? fmt::format(" / {:.4g} ranks", term.ranks) : "");
+    text +=
+        fmt::format("  {:<13} {:>8} = {} {} x {}{}\n", memory_category_name(term.category),
+                    format_device_memory(term.total()), count_text(term.count), term.what,
+                    size_text(term.bytes), term.ranks > 1 ? fmt::format(" / {:.4g} ranks", term.ranks) : "");
   return text;
 }
 
@@ -235,7 +235,8 @@ std::string looked_at_again(Offload offload) {
 
 }  // namespace
 
-std::string plans_json(const SearchResult& result, const Workload& work, const std::optional<RunCost>& run) {
+std::string plans_json(const SearchResult& result, const Workload& work, const std::optional<RunCost>& run,
+                       const std::vector<NearSize>& near) {
   ordered_json object{{"feasible", result.feasible},        {"considered", result.considered},
                       {"simulated", result.simulated},      {"rejected", ordered_json::object()},
                       {"examples", ordered_json::object()}, {"search_seconds", result.seconds},
@@ -260,6 +261,10 @@ std::string plans_json(const SearchResult& result, const Workload& work, const s
                      {"failures", run->failures},   {"wall_seconds", run->wall_seconds},
                      {"gpu_hours", run->gpu_hours}, {"money", run->money},
                      {"joules", run->joules}};
+  for (const NearSize& one : near) {
+    object["near"].push_back({{"gpus", one.gpus}, {"global_batch", one.global_batch}});
+    object["near"].back().update(plan_json(one.best, work));
+  }
   return json_text(object);
 }
 
@@ -352,8 +357,7 @@ std::string explain_winner(const SearchResult& result, const Workload& work) {
     }
     fmt::format_to(out, "  {:>3} {}\n", r, memory_line(m, 9));
   }
-  if (!e.memory_terms.empty())
-    text += fmt::format("counted on rank {}:\n{}", e.memory_rank, memory_count(e));
+  if (!e.memory_terms.empty()) text += fmt::format("counted on rank {}:\n{}", e.memory_rank, memory_count(e));
   if (e.plan.offload != Offload::none)
     fmt::format_to(
         out,
@@ -466,6 +470,26 @@ std::string explain_nothing(const SearchResult& result, int gpus) {
                      counted(gpus, "GPU"), format_device_memory(n.bytes),
                      format_device_memory(n.usable_bytes), format_device_memory(n.bytes - n.usable_bytes),
                      summary(n.plan), memory_line(n.memory));
+}
+
+std::string explain_nothing(const SearchResult& result, const SearchRequest& request,
+                            const std::vector<NearSize>& near) {
+  std::string text = explain_nothing(result, request.gpus);
+  if (near.empty()) return text;
+  text += "\nnear it:";
+  for (const NearSize& one : near)
+    text += fmt::format("\n  {}: {} a step: {}",
+                        one.gpus != request.gpus ? fmt::format("--gpus {}", one.gpus)
+                                                 : fmt::format("--global-batch {}", one.global_batch),
+                        seconds(one.best.seconds), summary(one.best.plan));
+  return text;
+}
+
+std::string explain_fewer(const NearSize& fewer, const Estimate& best) {
+  return fmt::format(
+      "\nfewer GPUs take less time, for more plans are legal:\n  --gpus {}: {}, {:.1f}% less: {}\n",
+      fewer.gpus, seconds(fewer.best.seconds), 100 * (1 - fewer.best.seconds / best.seconds),
+      summary(fewer.best.plan));
 }
 
 Plan trained_plan(const Estimate& e, const Workload& work) {

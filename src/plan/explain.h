@@ -4,17 +4,20 @@
 #include <limits>
 #include <optional>
 #include <string>
+#include <vector>
 
+#include "plan/near_sizes.h"
 #include "plan/other_programs.h"
 #include "plan/run_life.h"
 #include "plan/search.h"
 
 namespace echelon {
 
-// One object, as docs of the command line promise it; with the life of the best plan's run where that was
-// asked.
+// One object, as docs of the command line promise it; with the life of the best plan's run and sizes near
+// those that were asked for, where they were looked for.
 std::string plans_json(const SearchResult& result, const Workload& work,
-                       const std::optional<RunCost>& run = std::nullopt);
+                       const std::optional<RunCost>& run = std::nullopt,
+                       const std::vector<NearSize>& near = {});
 
 // A table of the ranked plans, in whole lines. Where a row would be wider than `columns`, each plan is on a
 // line of its own below its numbers.
@@ -46,6 +49,13 @@ std::string explain_alone(const std::string& pin, const Estimate& winner, const 
 
 // "no plan fits": the nearest one, and by how much.
 std::string explain_nothing(const SearchResult& result, int gpus);
+
+// The same where nothing is legal, with what is legal near it, in lines.
+std::string explain_nothing(const SearchResult& result, const SearchRequest& request,
+                            const std::vector<NearSize>& near);
+
+// Fewer devices that take less time, in a paragraph.
+std::string explain_fewer(const NearSize& fewer, const Estimate& best);
 
 // What train and verify take of it, in f32.
 Plan trained_plan(const Estimate& estimate, const Workload& work);
