@@ -18,8 +18,9 @@ namespace {
 
 // What is summed in f32 before it is rounded to bf16, where k is deeper than what is packed at once.
 constexpr std::int64_t piece_rows = 512, piece_cols = 512;
-// Of b is packed so much at once; packing may write a vector behind it.
-constexpr std::int64_t b_words = 528 * 1024, behind = 16;
+// Of b is packed so much at once, so that a, which is packed again for each part of b, meets whole weights of
+// common models; packing may write a vector behind it.
+constexpr std::int64_t b_words = 1184 * 1024, behind = 16;
 
 constexpr std::int64_t a_room = MicroKernel::most_a_words + behind, b_room = b_words + behind,
                        piece_floats = piece_rows * piece_cols;
