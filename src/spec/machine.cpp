@@ -179,7 +179,8 @@ Machine load_machine(const std::string& name_or_path) {
     refuse("--machine {}: neither a preset nor a file{}; the presets are {}{}", name_or_path,
            name_or_path == "cpu" ? "" : did_you_mean(name_or_path, machine_preset_names()),
            fmt::join(machine_preset_names(), ", "),
-           name_or_path == "cpu" ? "; `echelon calibrate` measures this machine and writes cpu.toml" : "");
+           name_or_path == "cpu" ? "; `echelon calibrate` measures this machine and writes cpu.toml"
+                                 : "; `echelon calibrate` writes the file of the machine that it runs on");
   return machine_from_toml(read_text(name_or_path, "--machine"), name_or_path);
 }
 
