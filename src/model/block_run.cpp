@@ -6,6 +6,13 @@
 
 namespace echelon {
 
+SequenceRows BlockRun::whole_sequences() const {
+  const std::int64_t batch = microbatch_.sequences.batch, all = rows() * rank_.size(Axis::cp);
+  return {
+      batch, batch == 0 ? 0 : all / batch,
+      microbatch_.whole_starts.defined() ? microbatch_.whole_starts : microbatch_.sequences.first_positions};
+}
+
 Tensor BlockRun::take(int number) {
   Tensor& slot = state_.values[static_cast<std::size_t>(number)];
   check(slot.defined(), "an op reads values that are there");

@@ -38,7 +38,8 @@ struct BlockState {
 };
 
 // What a block keeps of one sequence from its earlier tokens to the next: of attention the keys and values,
-// (positions, width); of a state space the last rows that it convolves, and its state.
+// (positions, width); of a state space the last rows that it convolves, and its state; of a short convolution
+// these rows.
 struct BlockCache {
   Tensor keys;
   Tensor tail, state;
@@ -94,6 +95,9 @@ class BlockRun {
   SequenceSums sums_of_whole_sequences() const {
     return {tree_, kernels(), microbatch_.index, microbatch_.sequences.batch, rank_.size(Axis::cp) * rows()};
   }
+  // What an op has that takes in a channel of whole sequences at a time, wherever the tokens of the others
+  // are.
+  SequenceRows whole_sequences() const;
   ExpertParallel::Saved& routed() const { return state_.routed; }
 
   // Generation: new tokens of one sequence from `position` on.

@@ -144,7 +144,7 @@ class StateSpaceOp final : public OpRunner {
 
   void run_backward(BlockRun& run) const override {
     Kernels& k = run.kernels();
-    const SequenceRows rows = rows_of(run);
+    const SequenceRows rows = run.whole_sequences();
     const StateSpaceShape shape = here_.with(rows);
     const std::int64_t heads = shape.heads;
     const Tensor core = run.take_kept(out(0)), x = here_.mixed(core),
@@ -177,16 +177,9 @@ class StateSpaceOp final : public OpRunner {
   }
 
  private:
-  static SequenceRows rows_of(const BlockRun& run) {
-    const Microbatch& m = run.microbatch();
-    const std::int64_t batch = m.sequences.batch, all = run.rows() * run.rank().size(Axis::cp);
-    return {batch, batch == 0 ? 0 : all / batch,
-            m.whole_starts.defined() ? m.whole_starts : m.sequences.first_positions};
-  }
-
   void scan(BlockRun& run) const {
     const Tensor core = run.value(out(0));
-    const SequenceRows rows = rows_of(run);
+    const SequenceRows rows = run.whole_sequences();
     Tensor y = here_.scan(run, core, here_.convolved(run, here_.mixed(core), rows), rows, {});
     if (exchange_) {
       const Tensor made = std::exchange(y, run.activation({run.rows(), all_.shape.width()}));
