@@ -156,6 +156,7 @@ INSTANTIATE_TEST_SUITE_P(
     Kinds, RouterGradient,
     testing::Values(Kind{{}, 2}, Kind{{}, 1}, Kind{{}, E}, Kind{{.normalise = false, .scale = 1.5}, 2},
                     Kind{{.scores = RouterScores::sigmoid, .scale = 2.5}, 3},
+                    Kind{{.scores = RouterScores::sigmoid, .epsilon = 0.3, .scale = 2.5}, 3},
                     Kind{{.scores = RouterScores::sigmoid, .normalise = false}, 1},
                     Kind{{.scores = RouterScores::sigmoid, .groups = 3, .most_groups = 2}, 4}));
 

@@ -85,6 +85,7 @@ constexpr const char* toml_keys[] = {"name",
                                      "mtp_weight",
                                      "router_scores",
                                      "normalise_weights",
+                                     "router_epsilon",
                                      "routed_scale",
                                      "router_groups",
                                      "router_most_groups",
@@ -189,10 +190,11 @@ class Reader {
 
 void read_experts(const Reader& reader, const std::string& where, ModelSpec& m) {
   if (!reader.has("experts")) {
-    for (const char* key : {"num_experts", "experts_per_token", "expert_hidden", "num_shared_experts",
-                            "shared_hidden", "shared_gate", "expert_latent", "num_dense_layers",
-                            "router_scores", "normalise_weights", "routed_scale", "router_groups",
-                            "router_most_groups", "router_group_best", "swiglu_alpha", "swiglu_limit"})
+    for (const char* key :
+         {"num_experts", "experts_per_token", "expert_hidden", "num_shared_experts", "shared_hidden",
+          "shared_gate", "expert_latent", "num_dense_layers", "router_scores", "normalise_weights",
+          "router_epsilon", "routed_scale", "router_groups", "router_most_groups", "router_group_best",
+          "swiglu_alpha", "swiglu_limit"})
       if (reader.has(key))
         refuse("{}: {} = {}: the key experts is missing", where, key, reader.shown_value(key));
     return;
@@ -218,6 +220,7 @@ void read_experts(const Reader& reader, const std::string& where, ModelSpec& m) 
     m.router.scores = scores == "softmax" ? RouterScores::softmax : RouterScores::sigmoid;
   }
   m.router.normalise = reader.boolean_or("normalise_weights", true);
+  m.router.epsilon = reader.real_or("router_epsilon", 0);
   m.router.scale = reader.real_or("routed_scale", 1);
   m.router.groups = reader.integer_or("router_groups", 1);
   m.router.most_groups = reader.integer_or("router_most_groups", m.router.groups);
@@ -498,6 +501,7 @@ std::string to_toml(const ModelSpec& m) {
     text += fmt::format("router_scores = \"{}\"\n",
                         m.router.scores == RouterScores::softmax ? "softmax" : "sigmoid");
     line("normalise_weights", m.router.normalise);
+    if (m.router.epsilon != 0) line("router_epsilon", m.router.epsilon);
     line("routed_scale", m.router.scale);
     line("router_groups", m.router.groups);
     line("router_most_groups", m.router.most_groups);

@@ -269,6 +269,10 @@ void check_router(const ModelSpec& m) {
   if (m.experts == Experts::none) return;
   const RouterSpec& r = m.router;
   check_positive(m, "routed_scale", r.scale);
+  if (r.epsilon != 0) check_positive(m, "router_epsilon", r.epsilon);
+  if (r.epsilon != 0 && !r.normalise)
+    refuse("model {}: router_epsilon = {} is not legal with normalise_weights = false; give 0", m.name,
+           r.epsilon);
   if (r.groups < 1 || m.num_experts % r.groups != 0)
     refuse("model {}: router_groups = {} does not divide num_experts = {}; give a divisor", m.name, r.groups,
            m.num_experts);

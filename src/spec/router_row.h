@@ -98,7 +98,7 @@ ECHELON_HOST_DEVICE inline bool choose_experts(const RouterRules& r, const doubl
 // What the score of a chosen expert is multiplied by to be its weight.
 ECHELON_HOST_DEVICE inline double weight_factor(const RouterRules& r, const double* scores,
                                                 const std::int32_t* ids) {
-  double sum = 0;
+  double sum = r.spec.epsilon;
   for (std::int64_t j = 0; j < r.k; ++j) sum += scores[ids[j]];
   return r.spec.normalise ? r.spec.scale / sum : r.spec.scale;
 }
@@ -119,17 +119,21 @@ ECHELON_HOST_DEVICE void router_gradient(const RouterRules& r, const RouterSums&
                                          const DWeight& d_weight, const double* factors, double z_loss,
                                          double loss_scale, double* d_scores, double* d_logits) {
   for (std::int64_t e = 0; e < r.experts; ++e) d_scores[e] = 0;
-  // weight = scale s / sum of the chosen s: d s = scale / sum (d weight - <d weight, s> / sum). Counted from
-  // the first, so that where all are equal, as the only one is, nothing is left, not even rounding.
+  // weight = scale s / (epsilon + sum of the chosen s): d s = scale / (epsilon + sum) (d weight - <d weight,
+  // s> / (epsilon + sum)). Counted from the first, so that where all are equal, as the only one is, nothing
+  // is left but what epsilon takes of it, not even rounding.
   const double first_weight = r.spec.normalise ? d_weight(0) : 0;
-  double sum = 0, inner = 0;
+  double sum = r.spec.epsilon, inner = 0;
   for (std::int64_t j = 0; j < r.k; ++j) {
     sum += scores[ids[j]];
     inner += (d_weight(j) - first_weight) * scores[ids[j]];
   }
   for (std::int64_t j = 0; j < r.k; ++j)
-    d_scores[ids[j]] = r.spec.normalise ? r.spec.scale / sum * (d_weight(j) - first_weight - inner / sum)
-                                        : r.spec.scale * d_weight(j);
+    d_scores[ids[j]] =
+        r.spec.normalise
+            ? r.spec.scale / sum *
+                  (d_weight(j) - first_weight - inner / sum + first_weight * r.spec.epsilon / sum)
+            : r.spec.scale * d_weight(j);
   // p = s / sum of all s; counted in the same way.
   if (factors != nullptr) {
     double mean = 0;

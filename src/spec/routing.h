@@ -16,6 +16,7 @@ enum class RouterScores { softmax, sigmoid };
 struct RouterSpec {
   RouterScores scores = RouterScores::softmax;  // [scoring_func]
   bool normalise = true;  // the weights of a token's experts add up to `scale` [norm_topk_prob]
+  double epsilon = 0;     // added to the sum that they are divided by for that (LFM2's 1e-6)
   double scale = 1;       // of the weights [routed_scaling_factor]
   // Node-limited routing (DeepSeek-V3, section 2.1.2): experts are in `groups` equal runs of numbers
   // [n_group], and a token's are in at most `most_groups` of these [topk_group], those with the largest sums
