@@ -811,6 +811,30 @@ TEST_P(DeviceKernels, OfStateSpaces) {
     }
 }
 
+TEST_P(DeviceKernels, OfShortConvolutions) {
+  for (const std::int64_t kernel : {2, 3, 5})
+    for (const DType t : stored) {
+      const std::int64_t rows = 2 * 10, width = 7;
+      const Operand first = ids({0, 0, 0, 3, 4, 4, 4, 4, 4, 4, 0, 0, 0, 0, 0, 0, 0, 7, 7, 7}),
+                    given = random(t, rows, 3 * width), taps = of_flat(t, width, kernel),
+                    y = random(t, rows, width), dy = random(t, rows, width),
+                    d_given = random(t, rows, 3 * width), d_taps = of_flat(wide(t), width, kernel);
+      run([&](Kernels& on, auto of) {
+        on.short_convolution(of(given), of(taps), {2, 10, of(first)}, of(y));
+      });
+      expect_close(y, 3 * kernel, "short_convolution", 16);
+      run([&](Kernels& on, auto of) {
+        on.short_convolution_backward(of(given), of(taps), of(dy), {2, 10, of(first)}, of(d_given), of(y));
+      });
+      expect_close(y, 3 * kernel, "short_convolution_backward's output", 16);
+      expect_close(d_given, 3 * kernel, "short_convolution_backward", 16);
+      run([&](Kernels& on, auto of) {
+        on.short_convolution_backward_weight(of(given), of(dy), {2, 10, of(first)}, of(d_taps));
+      });
+      expect_close(d_taps, 3 * rows, "short_convolution_backward_weight", 16);
+    }
+}
+
 TEST_P(DeviceAttention, OfEachKind) {
   for (const AttentionCase& one :
        {AttentionCase{2, 9, 9, 4, 2, 5, 0, 0, 0, false},    // query heads that share keys, tiles not full

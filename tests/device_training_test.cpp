@@ -129,6 +129,18 @@ TEST(DeviceTraining, IsThatOfTheHostWithTheDeltaRule) {
   expect_bits_of_the_host(plan);
 }
 
+TEST(DeviceTraining, IsThatOfTheHostWithShortConvolutions) {
+  ModelSpec model = odd_llama();
+  model.short_conv = {3, {1}};
+  expect_bits_of_the_host(odd_plan(model, 2, 2, true), 3);
+  Plan plan = in("bf16", odd_plan(model, 1, 1, false));
+  plan.mask = AttentionMask::document;
+  plan.document_end = 3;
+  plan.mesh.set(Axis::cp, 2);
+  plan.seq_len = 12;
+  expect_bits_of_the_host(plan);
+}
+
 TEST(DeviceTraining, ADeviceForEachRank) {  // long
   expect_bits_of_the_host(odd_plan(odd_llama(), 2, 2, true), 3, 4);
   expect_bits_of_the_host(odd_plan(odd_gpt2(false), 3, 1, false), 1, 2);  // one alone, two on the other

@@ -45,9 +45,17 @@ ModelSpec delta_llama() {
   return m;
 }
 
+// A convolution sees the last tokens.
+ModelSpec convolved_llama() {
+  ModelSpec m = odd_llama();
+  m.name = "convolved_llama";
+  m.short_conv = {3, {1}};
+  return m;
+}
+
 std::vector<ModelSpec> models() {
-  return {lively(odd_gpt2()),         lively(odd_llama()),    lively(odd_gpt2(false)),
-          lively(odd_llama(true, 4)), lively(latent_llama()), lively(delta_llama())};
+  return {lively(odd_gpt2()),     lively(odd_llama()),   lively(odd_gpt2(false)),  lively(odd_llama(true, 4)),
+          lively(latent_llama()), lively(delta_llama()), lively(convolved_llama())};
 }
 
 const Tokens prompt{3, 52, 0, 17, 8};

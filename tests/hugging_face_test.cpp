@@ -206,12 +206,34 @@ class HuggingFace : public testing::TestWithParam<const char*> {
       }
     return in_file;
   }
+  // LFM2's norms, projections and MLPs have names of their own, and what is projected to be convolved is one
+  // tensor.
+  static std::string name_of_short_conv(std::string name) {
+    using Names = std::vector<std::pair<const char*, const char*>>;
+    for (const auto& [ours, theirs] : Names{{"in_proj.b.", "in_proj."},
+                                            {"in_proj.c.", "in_proj."},
+                                            {"in_proj.x.", "in_proj."},
+                                            {"input_layernorm", "operator_norm"},
+                                            {"post_attention_layernorm", "ffn_norm"},
+                                            {"q_norm", "q_layernorm"},
+                                            {"k_norm", "k_layernorm"},
+                                            {"o_proj", "out_proj"},
+                                            {"mlp.", "feed_forward."},
+                                            {"gate_proj", "w1"},
+                                            {"up_proj", "w3"},
+                                            {"down_proj", "w2"},
+                                            {"model.norm", "model.embedding_norm"}})
+      if (const auto at = name.find(ours); at != std::string::npos)
+        name.replace(at, std::string(ours).size(), theirs);
+    return name;
+  }
   // Phi-3's queries, keys and values are one tensor, and gates and what they open.
   static std::string name_in_file(const ModelSpec& model, std::string name) {
     if (const auto at = name.find(".experts."); model.experts == Experts::gpt_oss && at != std::string::npos)
       return name.substr(0, at) + ".experts." +
              (name.find("down_proj") == std::string::npos ? "gate_up_proj" : "down_proj") +
              (name.ends_with("bias") ? "_bias" : "");
+    if (model.short_conv.kernel > 0) return name_of_short_conv(std::move(name));
     if (model.state_space.is_delta()) return name_of_delta_rule(model, std::move(name));
     if (model.state_space.heads > 0 || (model.fused_mlp && !model.interleaved_rope))
       return name_of_hybrid(model, std::move(name));
@@ -656,7 +678,7 @@ INSTANTIATE_TEST_SUITE_P(
                     "glm4-moe-lite", "bamba", "bamba-groups", "granite-hybrid", "granite-dense", "nemotron-h",
                     "nemotron-h-groups", "ministral3", "hunyuan", "ernie4-5-moe", "jais2", "youtu",
                     "solar-open", "internlm3", "granite-moe-hybrid", "granite-moe-shared", "granite-moe",
-                    "hunyuan-moe", "exaone-moe", "qwen3-next", "qwen3-5"),
+                    "hunyuan-moe", "exaone-moe", "qwen3-next", "qwen3-5", "lfm2", "lfm2-moe"),
     [](const auto& instance) {
       std::string name = instance.param;
       std::erase(name, '-');
@@ -876,6 +898,56 @@ TEST(HuggingFaceConfig, OfABambaIsReadAsTransformersReadsIt) {
   expect_refusal([&] { read(limited("-Infinity")); }, {"not JSON"});
   expect_refusal([&] { read(limited("\"a, Infinity\"")); }, {"time_step_limit = [0.0,\"a, Infinity\"]"});
   expect_refusal([&] { read(limited("1.0")); }, {"time_step_limit"});
+}
+
+// LFM2's published files say the width of MLPs before it is brought down, and name layers with attention.
+TEST(HuggingFaceConfig, OfAnLfm2IsReadAsTransformersReadsIt) {
+  const std::string text = read_text((fixtures / "lfm2/config.json").string()),
+                    experts = read_text((fixtures / "lfm2-moe/config.json").string());
+  const auto changed = [](const std::string& config, const json& changes) {
+    json all = json::parse(config);
+    for (const auto& [key, value] : changes.items())
+      if (value == "left out")
+        all.erase(key);
+      else
+        all[key] = value;
+    return model_from_hugging_face(all.dump(), "x/config.json");
+  };
+  const auto read = [&](const json& changes) { return changed(text, changes); };
+  EXPECT_EQ(read({}).mlp_hidden, 48);  // 46, up to 16
+  EXPECT_EQ(read({{"intermediate_size", 6656}, {"block_multiple_of", 256}}).mlp_hidden, 4608);
+  EXPECT_EQ(read({{"block_ff_dim", 12288}}).mlp_hidden, 8192);
+  EXPECT_EQ(read({{"block_ffn_dim_multiplier", 1.5}}).mlp_hidden, 80);  // 69
+  EXPECT_EQ(read({{"block_ffn_dim_multiplier", nullptr}}).mlp_hidden, 46);
+  EXPECT_EQ(read({{"block_auto_adjust_ff_dim", false}}).mlp_hidden, 70);
+  EXPECT_TRUE(read({{"tie_word_embeddings", "left out"}}).tied_embedding);
+  EXPECT_FALSE(read({{"tie_embedding", false}}).tied_embedding);
+  EXPECT_EQ(read({{"layer_types", "left out"}, {"full_attn_idxs", {2, 0}}}).short_conv.attention_layers,
+            (std::vector<std::int64_t>{0, 2}));
+  EXPECT_DOUBLE_EQ(read({{"rope_parameters", "left out"}}).rope.theta, 1e6);
+  EXPECT_EQ(changed(experts, {{"num_dense_layers", 0}}).num_dense_layers, 0);
+  EXPECT_EQ(changed(experts, {{"norm_topk_prob", false}}).router.epsilon, 0);
+  const auto refused = [&](const std::string& config, const json& changes,
+                           const std::vector<std::string>& words) {
+    expect_refusal([&] { changed(config, changes); }, words);
+  };
+  refused(text, {{"conv_bias", true}}, {"conv_bias = true", "only false"});
+  refused(text, {{"layer_types", "left out"}}, {"layer_types is missing"});
+  refused(text, {{"layer_types", {"conv", "conv", "linear_attention", "conv"}}}, {"layer_types", "conv"});
+  refused(text, {{"layer_types", {"conv"}}}, {"layer_types", "one for each layer"});
+  refused(text, {{"layer_types", std::vector<std::string>(4, "full_attention")}}, {"conv at least once"});
+  refused(text, {{"layer_types", nullptr}, {"full_attn_idxs", {4}}}, {"full_attn_idxs", "from 0 to 3"});
+  refused(text, {{"layer_types", nullptr}, {"full_attn_idxs", {0, 1, 2, 3}}}, {"without at least one"});
+  refused(text, {{"conv_L_cache", 1}}, {"short_conv = 1", "2 to 64"});
+  refused(text, {{"num_key_value_heads", "left out"}}, {"num_key_value_heads is missing"});
+  refused(experts, {{"use_expert_bias", false}}, {"use_expert_bias", "only true"});
+  refused(experts, {{"num_experts_per_tok", "left out"}}, {"num_experts_per_tok is missing"});
+  ModelSpec other = read({});
+  other.qk_norm = false;
+  expect_refusal([&] { hugging_face_config(other, DType::f32); }, {"qk_norm", "lfm2"});
+  other = changed(experts, {});
+  other.router.epsilon = 0;
+  expect_refusal([&] { hugging_face_config(other, DType::f32); }, {"router_epsilon", "lfm2_moe"});
 }
 
 // The weights of its norms are small numbers there, and here 1 more.

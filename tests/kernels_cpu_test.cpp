@@ -647,6 +647,29 @@ TEST_F(KernelsCpu, StateSpace) {
     }
 }
 
+// Channels that are no multiple of a vector's, from any column on.
+TEST_F(KernelsCpu, ShortConvolution) {
+  std::vector<std::int32_t> documents(140, 0);
+  for (std::size_t row = 25; row < 70; ++row) documents[row] = row < 66 ? 25 : 66;
+  for (const std::int64_t width : {1, 7, 16, 33, 64, 100})
+    for (const std::int64_t kernel : {2, 3, 4, 6})
+      for (const Tensor& first : {Tensor(), ids(documents)}) {
+        const SequenceRows rows{2, 70, first};
+        const Operand given = random(140, 3 * width, true), taps = random(width, kernel),
+                      y = random(140, width, true), dy = random(140, width, true), again = random(140, width),
+                      d_given = random(140, 3 * width, true), d_taps = random(width, kernel);
+        run([&](Kernels& k, auto of) {
+          k.short_convolution(of(given), of(taps), rows, of(y));
+          k.short_convolution_backward(of(given), of(taps), of(dy), rows, of(d_given), of(again));
+          k.short_convolution_backward_weight(of(given), of(dy), rows, of(d_taps));
+        });
+        expect_close(y, 3 * kernel, 4, "short_convolution");
+        expect_close(again, 3 * kernel, 4, "short_convolution_backward's output");
+        expect_close(d_given, 3 * kernel, 4, "short_convolution_backward");
+        expect_close(d_taps, 140, 4, "short_convolution_backward_weight");
+      }
+}
+
 TEST_F(KernelsCpu, ScratchIsAllocatedOnce) {
   const Operand x = random(200, 64), w = vector(64), dw = vector(64), db = vector(64), stats = random(200, 2);
   const Operand q = random(200, 64), lse = vector(200), d1 = random(200, 64), d2 = random(200, 64),

@@ -82,6 +82,8 @@ TEST(ModelSpec, PublishedCountsAreExact) {
       {"bamba-9b", 9780235392},        {"bamba-tiny", 448272},
       {"nemotron-h-tiny", 322208},     {"nemotron-h-8b", 8100852736},
       {"qwen3-next-tiny", 377920},     {"qwen3-next-80b-a3b", 79674391296},
+      {"lfm2-tiny", 201952},           {"lfm2-350m", 354483968},
+      {"lfm2-1.2b", 1170340608},       {"lfm2-8b-a1b", 8339929856},
       {"nemotron-3-nano-30b-a3b", 31577937344}, {"nemotron-3-super-120b-a12b", 120668687360}};
   std::set<std::string> names;
   for (const std::string& name : model_preset_names()) names.insert(name);
@@ -194,7 +196,8 @@ TEST(ModelSpec, ParametersOfEveryPresetAreConsistent) {
       const bool vector = p.shape.size() == 1;
       EXPECT_EQ(p.decay, !vector) << p.name;
       // Sinks are scores, and taps of convolutions begin as torch's.
-      const bool taps = p.name.find("conv1d") != std::string::npos;
+      const bool taps =
+          p.name.find("conv1d") != std::string::npos || p.name.find("conv.conv.") != std::string::npos;
       EXPECT_EQ(p.init != Init::normal, (vector && !p.name.ends_with("sinks")) || taps) << p.name;
       EXPECT_TRUE(p.init != Init::ones || p.name.ends_with("weight") || p.name.ends_with(".D")) << p.name;
       EXPECT_FALSE(vector && p.multiplies) << p.name;
@@ -580,7 +583,7 @@ TEST(ModelHuggingFace, Qwen2MoeSharedExpert) {
 TEST(ModelHuggingFace, SaysWhatATypeHasThatIsNotHere) {
   for (const auto& [type, has] : {std::pair{"bloom", "ALiBi"},
                                   {"phi", "bias of the output matrix"},
-                                  {"lfm2", "convolutions"},
+                                  {"recurrent_gemma", "linear recurrences"},
                                   {"gemma4", "share keys and values"},
                                   {"apertus", "xIELU"}})
     expect_refusal([t = type] { model_from_hugging_face(fmt::format(R"({{"model_type": "{}"}})", t), "x"); },

@@ -292,6 +292,18 @@ void QueuedKernels::convolve_backward_weight(T x, T dy, const SequenceRows& rows
   queue("convolve_backward_weight", &Kernels::convolve_backward_weight, x, dy, rows, dw);
 }
 
+void QueuedKernels::short_convolution(T bcx, T w, const SequenceRows& rows, Out y) {
+  queue("short_convolution", &Kernels::short_convolution, bcx, w, rows, y);
+}
+
+void QueuedKernels::short_convolution_backward(T bcx, T w, T dy, const SequenceRows& rows, Out dbcx, Out y) {
+  queue("short_convolution_backward", &Kernels::short_convolution_backward, bcx, w, dy, rows, dbcx, y);
+}
+
+void QueuedKernels::short_convolution_backward_weight(T bcx, T dy, const SequenceRows& rows, InOut dw) {
+  queue("short_convolution_backward_weight", &Kernels::short_convolution_backward_weight, bcx, dy, rows, dw);
+}
+
 void QueuedKernels::state_space(const StateSpaceTensors& in, const StateSpaceShape& shape, T workspace,
                                 InOut state, Out y) {
   queue("state_space", &Kernels::state_space, in, shape, workspace, state, y);

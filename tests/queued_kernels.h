@@ -60,6 +60,9 @@ class QueuedKernels final : public KernelBackend {
   void convolve(T x, T w, T bias, const SequenceRows& rows, Out y) override;
   void convolve_backward(T x, T w, T bias, const SequenceRows& rows, InOut dy, Out dx) override;
   void convolve_backward_weight(T x, T dy, const SequenceRows& rows, InOut dw) override;
+  void short_convolution(T bcx, T w, const SequenceRows& rows, Out y) override;
+  void short_convolution_backward(T bcx, T w, T dy, const SequenceRows& rows, Out dbcx, Out y) override;
+  void short_convolution_backward_weight(T bcx, T dy, const SequenceRows& rows, InOut dw) override;
   void state_space(const StateSpaceTensors& in, const StateSpaceShape& shape, T workspace, InOut state,
                    Out y) override;
   void state_space_backward(const StateSpaceTensors& in, const StateSpaceShape& shape, T dy, T workspace,

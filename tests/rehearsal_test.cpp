@@ -69,9 +69,26 @@ TEST(Rehearsal, RunsLayersOfOnePart) {
   model.activation = Activation::relu2;
   model.state_space = {4, 3, 1, 5, 3, true, 4, {}};
   const Plan plan = with_mesh(model, 1, 2, 1, 1);
-  const RehearsedPlan r = rehearsed_plan(plan, "*-M");
+  const RehearsedPlan r = rehearsed_plan(plan, {1, 2, 0});
   EXPECT_NO_THROW(validate(r.plan));
-  EXPECT_EQ(r.plan.model.num_layers, 3);
+  EXPECT_EQ(r.plan.model.layer_pattern, "*-M");
+  const PartSeconds parts = rehearse(plan, {}, {2, 1});
+  for (const PartSeconds::Passes& passes : {parts.dense, parts.others, parts.ends}) {
+    EXPECT_GE(passes.forward, 0);
+    EXPECT_GE(passes.backward, 0);
+  }
+}
+
+// Of four kinds of layers, those without experts first.
+TEST(Rehearsal, RunsShortConvolutionsOfEveryKind) {
+  ModelSpec model = odd_deepseek();
+  model.num_layers = 5, model.num_dense_layers = 2;
+  model.short_conv = {3, {1, 3}};
+  const Plan plan = with_mesh(model, 1, 2, 1, 1);
+  const RehearsedPlan r = rehearsed_plan(plan, {1, 0, 3, 2, 0});
+  EXPECT_NO_THROW(validate(r.plan));
+  EXPECT_EQ(r.plan.model.num_dense_layers, 3);
+  EXPECT_EQ(r.plan.model.short_conv.attention_layers, (std::vector<std::int64_t>{0, 3}));
   const PartSeconds parts = rehearse(plan, {}, {2, 1});
   for (const PartSeconds::Passes& passes : {parts.dense, parts.others, parts.ends}) {
     EXPECT_GE(passes.forward, 0);

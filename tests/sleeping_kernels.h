@@ -47,6 +47,9 @@ class SleepingKernels final : public KernelBackend {
   void convolve(T, T, T, const SequenceRows&, Out) override { never(); }
   void convolve_backward(T, T, T, const SequenceRows&, InOut, Out) override { never(); }
   void convolve_backward_weight(T, T, const SequenceRows&, InOut) override { never(); }
+  void short_convolution(T, T, const SequenceRows&, Out) override { never(); }
+  void short_convolution_backward(T, T, T, const SequenceRows&, Out, Out) override { never(); }
+  void short_convolution_backward_weight(T, T, const SequenceRows&, InOut) override { never(); }
   void state_space(const StateSpaceTensors&, const StateSpaceShape&, T, InOut, Out) override { never(); }
   void state_space_backward(const StateSpaceTensors&, const StateSpaceShape&, T, T,
                             const StateSpaceGradients&) override {

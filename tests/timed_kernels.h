@@ -94,6 +94,15 @@ class TimedKernels final : public KernelBackend {
   void convolve_backward_weight(T x, T dy, const SequenceRows& rows, InOut dw) override {
     inner_->convolve_backward_weight(x, dy, rows, dw);
   }
+  void short_convolution(T bcx, T w, const SequenceRows& rows, Out y) override {
+    inner_->short_convolution(bcx, w, rows, y);
+  }
+  void short_convolution_backward(T bcx, T w, T dy, const SequenceRows& rows, Out dbcx, Out y) override {
+    inner_->short_convolution_backward(bcx, w, dy, rows, dbcx, y);
+  }
+  void short_convolution_backward_weight(T bcx, T dy, const SequenceRows& rows, InOut dw) override {
+    inner_->short_convolution_backward_weight(bcx, dy, rows, dw);
+  }
   void state_space(const StateSpaceTensors& in, const StateSpaceShape& shape, T workspace, InOut state,
                    Out y) override {
     inner_->state_space(in, shape, workspace, state, y);

@@ -108,6 +108,10 @@ std::string renamed(const TransformersType& type, std::string name) {
       name.replace(at, std::string(ours).size(), theirs);
       break;
     }
+  for (const auto& [ours, theirs] :
+       {std::pair{".gate_proj.", ".w1."}, {".up_proj.", ".w3."}, {".down_proj.", ".w2."}})
+    if (const auto at = name.find(ours); type.numbered_mlps && at != std::string::npos)
+      name.replace(at, std::string(ours).size(), theirs);
   if (type.prefix != nullptr && name.starts_with(models))
     name.replace(0, std::string(models).size(), type.prefix);
   return name;
@@ -134,7 +138,8 @@ std::vector<FileTensor> file_tensors(const ModelSpec& model, bool in_two) {
   constexpr std::array<std::pair<const char*, const char*>, 2> latent{
       {{"self_attn.kv_a_proj.", "self_attn.kv_a_proj_with_mqa."},
        {"self_attn.k_rope_proj.", "self_attn.kv_a_proj_with_mqa."}}};
-  constexpr std::array<const char*, 2> of_state_space{"mamba.in_proj.", "mamba.conv1d."};
+  constexpr const char *convolved = "mamba.conv1d.", *short_conv = ".conv.conv.weight";
+  constexpr std::array<const char*, 3> of_channels{"mamba.in_proj.", convolved, ".conv.in_proj."};
   constexpr std::array<std::pair<const char*, const char*>, 7> fused{
       {{"self_attn.q_proj.", "self_attn.qkv_proj."},
        {"self_attn.k_proj.", "self_attn.qkv_proj."},
@@ -172,12 +177,12 @@ std::vector<FileTensor> file_tensors(const ModelSpec& model, bool in_two) {
     for (const auto& [part, whole] : latent)
       if (const auto at = name.find(part); at != std::string::npos)
         name.replace(at, std::string(part).size(), whole);
-    bool depthwise = false;
-    for (const char* whole : of_state_space)
+    bool depthwise = name.ends_with(short_conv);
+    for (const char* whole : of_channels)
       if (const auto at = name.find(whole); at != std::string::npos) {
         const auto part = at + std::string(whole).size();
         name.erase(part, name.find('.', part) + 1 - part);
-        depthwise = spec.shape.size() > 1 && whole == of_state_space.back();
+        depthwise = spec.shape.size() > 1 && whole == convolved;
       }
     name = renamed(type, name);
     std::int64_t turns = 1;
@@ -293,7 +298,7 @@ struct Shard {
 
 // Routers' biases decide between scores that are close: transformers keeps them in f32 at least.
 DType type_in_file(const FileTensor& tensor, DType dtype) {
-  return is_router_bias(tensor.name) && dtype == DType::bf16 ? DType::f32 : dtype;
+  return is_router_bias(tensor.parts.front().name) && dtype == DType::bf16 ? DType::f32 : dtype;
 }
 
 std::vector<Shard> cut_into_shards(const std::vector<FileTensor>& all, DType dtype,
@@ -425,7 +430,7 @@ void write_shard(CheckpointReader& reader, const Shard& shard, const Adapters& a
     declared.push_back({tensor.name, stored_type(type_in_file(tensor, dtype)), tensor.shape()});
   SafetensorsWriter writer(path, declared, {{"format", "pt"}});
   for (const FileTensor& tensor : shard.tensors) {
-    if (is_router_bias(tensor.name)) {
+    if (is_router_bias(tensor.parts.front().name)) {
       write_router_bias(reader, tensor, type_in_file(tensor, dtype), writer);
       continue;
     }

@@ -240,6 +240,29 @@ void add_state_space(const ModelSpec& m, ordered_json& config) {
     config["layer_types"].push_back(m.has_state_space(layer) ? "linear_attention" : "full_attention");
 }
 
+// Widths of MLPs are those that they have.
+void add_short_conv(const ModelSpec& m, ordered_json& config) {
+  if (m.short_conv.kernel == 0) return;
+  config["norm_eps"] = config["rms_norm_eps"];
+  for (const char* other : {"rms_norm_eps", "hidden_act", "attention_bias", "mlp_bias"}) config.erase(other);
+  config["conv_L_cache"] = m.short_conv.kernel;
+  config["conv_bias"] = false;
+  config["layer_types"] = json::array();
+  for (std::int64_t layer = 0; layer < m.num_layers; ++layer)
+    config["layer_types"].push_back(m.has_short_conv(layer) ? "conv" : "full_attention");
+  if (m.experts == Experts::none) {
+    config["block_auto_adjust_ff_dim"] = false;
+    return;
+  }
+  config["moe_intermediate_size"] = m.expert_hidden;
+  config["num_experts"] = m.num_experts;
+  config["num_experts_per_tok"] = m.experts_per_token;
+  config["num_dense_layers"] = m.num_dense_layers;
+  config["norm_topk_prob"] = m.router.normalise;
+  config["routed_scaling_factor"] = m.router.scale;
+  config["use_expert_bias"] = true;
+}
+
 void add_latent(const ModelSpec& m, ordered_json& config) {
   config["head_dim"] = m.rotary_dim;  // as transformers has it
   config["q_lora_rank"] = m.q_rank > 0 ? ordered_json(m.q_rank) : ordered_json();
@@ -355,10 +378,10 @@ std::string hugging_face_config(const ModelSpec& m, DType dtype) {
                qwen_moe = type == "qwen2_moe" || type == "qwen3_moe" || next, deepseek = m.latent_attention(),
                glm4_moe = type == "glm4_moe", ernie_moe = type == "ernie4_5_moe",
                granite_moe = type.starts_with("granitemoe"), hunyuan_moe = type == "hunyuan_v1_moe",
-               exaone_moe = type == "exaone_moe", seed_oss = type == "seed_oss",
-               relu2 = m.activation == Activation::relu2;
+               exaone_moe = type == "exaone_moe", lfm2_moe = type == "lfm2_moe",
+               seed_oss = type == "seed_oss", relu2 = m.activation == Activation::relu2;
     if (m.experts == Experts::deepseek && !deepseek && !olmoe && !qwen_moe && !glm4_moe && !ernie_moe &&
-        !granite_moe && !hunyuan_moe && !exaone_moe)
+        !granite_moe && !hunyuan_moe && !exaone_moe && !lfm2_moe)
       refuse(
           "model {}: transformers has no class of experts as in deepseek without its latent attention; "
           "legal: "
@@ -460,6 +483,7 @@ std::string hugging_face_config(const ModelSpec& m, DType dtype) {
   if (m.family == Family::llama && m.layer_pattern.empty()) {
     add_later_families(m, config);
     add_state_space(m, config);
+    add_short_conv(m, config);
   }
   config["vocab_size"] = m.vocab;
   config["tie_word_embeddings"] = m.tied_embedding;

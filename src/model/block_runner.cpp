@@ -30,7 +30,11 @@ BlockRunner::BlockRunner(BlockProgram program, const Rank& rank, const Plan& pla
     cache_width_ = 2 * heads_here(plan).kv_width();
   if (const BlockOp* op = program_->find(OpKind::state_space)) {
     scan_ = state_space_here(plan);
-    taps_ = op->weights.front().shape.back();
+    tail_ = {op->weights.front().shape.back() - 1, scan_->mixed_width()};
+  }
+  if (const BlockOp* op = program_->find(OpKind::short_conv)) {
+    const Tensor taps = parameters.weight(op->weights.front().name).value;
+    tail_ = {taps.cols() - 1, 3 * taps.rows()};
   }
   for (const BlockOp& op : program_->ops) ops_.push_back(make_op(op, setting));
 }
@@ -82,10 +86,8 @@ Tensor BlockRunner::evaluate(const Microbatch& microbatch, Tensor x, std::int64_
 BlockCache BlockRunner::make_cache(std::int64_t max_positions) const {
   BlockCache cache;
   if (cache_width_ > 0) cache.keys = rank_->activation({max_positions, cache_width_});
-  if (scan_) {
-    cache.tail = rank_->activation({taps_ - 1, scan_->mixed_width()});
-    cache.state = rank_->statistic({scan_->width(), scan_->state});
-  }
+  if (!tail_.empty()) cache.tail = rank_->activation(tail_);
+  if (scan_) cache.state = rank_->statistic({scan_->width(), scan_->state});
   return cache;
 }
 

@@ -57,7 +57,7 @@ class BlockRunner {
   std::shared_ptr<const ExpertParallel> experts_;
   std::int64_t cache_width_ = 0;         // of keys and values
   std::optional<StateSpaceShape> scan_;  // of a state space
-  std::int64_t taps_ = 0;                // of its convolution
+  std::vector<std::int64_t> tail_;       // rows of a convolution that new tokens see, and their columns
   std::vector<std::unique_ptr<OpRunner>> ops_;
 };
 

@@ -45,7 +45,7 @@ Microbatch load_microbatch(const Rank& rank, const Plan& plan, std::int64_t step
   const bool documents = plan.mask == AttentionMask::document;
   if (documents) microbatch.sequences.first_positions = ids(samples.size() * layout.core_tokens());
 
-  const bool whole = documents && plan.model.state_space.heads > 0 && layout.ring() > 1;
+  const bool whole = documents && plan.model.mixes_channels() && layout.ring() > 1;
   if (whole) microbatch.whole_starts = ids(samples.size() * plan.seq_len);
 
   const bool looks_further = plan.model.num_mtp_layers > 0;

@@ -134,6 +134,11 @@ SavedBytes saved_bytes(const Workload& work, const Plan& c, const Recompute& rec
   const double state_space =
       cut + normed + mask +
       tokens * (2 * channels + mixed + (scan.is_delta() ? 2 : 1) * scan_heads + of_kernel) * width;
+  // A short convolution keeps [B | C | x]; others their product, what is convolved and what is projected too.
+  const double convolved = tokens * real(m.hidden) / tp * width,
+               of_short_conv = (s.is_this_trainer ? 3 : 6) * convolved,
+               short_conv = cut + normed + mask + of_short_conv,
+               dropped_of_short_conv = products || drops("conv_in") ? of_short_conv : 0;
   const double before_mlp = cut + normed + mask;
   const double of_mlp = mlp(tokens, mlp_hidden), dropped_of_mlp = products || drops("mlp_in") ? of_mlp : 0;
   // What is narrower on its way to experts is projected back from their sum.
@@ -150,8 +155,10 @@ SavedBytes saved_bytes(const Workload& work, const Plan& c, const Recompute& rec
   for (const LayerKind& kind : layer_kinds(m)) {
     const LayerParts has = layer_parts(m, kind.layer);
     const double all = (has.attention ? attention : 0) + (has.state_space ? state_space : 0) +
-                       (has.mlp ? before_mlp + of_mlp : 0) + (has.experts ? before_mlp + of_experts : 0);
-    const double dropped = (has.attention ? dropped_of_attention : 0) + (has.mlp ? dropped_of_mlp : 0) +
+                       (has.short_conv ? short_conv : 0) + (has.mlp ? before_mlp + of_mlp : 0) +
+                       (has.experts ? before_mlp + of_experts : 0);
+    const double dropped = (has.attention ? dropped_of_attention : 0) +
+                           (has.short_conv ? dropped_of_short_conv : 0) + (has.mlp ? dropped_of_mlp : 0) +
                            (has.experts ? dropped_of_experts : 0) + dropped_residual;
     if (recompute.everything()) {
       saved.layer[k] = cut;
@@ -225,13 +232,23 @@ static const char* layers_in_flight(const Plan& c, const LayerKind* kind) {
   if (kind == nullptr)
     return offloads ? "layers whose activations are here" : "layers x microbatches in flight";
   const LayerParts has = layer_parts(c.model, kind->layer);
-  if (has.experts && c.model.num_expert_layers() < c.model.num_layers)
+  const bool mixed = has.experts && c.model.num_expert_layers() < c.model.num_layers;
+  if (mixed && c.model.short_conv.kernel > 0 && has.short_conv)
+    return offloads ? "layers with a convolution and experts whose activations are here"
+                    : "layers with a convolution and experts x microbatches in flight";
+  if (mixed && c.model.short_conv.kernel > 0)
+    return offloads ? "layers with attention and experts whose activations are here"
+                    : "layers with attention and experts x microbatches in flight";
+  if (mixed)
     return offloads ? "layers of experts whose activations are here"
                     : "layers of experts x microbatches in flight";
   if (has.state_space)
     return offloads ? "layers with a state space whose activations are here"
                     : "layers with a state space x microbatches in flight";
-  if (has.attention && c.model.num_state_space_layers() > 0)
+  if (has.short_conv)
+    return offloads ? "layers with a convolution whose activations are here"
+                    : "layers with a convolution x microbatches in flight";
+  if (has.attention && c.model.mixes_channels())
     return offloads ? "layers with attention whose activations are here"
                     : "layers with attention x microbatches in flight";
   return offloads ? "dense layers whose activations are here" : "dense layers x microbatches in flight";

@@ -44,6 +44,7 @@ Interval interval_of(const Workload& work, const Plan& plan, std::int64_t parame
       wide.high = std::max(wide.high, unknown_scan_high);
       return wide;
     }
+    if (plan.model.num_short_conv_layers() > 0) return far("of layers with a short convolution");
     if (s.measured_on && std::find(s.measured_on->begin(), s.measured_on->end(), on) == s.measured_on->end())
       return far(fmt::format("on {} in {}", work.machine.name, precision_name(work.precision)));
     if (!is_inside(s.measured_gpus, plan.mesh.num_ranks()))

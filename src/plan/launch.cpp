@@ -78,6 +78,8 @@ void check_plain_llama(const LaunchRequest& r, bool runs_hybrids) {
   lacks(m.latent_attention(), "latent attention");
   lacks(!is_hybrid && m.state_space.heads > 0, "layers with a state space");
   lacks(m.state_space.is_delta(), "layers of the gated delta rule");
+  lacks(m.short_conv.kernel > 0, "layers with a short convolution");
+  lacks(m.router.epsilon > 0, "weights of experts that are divided by more than their sum");
   lacks(m.attention_gate, "gates of what attention makes");
   lacks(!is_hybrid && !m.layer_pattern.empty(), "layers of one part each");
   lacks(!is_hybrid && m.expert_latent > 0, "tokens that are narrower on their way to experts");

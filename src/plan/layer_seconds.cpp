@@ -160,6 +160,8 @@ class Pricer {
                       2 * tokens_ * width_here(op.inputs[0]) * width_);
       case OpKind::state_space:
         return state_space();
+      case OpKind::short_conv:
+        return short_conv();
       case OpKind::gate: {  // backward also the output, and both gradients
         const double bytes = tokens_ * width_here(op.outputs[0]) * width_;
         return passes(3 * bytes, 6 * bytes);
@@ -410,6 +412,39 @@ class Pricer {
                   ops_.memory_pass(tokens_ * (width_ * (5 * mixed + 14 * width + 10 * group) +
                                               wide * (10 * states + 6 * of_pairs + 2 * group))));
     kernels_ += 8;  // and twice as many backwards
+  }
+
+  // Passes over rows of channels: this trainer's kernel reads [B | C | x] and writes what comes of them, and
+  // backwards reads them once more with the gradient and writes theirs and the output, and reads all four for
+  // the weight's. Others make both products and the convolution one by one.
+  void short_conv() {
+    const double bytes = tokens_ * real(m_.hidden) / tp_ * width_;
+    if (w_.software.is_this_trainer) {
+      exchange_channels(3 * bytes, bytes);
+      passes(4 * bytes, 8 * bytes);
+      t_.backward_weight.compute += ops_.elementwise(4 * bytes);
+      return;
+    }
+    exchange_channels(bytes, bytes);  // of B x alone
+    passes(3 * bytes, 5 * bytes);
+    passes(2 * bytes, 2 * bytes);
+    t_.backward_weight.compute += ops_.elementwise(2 * bytes);
+    passes(3 * bytes, 5 * bytes);
+  }
+
+  // Channels of a convolution over the cp group, there and back; backwards the same, and this trainer sends
+  // what the convolution makes once more, which it does not keep.
+  void exchange_channels(double in, double out) {
+    if (mesh_.cp() == 1) return;
+    const double cp = mesh_.cp(), again = w_.software.is_this_trainer ? out : 0;
+    t_.context_bytes += (cp - 1) / cp * (2 * (in + out) + again);
+    const auto seconds = [&](double bytes) {
+      return ops_.collective(Verb::all_to_all, bytes, mesh_.cp(), mesh_.tp());
+    };
+    const double once = seconds(in) + seconds(out);
+    t_.forward.context += once;
+    t_.backward_input.context += once + (again > 0 ? seconds(again) : 0);
+    passes(2 * (in + out), 2 * (in + out + again));  // packed, and put in the order of positions
   }
 
   // Of a state space over the cp group: [z | x | B | C | dt] there and what comes of it back, and the same

@@ -5,7 +5,8 @@
 namespace echelon {
 
 LayerParts layer_parts(const ModelSpec& m, std::int64_t layer) {
-  return {m.has_attention(layer), m.has_state_space(layer), m.has_mlp(layer), m.has_experts(layer)};
+  return {m.has_attention(layer), m.has_state_space(layer), m.has_short_conv(layer), m.has_mlp(layer),
+          m.has_experts(layer)};
 }
 
 LayersByKind::LayersByKind(const ModelSpec& m) : kinds_(layer_kinds(m)) {

@@ -27,7 +27,7 @@ inline double sum_of(const PerKind& a) {
 
 // What a layer consists of.
 struct LayerParts {
-  bool attention = false, state_space = false, mlp = false, experts = false;
+  bool attention = false, state_space = false, short_conv = false, mlp = false, experts = false;
   bool operator==(const LayerParts&) const = default;
 };
 LayerParts layer_parts(const ModelSpec& model, std::int64_t layer);

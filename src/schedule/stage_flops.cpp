@@ -59,6 +59,11 @@ StageTimes stage_flops(const Plan& plan, const StageSlice& slice) {
           scans.backward_input += 3.5 * count * scan;  // states and weights again, and twice the rest
         of_scan = scan;
       }
+      if (op.kind == OpKind::short_conv) {
+        of_scan = 2 * tokens * static_cast<double>(m.hidden * m.short_conv.kernel);
+        scans.forward += count * of_scan;
+        if (!idle) scans.backward_input += 3 * count * of_scan;  // once again, and both gradients
+      }
       // The output layer is run in the backward pass, where its two other products are.
       forward.push_back(count * (of_weights + of_attention + of_scan));
       if (program.ends_in_loss()) {
@@ -77,7 +82,7 @@ StageTimes stage_flops(const Plan& plan, const StageSlice& slice) {
     for (const OpSequence& sequence : block_passes(program, slice.recompute).again)
       for (int op : sequence.ops) again += forward[static_cast<std::size_t>(op)];
   };
-  if (m.tuning.freeze.empty() && m.state_space.heads == 0 && m.layer_pattern.empty()) {
+  if (m.tuning.freeze.empty() && !m.mixes_channels() && m.layer_pattern.empty()) {
     const std::int64_t dense_end = m.experts == Experts::none ? m.num_layers : m.num_dense_layers,
                        dense =
                            std::clamp<std::int64_t>(dense_end - slice.layers.begin, 0, slice.layers.size());

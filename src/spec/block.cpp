@@ -251,6 +251,13 @@ int BlockBuilder::state_space(int mixed, std::vector<ParamSpec> weights, std::ve
   return y;
 }
 
+int BlockBuilder::short_conv(int bcx, ParamSpec taps) {
+  const int core = value("core", Home::cut, width(bcx), Again::with_input),
+            y = value("convolved", Home::cut, width(bcx) / 3, Again::with_backward);
+  add(OpKind::short_conv, "short_conv", {bcx}, {core, y}, {core}).weights = {std::move(taps)};
+  return y;
+}
+
 int BlockBuilder::gate(int x, int g) {
   const int y = value("gated", Home::cut, width(x), Again::with_backward);
   add(OpKind::gate, "gate", {x, g}, {y}, {x, g});

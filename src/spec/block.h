@@ -55,6 +55,8 @@ enum class OpKind {
                 // times SiLU(z) (Mamba-2). Weights: of the convolution of x, of B and of C; biases: the same
                 // three where it has them, then dt's, A's logarithm, D. By the gated delta rule [z | values |
                 // keys | queries | dt | beta], and in place of D the weight of a norm of each head
+  short_conv,   // [B | C | x] -> those that are convolved here, and C times a causal convolution of B x, each
+                // channel by itself over a few positions (LFM2). Weight: the convolution's
   gate,         // x, g -> x times the sigmoid of g
   join,         // x, y -> [x | y]
   activation,   // h -> h, its activation (activation.h)
@@ -66,9 +68,9 @@ enum class OpKind {
 };
 template <>
 inline constexpr std::array choice_names<OpKind>{
-    "embedding", "positions", "norm",        "linear",      "rope", "attention",
-    "latent",    "narrow",    "state_space", "gate",        "join", "activation",
-    "residual",  "sum",       "experts_in",  "experts_out", "loss"};
+    "embedding",  "positions", "norm",        "linear",     "rope",        "attention",
+    "latent",     "narrow",    "state_space", "short_conv", "gate",        "join",
+    "activation", "residual",  "sum",         "experts_in", "experts_out", "loss"};
 
 enum class WeightOrder { in_out, out_in };  // how a matrix is stored: GPT-2's (in, out), Llama's (out, in)
 

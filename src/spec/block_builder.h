@@ -44,6 +44,7 @@ class BlockBuilder {
   // value that has them already, and the first of the three is not there; or -1.
   int latent(int compressed, int queries, std::vector<ParamSpec> weights);
   int state_space(int mixed, std::vector<ParamSpec> weights, std::vector<ParamSpec> biases);
+  int short_conv(int bcx, ParamSpec taps);
   int gate(int x, int g);
   int narrow(int attended);  // of each head what its value has
   int join(const std::string& name, int x, int y);

@@ -2,7 +2,8 @@
 // (Qwen2's of queries, keys and values; of attention's output; of MLPs), grouped-query attention (Qwen3's
 // with norms of heads, gpt-oss's with sinks), attention and MLP one after the other or of the same input
 // (Cohere), weights stored (out, in); in place of MLPs the experts of Mixtral, DeepSeek or gpt-oss; in place
-// of attention, in some layers, Mamba-2's mixer or a gated DeltaNet; or layers of one part each (Nemotron-H).
+// of attention, in some layers, Mamba-2's mixer, a gated DeltaNet or LFM2's short convolution; or layers of
+// one part each (Nemotron-H).
 #include <fmt/core.h>
 
 #include <cmath>
@@ -140,20 +141,20 @@ struct Channels {
   const char* name;
   std::int64_t width, unit;
 };
+void begin_as_convolution(ParamSpec& spec, std::int64_t kernel) {
+  spec.multiplies = false;
+  spec.init = Init::uniform;
+  spec.init_std = 1 / std::sqrt(3 * static_cast<double>(kernel));
+}
 void convolution(const ModelSpec& m, const std::string& at, std::initializer_list<Channels> runs,
                  std::vector<ParamSpec>& taps, std::vector<ParamSpec>& biases) {
   const StateSpaceSpec& s = m.state_space;
-  const auto begin = [&s](ParamSpec& spec) {
-    spec.init = Init::uniform;
-    spec.init_std = 1 / std::sqrt(3 * static_cast<double>(s.kernel));
-  };
   for (const auto& [name, width, unit] : runs) {
     taps.push_back(cut_rows(fmt::format("{}conv1d.{}.weight", at, name), width, s.kernel, unit, 0));
-    taps.back().multiplies = false;
-    begin(taps.back());
+    begin_as_convolution(taps.back(), s.kernel);
     if (!s.conv_bias) continue;
     biases.push_back(cut_bias(fmt::format("{}conv1d.{}.bias", at, name), width, {{width, unit}}));
-    begin(biases.back());
+    begin_as_convolution(biases.back(), s.kernel);
   }
 }
 
@@ -204,6 +205,19 @@ int state_space(BlockBuilder& b, const ModelSpec& m, int x, const std::string& a
   const int y = b.head_norm("state_norm", b.state_space(mixed, std::move(taps), std::move(biases)),
                             {cut_norm_weight(at + "norm.weight", W, P)}, {s.groups});
   return b.rows("state_out", y, cut_columns(at + "out_proj.weight", m.hidden, W, P, residual_std(m)));
+}
+
+// LFM2's gated short convolution: B, C and x of each channel, which is cut by itself.
+int short_conv(BlockBuilder& b, const ModelSpec& m, int x, const std::string& at) {
+  const std::int64_t C = m.hidden;
+  const auto projection = [&](const char* name) {
+    return cut_rows(at + "in_proj." + name + ".weight", C, C, 1, m.init_std);
+  };
+  const int bcx = b.columns("conv_in", x, {projection("b"), projection("c"), projection("x")});
+  ParamSpec taps = cut_rows(at + "conv.weight", C, m.short_conv.kernel, 1, 0);
+  begin_as_convolution(taps, m.short_conv.kernel);
+  return b.rows("conv_out", b.short_conv(bcx, std::move(taps)),
+                cut_columns(at + "out_proj.weight", C, C, 1, residual_std(m)));
 }
 
 // Of the residual stream.
@@ -300,13 +314,14 @@ int layer_ops(BlockBuilder& b, const ModelSpec& m, std::int64_t layer, int x) {
   if (!m.layer_pattern.empty()) return one_part(b, m, layer, x, at);
   const bool before = m.norm_place != NormPlace::after, after = m.norm_place != NormPlace::before;
   const int first = before ? norm(b, m, "norm1", x, at + "input_layernorm") : x;
-  const bool scans = m.has_state_space(layer);
-  int y = !scans                     ? attention(b, m, layer, first, at)
+  const bool attends = m.has_attention(layer);
+  int y = attends                    ? attention(b, m, layer, first, at)
+          : m.has_short_conv(layer)  ? short_conv(b, m, first, at + "conv.")
           : m.state_space.is_delta() ? delta_net(b, m, first, at + "linear_attn.")
                                      : state_space(b, m, first, at + "mamba.");
   if (after) y = b.rms_norm("attention_norm", y, at + "post_attention_layernorm");
   std::vector<ParamSpec> out_bias;
-  if (m.attention_out_bias && !scans) out_bias = {whole_bias(at + "self_attn.o_proj.bias", m.hidden)};
+  if (m.attention_out_bias && attends) out_bias = {whole_bias(at + "self_attn.o_proj.bias", m.hidden)};
   const int middle = residual(b, m, 1, x, y, std::move(out_bias));
   if (m.parallel_residual)
     y = first;

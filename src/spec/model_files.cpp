@@ -104,6 +104,7 @@ constexpr const char* toml_keys[] = {"name",
                                      "ssm_kernel",
                                      "ssm_conv_bias",
                                      "ssm_chunk",
+                                     "short_conv",
                                      "attention_layers",
                                      "freeze",
                                      "lora"};
@@ -350,7 +351,15 @@ void read_state_space(const Reader& reader, const std::string& where, StateSpace
   s.kernel = reader.integer_or("ssm_kernel", s.kernel);
   s.conv_bias = reader.boolean_or("ssm_conv_bias", s.conv_bias);
   s.chunk = reader.integer_or("ssm_chunk", s.chunk);
-  if (reader.has("attention_layers")) s.attention_layers = reader.integers("attention_layers");
+}
+
+// Layers that have attention among those that have it not.
+void read_other_mixers(const Reader& reader, const std::string& where, ModelSpec& m) {
+  read_state_space(reader, where, m.state_space);
+  m.short_conv.kernel = reader.integer_or("short_conv", 0);
+  if (!reader.has("attention_layers")) return;
+  (m.short_conv.kernel != 0 ? m.short_conv.attention_layers : m.state_space.attention_layers) =
+      reader.integers("attention_layers");
 }
 
 void write_state_space(const ModelSpec& m, std::string& text) {
@@ -435,7 +444,7 @@ ModelSpec model_from_toml(const std::string& text, const std::string& where) {
   m.value_head_dim = reader.integer_or("value_head_dim", 0);
   m.num_mtp_layers = reader.integer_or("num_mtp_layers", 0);
   m.mtp_weight = reader.real_or("mtp_weight", m.mtp_weight);
-  read_state_space(reader, where, m.state_space);
+  read_other_mixers(reader, where, m);
   if (reader.has("lora"))
     m.tuning.lora = parse_lora(reader.text("lora", "a text"), fmt::format("{}: lora", where));
   if (reader.has("freeze")) m.tuning.freeze = parse_freeze(reader.text("freeze", "a text"));
@@ -522,6 +531,10 @@ std::string to_toml(const ModelSpec& m) {
     line("mtp_weight", m.mtp_weight);
   }
   if (m.state_space.heads > 0) write_state_space(m, text);
+  if (m.short_conv.kernel > 0) {
+    line("short_conv", m.short_conv.kernel);
+    text += fmt::format("attention_layers = [{}]\n", fmt::join(m.short_conv.attention_layers, ", "));
+  }
   if (m.tuning.lora.rank > 0) line("lora", quoted(lora_text(m.tuning.lora)));
   if (!m.tuning.freeze.empty()) line("freeze", quoted(freeze_text(m.tuning)));
   return text;

@@ -49,14 +49,24 @@ std::int64_t count_all(const ModelSpec& m, Counted counted) {
   return sum;
 }
 
+void check_attention_layers(const ModelSpec& m, const std::vector<std::int64_t>& layers) {
+  std::int64_t last = -1;
+  for (const std::int64_t layer : layers) {
+    if (layer <= last || layer >= m.num_layers)
+      refuse("model {}: attention_layers are not layers from 0 to {} in rising order; give such ones", m.name,
+             m.num_layers - 1);
+    last = layer;
+  }
+}
+
 // What stands beside a state space is told here, and what cannot.
 void check_state_space(const ModelSpec& m) {
   const StateSpaceSpec& s = m.state_space;
   if (s.heads == 0) {
     if (s != StateSpaceSpec{})
       refuse(
-          "model {}: ssm_head_dim, ssm_groups, attention_layers ... are legal beside ssm_heads alone; give "
-          "ssm_heads above 0",
+          "model {}: ssm_head_dim, ssm_groups ... are legal beside ssm_heads alone, and attention_layers "
+          "beside it or short_conv; give ssm_heads above 0",
           m.name);
     return;
   }
@@ -71,13 +81,7 @@ void check_state_space(const ModelSpec& m) {
     refuse("model {}: ssm_state = 1 is not legal with ssm_rule = \"gated-delta\"; give 2 or more", m.name);
   check_size(m, "ssm_kernel", s.kernel, 64);
   check_size(m, "ssm_chunk", s.chunk, 4096);
-  std::int64_t last = -1;
-  for (const std::int64_t layer : s.attention_layers) {
-    if (layer <= last || layer >= m.num_layers)
-      refuse("model {}: attention_layers are not layers from 0 to {} in rising order; give such ones", m.name,
-             m.num_layers - 1);
-    last = layer;
-  }
+  check_attention_layers(m, s.attention_layers);
   if (m.num_state_space_layers() == 0 && m.layer_pattern.empty())
     refuse("model {}: all layers are attention_layers; leave out ssm_heads, or one of them", m.name);
   const auto refuse_beside = [&m](bool chosen, const char* what, const char* legal) {
@@ -97,6 +101,43 @@ void check_state_space(const ModelSpec& m) {
   refuse_beside(m.latent_attention(), "latent attention (kv_rank)", "0");
   refuse_beside(m.window.size > 0, "a window", "0");
   refuse_beside(m.norms_less_one && !s.is_delta(), "norms_less_one = true", "false");
+  refuse_beside(m.num_mtp_layers > 0, "num_mtp_layers", "0");
+}
+
+// The same of short convolutions.
+void check_short_conv(const ModelSpec& m) {
+  const ShortConvSpec& s = m.short_conv;
+  if (s.kernel == 0) {
+    if (!s.attention_layers.empty())
+      refuse(
+          "model {}: attention_layers are legal beside ssm_heads or short_conv alone; give short_conv above "
+          "0",
+          m.name);
+    return;
+  }
+  constexpr std::int64_t most_positions = 64;
+  if (s.kernel < 2 || s.kernel > most_positions)
+    refuse("model {}: short_conv = {} is not legal: give a whole number from 2 to {}, or 0", m.name, s.kernel,
+           most_positions);
+  check_attention_layers(m, s.attention_layers);
+  if (m.num_short_conv_layers() == 0)
+    refuse("model {}: all layers are attention_layers; leave out short_conv, or one of them", m.name);
+  const auto refuse_beside = [&m](bool chosen, const char* what, const char* legal) {
+    if (chosen)
+      refuse("model {}: {} is not legal beside layers with a short convolution (short_conv = {}); give {}",
+             m.name, what, m.short_conv.kernel, legal);
+  };
+  refuse_beside(m.family != Family::llama, "a family other than llama", "family = \"llama\"");
+  refuse_beside(m.state_space.heads > 0, "a state space (ssm_heads)", "0");
+  refuse_beside(!m.layer_pattern.empty(), "layer_pattern", "no pattern");
+  refuse_beside(m.experts != Experts::none && m.experts != Experts::deepseek, "another kind of experts",
+                "experts = \"deepseek\"");
+  refuse_beside(m.norm_kind != NormKind::rms, "norm_kind", "\"rms\"");
+  refuse_beside(m.norm_place != NormPlace::before, "norm_place", "\"before\"");
+  refuse_beside(m.parallel_residual, "parallel_residual = true", "false");
+  refuse_beside(m.latent_attention(), "latent attention (kv_rank)", "0");
+  refuse_beside(m.window.size > 0, "a window", "0");
+  refuse_beside(m.norms_less_one, "norms_less_one = true", "false");
   refuse_beside(m.num_mtp_layers > 0, "num_mtp_layers", "0");
 }
 
@@ -484,6 +525,7 @@ void validate(const ModelSpec& m) {
   check_layers(m);
   check_prediction(m);
   check_layer_pattern(m);
+  check_short_conv(m);
   check_state_space(m);
   const auto real = [](std::int64_t size) { return static_cast<double>(size); };
   const double experts =
@@ -494,7 +536,8 @@ void validate(const ModelSpec& m) {
       3 * real(m.expert_latent) * (real(m.hidden) + experts) +
       latent * real(m.num_heads) * real(m.head_dim + m.value_head_dim) +
       real(m.hidden) *
-          (3 * real(m.state_space.width()) + 2 * real(m.state_space.groups) * real(m.state_space.state));
+          (3 * real(m.state_space.width()) + 2 * real(m.state_space.groups) * real(m.state_space.state)) +
+      (m.short_conv.kernel > 0 ? real(m.hidden) * real(4 * m.hidden + m.short_conv.kernel) : 0);
   const double total = real(m.num_layers) * block + 2 * real(m.hidden) * (real(m.vocab) + real(m.max_seq));
   if (total > largest_num_parameters) {
     refuse("model {}: its sizes make some {:.1e} parameters; at most {:.0e} can be counted", m.name, total,
@@ -541,21 +584,28 @@ bool ModelSpec::has(LayerPart part, std::int64_t layer) const {
            layer_pattern[static_cast<std::size_t>(layer)] == letter_of(part);
   const bool routed = experts != Experts::none && layer >= num_dense_layers;
   if (part == LayerPart::experts || part == LayerPart::mlp) return routed == (part == LayerPart::experts);
-  const std::vector<std::int64_t>& attending = state_space.attention_layers;
-  const bool scans = state_space.heads > 0 && !std::binary_search(attending.begin(), attending.end(), layer);
-  return scans == (part == LayerPart::state_space);
+  const bool convolves = short_conv.kernel > 0;
+  const std::vector<std::int64_t>& attending =
+      convolves ? short_conv.attention_layers : state_space.attention_layers;
+  if (!mixes_channels() || std::binary_search(attending.begin(), attending.end(), layer))
+    return part == LayerPart::attention;
+  return part == (convolves ? LayerPart::short_conv : LayerPart::state_space);
 }
 
 std::int64_t ModelSpec::num_layers_with(LayerPart part) const {
   if (!layer_pattern.empty()) return std::count(layer_pattern.begin(), layer_pattern.end(), letter_of(part));
   const std::int64_t routed = experts == Experts::none ? 0 : num_layers - num_dense_layers,
                      scans =
-                         state_space.heads == 0 ? 0 : num_layers - std::ssize(state_space.attention_layers);
+                         state_space.heads == 0 ? 0 : num_layers - std::ssize(state_space.attention_layers),
+                     convolves =
+                         short_conv.kernel == 0 ? 0 : num_layers - std::ssize(short_conv.attention_layers);
   switch (part) {
     case LayerPart::attention:
-      return num_layers - scans;
+      return num_layers - scans - convolves;
     case LayerPart::state_space:
       return scans;
+    case LayerPart::short_conv:
+      return convolves;
     case LayerPart::mlp:
       return num_layers - routed;
     case LayerPart::experts:
@@ -580,8 +630,32 @@ static std::vector<LayerKind> kinds_of_pattern(const ModelSpec& m) {
   return kinds;
 }
 
+// Attention or a short convolution, and behind each an MLP or experts.
+static std::vector<LayerKind> kinds_with_short_conv(const ModelSpec& m) {
+  struct Kind {
+    bool convolves, routed;
+    const char* name;
+  };
+  const bool mixed = m.experts != Experts::none && m.num_dense_layers > 0;
+  std::vector<LayerKind> kinds;
+  for (const auto& [convolves, routed, name] :
+       {Kind{false, false, mixed ? "layer with attention and an MLP" : "layer with attention"},
+        {true, false, mixed ? "layer with a convolution and an MLP" : "layer with a convolution"},
+        {false, true, mixed ? "layer with attention and experts" : "layer with attention"},
+        {true, true, mixed ? "layer with a convolution and experts" : "layer with a convolution"}}) {
+    LayerKind kind{0, 0, name};
+    for (std::int64_t layer = m.num_layers; layer-- > 0;)
+      if (m.has_short_conv(layer) == convolves && m.has_experts(layer) == routed)
+        kind.layer = layer, ++kind.count;
+    if (kind.count > 0) kinds.push_back(kind);
+  }
+  if (kinds.size() == 1) kinds.front().name = "layer";
+  return kinds;
+}
+
 std::vector<LayerKind> layer_kinds(const ModelSpec& m) {
   if (!m.layer_pattern.empty()) return kinds_of_pattern(m);
+  if (m.short_conv.kernel > 0) return kinds_with_short_conv(m);
   // Beside a state space all layers have experts, or none.
   const std::int64_t states = m.num_state_space_layers(), experts = states > 0 ? 0 : m.num_expert_layers(),
                      dense = m.num_layers - experts - states;
@@ -627,7 +701,9 @@ double flops_per_token_seeing(const ModelSpec& m, double mean_keys) {
   const StateSpaceSpec& s = m.state_space;
   const double scans =
       3.0 * static_cast<double>(states) *
-      static_cast<double>((s.is_delta() ? 6 : 4) * s.width() * s.state + 2 * s.mixed_width() * s.kernel);
+          static_cast<double>((s.is_delta() ? 6 : 4) * s.width() * s.state + 2 * s.mixed_width() * s.kernel) +
+      6.0 * static_cast<double>(m.num_short_conv_layers()) *
+          static_cast<double>(m.hidden * m.short_conv.kernel);
   const double attention =
       6.0 * static_cast<double>(m.num_attention_layers() + m.num_mtp_layers) * widths * mean_keys + scans;
   double left_out = 0;

@@ -97,9 +97,17 @@ struct StateSpaceSpec {
   bool operator==(const StateSpaceSpec&) const = default;
 };
 
-// What a layer adds to the residual stream: mostly two of them, attention or a state space, and then an MLP
-// or experts.
-enum class LayerPart { attention, state_space, mlp, experts };
+// In place of attention in some layers: a gated convolution of each channel over a few positions (LFM2,
+// https://arxiv.org/abs/2511.23404).
+struct ShortConvSpec {
+  std::int64_t kernel = 0;  // positions that it sees, a token's own among them; 0: none [conv_L_cache]
+  std::vector<std::int64_t> attention_layers = {};  // the others, rising [layer_types]
+  bool operator==(const ShortConvSpec&) const = default;
+};
+
+// What a layer adds to the residual stream: mostly two of them, attention, a state space or a short
+// convolution, and then an MLP or experts.
+enum class LayerPart { attention, state_space, short_conv, mlp, experts };
 
 struct ModelSpec {
   std::string name;
@@ -183,6 +191,7 @@ struct ModelSpec {
   double mtp_weight = 0.3;
 
   StateSpaceSpec state_space;
+  ShortConvSpec short_conv;
 
   FineTuning tuning;  // what of it is trained
 
@@ -191,16 +200,22 @@ struct ModelSpec {
   bool has(LayerPart part, std::int64_t layer) const;
   bool has_attention(std::int64_t layer) const { return has(LayerPart::attention, layer); }
   bool has_state_space(std::int64_t layer) const { return has(LayerPart::state_space, layer); }
+  bool has_short_conv(std::int64_t layer) const { return has(LayerPart::short_conv, layer); }
   bool has_mlp(std::int64_t layer) const { return has(LayerPart::mlp, layer); }
   bool has_experts(std::int64_t layer) const { return has(LayerPart::experts, layer); }
   std::int64_t num_layers_with(LayerPart part) const;
   std::int64_t num_attention_layers() const { return num_layers_with(LayerPart::attention); }
   std::int64_t num_state_space_layers() const { return num_layers_with(LayerPart::state_space); }
+  std::int64_t num_short_conv_layers() const { return num_layers_with(LayerPart::short_conv); }
+  // Whether some layer takes in a channel of a whole sequence at a time, other than by attention.
+  bool mixes_channels() const { return state_space.heads > 0 || short_conv.kernel > 0; }
   std::int64_t num_mlp_layers() const { return num_layers_with(LayerPart::mlp); }
   std::int64_t num_expert_layers() const { return num_layers_with(LayerPart::experts); }
   // Of two kinds of layers the second: with a state space, or in a model without them one with experts; where
-  // layers have one part each, either.
+  // layers have one part each, either. With a short convolution where all layers have the same behind it.
   bool is_other(std::int64_t layer) const {
+    if (short_conv.kernel > 0 && (experts == Experts::none || num_dense_layers == 0))
+      return has_short_conv(layer);
     return has_state_space(layer) ||
            (has_experts(layer) && (state_space.heads == 0 || !layer_pattern.empty()));
   }
@@ -284,8 +299,8 @@ std::int64_t num_active_parameters(const ModelSpec& model);
 std::int64_t num_trained_parameters(const ModelSpec& model);
 // Training FLOPs of one token, forward and backward, causal attention, nothing recomputed: 6N + 12 L (H D) T
 // / 2, N those of num_active_parameters(), 4 for each that is frozen, 2 below what is trained. A layer with a
-// state space of N numbers a channel has 12 N of each channel instead, and its convolution's. Where values
-// are narrower than keys (latent attention) the mean of both stands for D.
+// state space of N numbers a channel has 12 N of each channel instead, and its convolution's; so does a short
+// convolution. Where values are narrower than keys (latent attention) the mean of both stands for D.
 double model_flops_per_token(const ModelSpec& model, std::int64_t seq_len);
 // The same where a token sees so many keys on average.
 double flops_per_token_seeing(const ModelSpec& model, double mean_keys);

@@ -24,6 +24,8 @@ struct TransformersType {
   const char* prefix = nullptr;
   // The experts of a layer are two tensors: of each expert gate and up, one behind the other, and down.
   bool stacked_experts = false;
+  // Gate, up and down of MLPs and of experts are w1, w3 and w2.
+  bool numbered_mlps = false;
 };
 
 // As which a model is written, and by whose names its files are read. Whether a configuration of this type

@@ -84,6 +84,8 @@ std::string tensor_parallel_problem(const ModelSpec& m, std::int64_t tp) {
   if (const StateSpaceSpec& s = m.state_space; s.heads > 0 && s.groups % tp != 0 && tp % s.groups != 0)
     return fmt::format("is neither a divisor nor a multiple of the {} groups of state-space heads of {}",
                        s.groups, m.name);
+  if (m.short_conv.kernel > 0 && m.hidden < tp)
+    return fmt::format("{} has short convolutions of only {} channels", m.name, m.hidden);
   if (m.vocab < tp) return fmt::format("{} has a vocabulary of only {}", m.name, m.vocab);
   if (m.num_mlp_layers() > 0 && m.mlp_hidden < tp)
     return fmt::format("{} has an MLP of only {}", m.name, m.mlp_hidden);
@@ -98,7 +100,9 @@ Verdict of_tensor_parallel(const Plan& plan) {
   const ModelSpec& m = plan.model;
   const std::string problem = tensor_parallel_problem(m, plan.mesh.size(Axis::tp));
   if (problem.empty()) return {};
-  const std::int64_t heads = m.num_attention_layers() == 0 ? m.state_space.heads : m.num_heads;
+  const std::int64_t heads = m.num_attention_layers() > 0 ? m.num_heads
+                             : m.state_space.heads > 0    ? m.state_space.heads
+                                                          : m.hidden;
   Refusal refusal = refused("tp", {}, "{}", problem);
   for (std::int64_t n = 1; n <= heads; ++n)
     if (heads % n == 0 && tensor_parallel_problem(m, n).empty()) refusal.remedies.push_back(remedy("tp", n));
@@ -184,11 +188,27 @@ Verdict of_state_space_heads(const Plan& plan) {
   return refusal;
 }
 
-// Equal runs of positions, and of the heads that ranks exchange.
+// Ranks that exchange a convolution's channels have as many.
+Verdict of_convolved_channels(const Plan& plan) {
+  const ModelSpec& m = plan.model;
+  const std::int64_t tp = plan.mesh.size(Axis::tp), cp = plan.mesh.size(Axis::cp);
+  if (m.short_conv.kernel == 0 || m.hidden % (tp * cp) == 0) return {};
+  Refusal refusal =
+      refused("cp", {},
+              "a rank gets as many channels of a short convolution as the others, and {} has {} "
+              "over --tp {}",
+              m.name, m.hidden, tp);
+  for (std::int64_t n = 1; n * tp <= m.hidden; ++n)
+    if (m.hidden % (tp * n) == 0 || n == 1) refusal.remedies.push_back(remedy("cp", n));
+  return refusal;
+}
+
+// Equal runs of positions, and of the heads and channels that ranks exchange.
 Verdict of_context_parallel(const Plan& plan) {
   const int cp = plan.mesh.size(Axis::cp), tp = plan.mesh.size(Axis::tp);
   if (cp == 1) return {};
   if (Verdict verdict = of_state_space_heads(plan)) return verdict;
+  if (Verdict verdict = of_convolved_channels(plan)) return verdict;
   const bool is_hybrid = plan.context_kind == ContextKind::hybrid;
   if (is_hybrid && cp % plan.ulysses != 0)
     return refused("cp-ulysses", {remedy("cp-ulysses", cp, divisors)},

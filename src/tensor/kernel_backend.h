@@ -83,6 +83,11 @@ class KernelBackend {
                                  const SequenceRows& rows, InOut dy, Out dx) = 0;
   virtual void convolve_backward_weight(const Tensor& x, const Tensor& dy, const SequenceRows& rows,
                                         InOut dw) = 0;
+  virtual void short_convolution(const Tensor& bcx, const Tensor& w, const SequenceRows& rows, Out y) = 0;
+  virtual void short_convolution_backward(const Tensor& bcx, const Tensor& w, const Tensor& dy,
+                                          const SequenceRows& rows, Out dbcx, Out y) = 0;
+  virtual void short_convolution_backward_weight(const Tensor& bcx, const Tensor& dy,
+                                                 const SequenceRows& rows, InOut dw) = 0;
   virtual void state_space(const StateSpaceTensors& in, const StateSpaceShape& shape, const Tensor& workspace,
                            InOut state, Out y) = 0;
   virtual void state_space_backward(const StateSpaceTensors& in, const StateSpaceShape& shape,

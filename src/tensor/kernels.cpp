@@ -530,6 +530,42 @@ void Kernels::convolve_backward_weight(const Tensor& x, const Tensor& dy, const 
   if (backend_) backend_->convolve_backward_weight(x, dy, rows, dw);
 }
 
+// Of [B | C | x] what is one of its parts.
+static bool is_gated_channels(const Tensor& bcx, const Tensor& y, const SequenceRows& rows) {
+  return is_sequences(bcx, rows) && like(bcx, y) && y.rows() == bcx.rows() && bcx.cols() == 3 * y.cols();
+}
+static bool is_short_convolution(const Tensor& bcx, const Tensor& w, const Tensor& y,
+                                 const SequenceRows& rows) {
+  return is_gated_channels(bcx, y, rows) && like(bcx, w) && w.contiguous() && w.rows() == y.cols() &&
+         w.cols() > 0;
+}
+
+void Kernels::short_convolution(const Tensor& bcx, const Tensor& w, const SequenceRows& rows, Out y) {
+  require(is_short_convolution(bcx, w, y, rows),
+          "short_convolution: bcx is no sequences of three times y's columns, or w not of these", bcx, w, y,
+          rows.first_positions);
+  if (backend_) backend_->short_convolution(bcx, w, rows, y);
+}
+
+void Kernels::short_convolution_backward(const Tensor& bcx, const Tensor& w, const Tensor& dy,
+                                         const SequenceRows& rows, Out dbcx, Out y) {
+  require(is_short_convolution(bcx, w, dy, rows),
+          "short_convolution_backward: bcx is no sequences of three times dy's columns, or w not of these",
+          bcx, w, dy, rows.first_positions);
+  require(same(bcx, dbcx) && same(dy, y), "short_convolution_backward: dbcx is not as bcx, or y not as dy",
+          bcx, dbcx, dy, y);
+  if (backend_) backend_->short_convolution_backward(bcx, w, dy, rows, dbcx, y);
+}
+
+void Kernels::short_convolution_backward_weight(const Tensor& bcx, const Tensor& dy, const SequenceRows& rows,
+                                                InOut dw) {
+  require(is_gated_channels(bcx, dy, rows),
+          "short_convolution_backward_weight: bcx is no sequences of three times dy's columns", bcx, dy);
+  require(is_wide(dw) && dw->dtype() == wide(bcx.dtype()) && dw->rows() == dy.cols(),
+          "short_convolution_backward_weight: dw is not of dy's columns, and wide", dy, dw);
+  if (backend_) backend_->short_convolution_backward_weight(bcx, dy, rows, dw);
+}
+
 static bool is_state_space(const StateSpaceTensors& in, const StateSpaceShape& s, const Tensor& workspace,
                            bool backward) {
   const bool sizes =

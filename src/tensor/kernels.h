@@ -326,6 +326,16 @@ class Kernels {
   // dw (C, K, wide) += ; dy as convolve_backward() left it.
   void convolve_backward_weight(const Tensor& x, const Tensor& dy, const SequenceRows& rows, InOut dw);
 
+  // Of bcx (N, 3 C), [B | C | x]: y (N, C) = C times a causal convolution of B x, column by column, by w (C,
+  // K) as in convolve(), within documents (tensor/rows/short_convolution.h).
+  void short_convolution(const Tensor& bcx, const Tensor& w, const SequenceRows& rows, Out y);
+  // dbcx of dy, and y once more; both lie elsewhere than what is given.
+  void short_convolution_backward(const Tensor& bcx, const Tensor& w, const Tensor& dy,
+                                  const SequenceRows& rows, Out dbcx, Out y);
+  // dw (C, K, wide) += .
+  void short_convolution_backward_weight(const Tensor& bcx, const Tensor& dy, const SequenceRows& rows,
+                                         InOut dw);
+
   // y (N, H P) = the scan of a state space (tensor/state_space_scan.h) times SiLU(z), behind the delta rule
   // with an RMSNorm of each head before that. `state` (H P, N, wide):
   // of one sequence the state before its first row, which becomes the one behind its last; undefined: zeros.

@@ -241,6 +241,24 @@ class NoisyKernels final : public RoundingNoise {
     move(dw);
   }
 
+  void short_convolution(const Tensor& bcx, const Tensor& w, const SequenceRows& rows, Out y) override {
+    exact_.short_convolution(moved(bcx), moved(w), rows, y);
+    move(y, w.cols());
+  }
+
+  void short_convolution_backward(const Tensor& bcx, const Tensor& w, const Tensor& dy,
+                                  const SequenceRows& rows, Out dbcx, Out y) override {
+    exact_.short_convolution_backward(moved(bcx), moved(w), moved(dy), rows, dbcx, y);
+    move(dbcx, w.cols());
+    move(y, w.cols());
+  }
+
+  void short_convolution_backward_weight(const Tensor& bcx, const Tensor& dy, const SequenceRows& rows,
+                                         InOut dw) override {
+    exact_.short_convolution_backward_weight(moved(bcx, bcx.rows()), moved(dy, bcx.rows()), rows, dw);
+    move(dw);
+  }
+
   // Its products are moved one by one.
   void state_space(const StateSpaceTensors& in, const StateSpaceShape& shape, const Tensor& workspace,
                    InOut state, Out y) override {

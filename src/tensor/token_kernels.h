@@ -9,6 +9,7 @@
 #include "tensor/launching.h"
 #include "tensor/rows/elements.h"
 #include "tensor/rows/experts.h"
+#include "tensor/rows/short_convolution.h"
 #include "tensor/rows/sinks.h"
 #include "tensor/rows/state_space.h"
 #include "tensor/rows/vocabulary.h"
@@ -63,6 +64,30 @@ class TokenKernels : public KernelBackend, protected Launching<Launch> {
       spread_blocks(this->launch(), this->team(), "convolve_backward_weight", x.cols(),
                     rows::ConvolveBackwardWeight<T>{matrix<Wide<T>>(dy), matrix<T>(x), sequences(rows),
                                                     matrix<Wide<T>>(dw)});
+    });
+  }
+
+  void short_convolution(const Tensor& bcx, const Tensor& w, const SequenceRows& rows, Out y) override {
+    with_stored_type(bcx, [&, this]<class T>(T) {
+      each_of_rows("short_convolution", y,
+                   rows::ShortConvolution<T>{gated_channels<T>(bcx, rows), matrix<T>(w), matrix<T>(y)});
+    });
+  }
+  void short_convolution_backward(const Tensor& bcx, const Tensor& w, const Tensor& dy,
+                                  const SequenceRows& rows, Out dbcx, Out y) override {
+    with_stored_type(bcx, [&, this]<class T>(T) {
+      each_of_rows(
+          "short_convolution_backward", y,
+          rows::ShortConvolutionBackward<T>{
+              {gated_channels<T>(bcx, rows), matrix<T>(w), matrix<T>(y)}, matrix<T>(dy), matrix<T>(dbcx)});
+    });
+  }
+  void short_convolution_backward_weight(const Tensor& bcx, const Tensor& dy, const SequenceRows& rows,
+                                         InOut dw) override {
+    with_stored_type(bcx, [&, this]<class T>(T) {
+      spread_blocks(this->launch(), this->team(), "short_convolution_backward_weight", dy.cols(),
+                    rows::ShortConvolutionBackwardWeight<T>{gated_channels<T>(bcx, rows), matrix<T>(dy),
+                                                            matrix<Wide<T>>(dw)});
     });
   }
 
@@ -207,6 +232,10 @@ class TokenKernels : public KernelBackend, protected Launching<Launch> {
  private:
   rows::RowsOfSequences sequences(const SequenceRows& rows) const {
     return {rows.length, data<std::int32_t>(rows.first_positions)};
+  }
+  template <class T>
+  rows::GatedChannels<T> gated_channels(const Tensor& bcx, const SequenceRows& rows) const {
+    return {matrix<T>(bcx), bcx.cols() / 3, sequences(rows)};
   }
   template <class T>
   rows::Taps<T> taps(const Tensor& w, const Tensor& bias, const SequenceRows& rows) const {

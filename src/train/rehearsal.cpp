@@ -293,12 +293,11 @@ PartSeconds rehearse_layers(const Plan& plan, const RunOptions& options, const J
   return parts;
 }
 
-// Layers of one part each, of each kind by itself: the mean of those that PartSeconds has as one.
-PartSeconds rehearse_parts(const Plan& plan, const RunOptions& options, const JobCores& cores) {
+// More than two kinds of layers, each by itself: the mean of those that PartSeconds has as one.
+PartSeconds rehearse_kinds(const Plan& plan, const RunOptions& options, const JobCores& cores) {
   const ModelSpec& m = plan.model;
-  std::string one_of_each;
-  for (const LayerKind& kind : layer_kinds(m))
-    one_of_each += m.layer_pattern[static_cast<std::size_t>(kind.layer)];
+  std::vector<std::int64_t> one_of_each;
+  for (const LayerKind& kind : layer_kinds(m)) one_of_each.push_back(kind.layer);
   const RehearsedPlan r = rehearsed_plan(plan, one_of_each);
   const Stand stand = stand_of(r.plan.mesh, plan.mesh.num_ranks(), cores);
   const PartSeconds::Passes base = passes_of(r.plan, stand, options);
@@ -306,9 +305,9 @@ PartSeconds rehearse_parts(const Plan& plan, const RunOptions& options, const Jo
   parts.ends = base;
   std::int64_t num_dense = 0, num_others = 0;
   for (const LayerKind& kind : layer_kinds(m)) {
-    const char letter = m.layer_pattern[static_cast<std::size_t>(kind.layer)];
-    PartSeconds::Passes one =
-        passes_of(rehearsed_plan(plan, one_of_each + letter).plan, stand, options) - base;
+    std::vector<std::int64_t> one_more = one_of_each;
+    one_more.push_back(kind.layer);
+    PartSeconds::Passes one = passes_of(rehearsed_plan(plan, one_more).plan, stand, options) - base;
     parts.ends = parts.ends - one;
     const bool is_other = m.is_other(kind.layer);
     (is_other ? num_others : num_dense) += kind.count;
@@ -336,17 +335,33 @@ RehearsedPlan rehearsed_plan(const Plan& plan, std::int64_t dense, std::int64_t 
   return rehearsed_with(plan, std::move(m));
 }
 
-RehearsedPlan rehearsed_plan(const Plan& plan, const std::string& layers) {
-  ModelSpec m = plan.model;
-  m.layer_pattern = layers;
-  m.num_layers = std::ssize(layers);
+RehearsedPlan rehearsed_plan(const Plan& plan, std::vector<std::int64_t> like) {
+  const ModelSpec& all = plan.model;
+  // Those without experts come first where that is how a model tells them.
+  if (all.layer_pattern.empty())
+    std::stable_partition(like.begin(), like.end(),
+                          [&all](std::int64_t layer) { return !all.has_experts(layer); });
+  ModelSpec m = all;
+  m.num_layers = std::ssize(like);
+  m.layer_pattern.clear();
+  m.num_dense_layers = 0;
+  m.short_conv.attention_layers.clear();
+  for (std::int64_t i = 0; i < m.num_layers; ++i) {
+    const std::int64_t layer = like[static_cast<std::size_t>(i)];
+    if (!all.layer_pattern.empty()) {
+      m.layer_pattern += all.layer_pattern[static_cast<std::size_t>(layer)];
+      continue;
+    }
+    if (all.experts != Experts::none && !all.has_experts(layer)) ++m.num_dense_layers;
+    if (all.has_attention(layer)) m.short_conv.attention_layers.push_back(i);
+  }
   return rehearsed_with(plan, std::move(m));
 }
 
 PartSeconds rehearse(const Plan& plan, const RunOptions& options, const JobCores& cores) {
   const int ranks = plan.mesh.num_ranks();
-  PartSeconds parts = plan.model.layer_pattern.empty() ? rehearse_layers(plan, options, cores)
-                                                       : rehearse_parts(plan, options, cores);
+  const bool of_kinds = !plan.model.layer_pattern.empty() || plan.model.short_conv.kernel > 0;
+  PartSeconds parts = of_kinds ? rehearse_kinds(plan, options, cores) : rehearse_layers(plan, options, cores);
   parts.element = element_seconds(plan, stand_of(Mesh{}, ranks, cores), options);
   const int group = std::max(plan.mesh.dp_cp_size(), plan.mesh.size(Axis::pp));
   if (group == 1) return parts;

@@ -18,8 +18,9 @@ struct RehearsedPlan {
   double layer_share = 1, head_share = 1;
 };
 RehearsedPlan rehearsed_plan(const Plan& plan, std::int64_t dense, std::int64_t others);
-// Of a model whose layers have one part each: with these.
-RehearsedPlan rehearsed_plan(const Plan& plan, const std::string& layers);
+// Of a model whose layers have one part each, or some of them a short convolution: with layers like these of
+// it.
+RehearsedPlan rehearsed_plan(const Plan& plan, std::vector<std::int64_t> like);
 
 // On as many ranks at once as the job will have, or some of them; best of a few tries.
 PartSeconds rehearse(const Plan& plan, const RunOptions& options, const JobCores& cores);
