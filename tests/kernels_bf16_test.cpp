@@ -324,6 +324,27 @@ TEST_P(KernelsBf16, Activations) {
   }
 }
 
+// Products of three numbers in f32, rounded once.
+TEST_P(KernelsBf16, ShortConvolution) {
+  std::vector<std::int32_t> documents(60, 0);
+  for (std::size_t row = 7; row < 30; ++row) documents[row] = 7;
+  const SequenceRows rows{2, 30, ids(documents)};
+  for (const std::int64_t width : {5, 40}) {
+    const Operand given = narrow(60, 3 * width), taps = narrow(width, 3), dy = narrow(60, width),
+                  y = narrow(60, width), again = narrow(60, width), d_given = narrow(60, 3 * width),
+                  d_taps = wide(width, 3);
+    run([&](Kernels& k, auto of) {
+      k.short_convolution(of(given), of(taps), rows, of(y));
+      k.short_convolution_backward(of(given), of(taps), of(dy), rows, of(d_given), of(again));
+      k.short_convolution_backward_weight(of(given), of(dy), rows, of(d_taps));
+    });
+    expect_close(y, 9, 2, "short_convolution");
+    expect_close(again, 9, 2, "short_convolution_backward's output");
+    expect_close(d_given, 9, 2, "short_convolution_backward");
+    expect_close(d_taps, 60, 2, "short_convolution_backward_weight");
+  }
+}
+
 TEST_P(KernelsBf16, Rope) {
   const Operand x = narrow(40, 4 * 64);
   std::vector<std::int32_t> places(40);

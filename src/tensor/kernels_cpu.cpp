@@ -24,6 +24,7 @@
 #include "tensor/reference_view.h"
 #include "tensor/rope_angles.h"
 #include "tensor/rows/elements.h"
+#include "tensor/rows/short_convolution.h"
 #include "tensor/rows/sinks.h"
 #include "tensor/simd.h"
 #include "tensor/thread_team.h"
@@ -87,6 +88,24 @@ AdamWFactors factors_of(const AdamWStep& step) {
           .rate = f32(step.lr / (1 - std::pow(step.beta1, t))),
           .root_scale = f32(1 / std::sqrt(1 - std::pow(step.beta2, t))),
           .eps = f32(step.eps)};
+}
+
+// Of all channels the tap of a row itself, of the one before it, ...
+template <class T>
+std::vector<float> taps_by_position(const Tensor& w) {
+  const Matrix<T> of_channels(w);
+  const std::int64_t width = of_channels.rows, positions = of_channels.cols;
+  std::vector<float> taps(static_cast<std::size_t>(width * positions));
+  for (std::int64_t c = 0; c < width; ++c)
+    for (std::int64_t k = 0; k < positions; ++k)
+      taps[static_cast<std::size_t>(k * width + c)] = float{of_channels[c][positions - 1 - k]};
+  return taps;
+}
+template <class T>
+ConvolvedRow<T> convolved_row(const rows::GatedChannels<T>& at, const float* taps, std::int64_t positions,
+                              std::int64_t i) {
+  const std::int64_t there = at.sequences.position(i) - at.sequences.start(i) + 1;
+  return {at.given[i], at.given.stride, at.width, taps, std::min(positions, there)};
 }
 
 class CpuKernels final : public HostBackend {
@@ -423,6 +442,54 @@ class CpuKernels final : public HostBackend {
       const float alpha = static_cast<float>(clamp.alpha), limit = static_cast<float>(clamp.limit);
       team_.each_row(x.rows, x.cols, [&](std::int64_t i) {
         pass(x[i], x[i] + dy.cols, dy[i], dy.cols, alpha, limit);
+      });
+    });
+  }
+
+  void short_convolution(const Tensor& bcx, const Tensor& w, const SequenceRows& rows, Out ty) override {
+    with_type(bcx, [&]<class T>(T) {
+      const Matrix<T> y(ty);
+      const std::vector<float> taps = taps_by_position<T>(w);
+      const auto at = gated_channels<T>(bcx, rows);
+      team_.each_row(y.rows, 3 * y.cols, [&](std::int64_t i) {
+        simd<T>().short_convolution(convolved_row(at, taps.data(), w.cols(), i), y[i]);
+      });
+    });
+  }
+
+  void short_convolution_backward(const Tensor& bcx, const Tensor& w, const Tensor& tdy,
+                                  const SequenceRows& rows, Out dbcx, Out ty) override {
+    with_type(bcx, [&]<class T>(T) {
+      const Matrix<T> dy(tdy), d_given(dbcx), y(ty);
+      const std::vector<float> taps = taps_by_position<T>(w);
+      const auto at = gated_channels<T>(bcx, rows);
+      team_.each_row(y.rows, 6 * y.cols, [&](std::int64_t i) {
+        std::int64_t seen_by = 1;
+        while (seen_by < w.cols() && at.reaches(i, seen_by)) ++seen_by;
+        simd<T>().short_convolution_backward(convolved_row(at, taps.data(), w.cols(), i), dy[i], dy.stride,
+                                             seen_by, d_given[i], y[i]);
+      });
+    });
+  }
+
+  void short_convolution_backward_weight(const Tensor& bcx, const Tensor& tdy, const SequenceRows& rows,
+                                         InOut tdw) override {
+    with_type(bcx, [&]<class T>(T) {
+      const Matrix<T> dy(tdy);
+      const Matrix<float> dw(tdw);
+      const auto at = gated_channels<T>(bcx, rows);
+      constexpr std::int64_t piece = 64;
+      team_.each_task((dy.cols + piece - 1) / piece, [&](std::int64_t part, int) {
+        const std::int64_t begin = part * piece, n = std::min(piece, dy.cols - begin);
+        std::vector<float> sums(static_cast<std::size_t>(dw.cols * n));
+        for (std::int64_t i = 0; i < dy.rows; ++i) {
+          ConvolvedRow<T> row = convolved_row(at, nullptr, dw.cols, i);
+          row.given += begin;
+          simd<T>().short_convolution_taps(row, dy[i] + begin, sums.data(), n);
+        }
+        for (std::int64_t c = 0; c < n; ++c)
+          for (std::int64_t k = 0; k < dw.cols; ++k)
+            dw[begin + c][dw.cols - 1 - k] += sums[static_cast<std::size_t>(k * n + c)];
       });
     });
   }

@@ -194,6 +194,51 @@ void residual(const T* x, const T* y, const T* bias, T* out, Size n) {
   }
 }
 
+template <class T, class D>
+HWY_INLINE auto gated_channel(D d, const ConvolvedRow<T>& r, Size before, Size i) {
+  const T* const b = r.given - before * r.stride + i;
+  return Mul(load(d, b), load(d, b + 2 * r.width));
+}
+template <class T, class D>
+HWY_INLINE auto convolved_channel(D d, const ConvolvedRow<T>& r, Size i) {
+  auto sum = Zero(d);
+  for (Size k = 0; k < r.before; ++k)
+    sum = MulAdd(load(d, r.taps + k * r.width + i), gated_channel(d, r, k, i), sum);
+  return sum;
+}
+
+template <class T>
+void short_convolution(const ConvolvedRow<T>& r, T* y) {
+  each(r.width, [&r, y](auto d, Size i) HWY_ATTR {
+    store(Mul(load(d, r.given + r.width + i), convolved_channel(d, r, i)), d, y + i);
+  });
+}
+
+template <class T>
+void short_convolution_backward(const ConvolvedRow<T>& r, const T* dy, Size dy_stride, Size seen_by,
+                                T* d_given, T* y) {
+  each(r.width, [=, &r](auto d, Size i) HWY_ATTR {
+    auto sum = Zero(d);
+    for (Size k = 0; k < seen_by; ++k)
+      sum = MulAdd(load(d, r.taps + k * r.width + i),
+                   Mul(load(d, dy + k * dy_stride + i), load(d, r.given + k * r.stride + r.width + i)), sum);
+    const auto gate = load(d, r.given + r.width + i), convolved = convolved_channel(d, r, i);
+    store(Mul(sum, load(d, r.given + 2 * r.width + i)), d, d_given + i);
+    store(Mul(load(d, dy + i), convolved), d, d_given + r.width + i);
+    store(Mul(sum, load(d, r.given + i)), d, d_given + 2 * r.width + i);
+    store(Mul(gate, convolved), d, y + i);
+  });
+}
+
+template <class T>
+void short_convolution_taps(const ConvolvedRow<T>& r, const T* dy, float* sums, Size n) {
+  each(n, [=, &r](auto d, Size i) HWY_ATTR {
+    const auto du = Mul(load(d, dy + i), load(d, r.given + r.width + i));
+    for (Size k = 0; k < r.before; ++k)
+      store(MulAdd(du, gated_channel(d, r, k, i), load(d, sums + k * n + i)), d, sums + k * n + i);
+  });
+}
+
 // LayerNorm and RMSNorm are one computation: the second has mean 0 and no b.
 template <bool centered, bool weighted, bool biased, class T>
 HWY_INLINE void normalise(const T* x, const T* w, const T* b, float mean, float rstd, T* y, Size n) {
@@ -757,6 +802,9 @@ constexpr Simd<T> passes{.add = add<T, T>,
                          .round_to_fp8 = round_to_fp8<T>,
                          .dot = dot<T>,
                          .residual = residual<T>,
+                         .short_convolution = short_convolution<T>,
+                         .short_convolution_backward = short_convolution_backward<T>,
+                         .short_convolution_taps = short_convolution_taps<T>,
                          .column_sums = column_sums<T>,
                          .layer_norm = layer_norm<T>,
                          .layer_norm_again = layer_norm_again<T>,

@@ -38,6 +38,16 @@ struct ActivationPasses {
   void (*backward)(T* h, T* dy, std::int64_t n);
 };
 
+// Of a gated short convolution what is given of a row, [B | C | x] of `width` channels each, with the rows
+// before and behind `stride` apart; the taps of all channels for the row itself, for the one before, ...
+template <class T>
+struct ConvolvedRow {
+  const T* given;
+  std::int64_t stride, width;
+  const float* taps;    // undefined of a weight's gradient
+  std::int64_t before;  // how many rows it sees, itself among them
+};
+
 // T, float or bf16, is what numbers are stored as; all arithmetic is that of floats, and a bf16 is rounded to
 // nearest once, when it is stored. All pointers are to n elements unless said otherwise; none needs to be
 // aligned.
@@ -61,6 +71,15 @@ struct Simd {
   float (*dot)(const T* x, const T* y, Size n);
   // out = x + y + bias (bias may be null); out may be x or y.
   void (*residual)(const T* x, const T* y, const T* bias, T* out, Size n);
+  // y = C times the convolution of B x.
+  void (*short_convolution)(const ConvolvedRow<T>& row, T* y);
+  // Of dy, whose rows stand dy_stride apart, of this row and of so many that see it: the gradient of what is
+  // given of this row, and y once more.
+  void (*short_convolution_backward)(const ConvolvedRow<T>& row, const T* dy, Size dy_stride, Size seen_by,
+                                     T* d_given, T* y);
+  // sums[k n ...] += the row's terms of the gradients of taps, of n channels that begin where given and dy
+  // do.
+  void (*short_convolution_taps)(const ConvolvedRow<T>& row, const T* dy, float* sums, Size n);
   // sum += column sums over `rows` rows that stand `stride` apart.
   void (*column_sums)(const T* x, Size stride, Size rows, float* sum, Size n);
 

@@ -228,8 +228,6 @@ class TokenKernels : public KernelBackend, protected Launching<Launch> {
   T* data(const Tensor& t) const {
     return t.defined() ? this->launch().template data<T>(t) : nullptr;
   }
-
- private:
   rows::RowsOfSequences sequences(const SequenceRows& rows) const {
     return {rows.length, data<std::int32_t>(rows.first_positions)};
   }
@@ -237,6 +235,8 @@ class TokenKernels : public KernelBackend, protected Launching<Launch> {
   rows::GatedChannels<T> gated_channels(const Tensor& bcx, const SequenceRows& rows) const {
     return {matrix<T>(bcx), bcx.cols() / 3, sequences(rows)};
   }
+
+ private:
   template <class T>
   rows::Taps<T> taps(const Tensor& w, const Tensor& bias, const SequenceRows& rows) const {
     return {matrix<T>(w), data<T>(bias), sequences(rows)};
