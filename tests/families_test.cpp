@@ -1144,7 +1144,12 @@ TEST(Lfm2, IsRefusedWhereItMeansNothing) {
         p.seq_len = 20;
       },
       {"--cp 5", "24 over --tp 1", "legal: 1, 2"});
-  refused_plan([](Plan& p) { p.model.tuning.freeze = {"*norm*"}; }, {"freeze", "short convolution"});
+  refused_plan(
+      [](Plan& p) {
+        p.model.short_conv.attention_layers = {};
+        p.model.tuning.lora = {2, 2, {}};
+      },
+      {"--lora rank=2", "no attention", "out_proj"});
 }
 
 TEST(NemotronH, GradientsAreTheDerivativesOfTheLoss) {

@@ -52,6 +52,15 @@ struct Case {
   Plan plan;
 };
 
+// A short convolution, and attention.
+ModelSpec odd_convolved() {
+  ModelSpec m = odd_llama();
+  m.name = "odd-convolved";
+  m.qk_norm = true;
+  m.short_conv = {3, {1}};
+  return m;
+}
+
 // Every axis, alone and beside others.
 std::vector<Case> frozen_cases(const PrecisionRecipe& precision) {
   std::vector<Case> all;
@@ -105,6 +114,10 @@ std::vector<Case> frozen_cases(const PrecisionRecipe& precision) {
         [](Plan& p) { p.mesh.ep = 2; });
   add("ep zero 3", frozen(even_deepseek(3), "*.experts.[0-3].*,*.shared_experts.*,*norm*"), 4, 1,
       [](Plan& p) { p.mesh.ep = 2, p.zero = 3, p.global_batch = 8; });
+  for (const char* patterns : {"*.conv.conv.*", "*.in_proj.*,*.out_proj.*", "*.out_proj.*,*.in_proj.c.*"})
+    for (const int cp : {1, 2})
+      add(fmt::format("short convolution {}", patterns), frozen(odd_convolved(), patterns), 1, 2,
+          [&](Plan& p) { p.mesh.set(Axis::cp, cp), p.seq_len = 12; });
   add("recompute", llama, 1, 2, [](Plan& p) { p.recompute = Recompute::full; });
   add("recompute some", gpt2, 1, 1, [](Plan& p) { p.recompute = Recompute({"linear"}); });
   add("compressed", llama, 2, 1, [](Plan& p) { p.compression = parse_compression("topk:1", "it"); });
@@ -155,6 +168,11 @@ std::vector<Case> adapted_cases(const PrecisionRecipe& precision) {
   });
   add("cp", llama, 1, 2, [](Plan& p) { p.mesh.set(Axis::cp, 2), p.seq_len = 12; });
   add("ep", adapted(even_mixtral(3), "rank=2"), 2, 1, [](Plan& p) { p.mesh.ep = 2; });
+  for (const char* lora :
+       {"rank=2", "rank=2,targets=in_proj.b,x,out_proj,q_proj", "rank=2,targets=in_proj.c"})
+    for (const int cp : {1, 2})
+      add(fmt::format("short convolution {}", lora), adapted(odd_convolved(), lora), 1, 2,
+          [&](Plan& p) { p.mesh.set(Axis::cp, cp), p.seq_len = 12; });
   for (const char* ops : {"linear", "attention_in", "mlp_out,attention"})
     add(ops, whole, 1, 2, [&](Plan& p) { p.recompute = parse_recompute(ops, "it"); });
   add("recompute", llama, 1, 2, [](Plan& p) { p.recompute = Recompute::full; });
@@ -519,6 +537,38 @@ TEST(Adapters, AreNamedAndRefusedByTheirTargets) {
   for (const char* text : {"16", "rank=0", "rank=-1", "rank=2,alpha=0", "rank=2,alpha=nan", "alpha=2",
                            "rank=2,rank=3", "rank=2,dropout=0.1", "rank=x", "targets=q_proj"})
     expect_refusal([&] { (void)parse_lora(text, "--lora"); }, {std::string("--lora ")});
+}
+
+// The files have other names for LFM2's matrices, and one for what is projected to be convolved.
+TEST(Adapters, AreExportedUnderTheNamesOfTheFiles) {
+  const auto exported = [](const std::string& lora, std::set<std::string>& tensors) {
+    const TemporaryDirectory directory;
+    const Plan plan = odd_plan(adapted(odd_convolved(), lora), 1, 1, false);
+    std::string path;
+    on_mesh(plan, [&](const Rank& rank) {
+      Trainer trainer(rank, plan, {}, 1);
+      CheckpointInfo info;
+      info.seed = 1;
+      info.dtype = plan.precision.master;
+      info.model = plan.model;
+      path = save_checkpoint(rank, trainer.parameters(), directory.path(), info);
+    });
+    export_adapters(path, directory / "out", {});
+    const SafetensorsFile file(directory / "out/adapter_model.safetensors");
+    for (const StoredTensor& tensor : file.tensors())
+      if (tensor.name.ends_with("lora_A.weight"))
+        tensors.insert(tensor.name.substr(17, tensor.name.size() - 31));
+    return nlohmann::json::parse(read_text(directory / "out/adapter_config.json"))["target_modules"];
+  };
+  std::set<std::string> tensors;
+  const auto modules = exported("rank=2,targets=o_proj,out_proj,down_proj", tensors);
+  EXPECT_EQ(tensors,
+            (std::set<std::string>{"model.layers.0.conv.out_proj", "model.layers.0.feed_forward.w2",
+                                   "model.layers.1.self_attn.out_proj", "model.layers.1.feed_forward.w2"}));
+  EXPECT_EQ(modules.get<std::set<std::string>>(),
+            (std::set<std::string>{"conv.out_proj", "self_attn.out_proj", "feed_forward.w2"}));
+  expect_refusal([&] { exported("rank=2,targets=in_proj.c", tensors); },
+                 {"--adapters", "convolved", "one matrix"});
 }
 
 // Written in parts by any mesh, and with their moments.

@@ -708,6 +708,15 @@ void export_adapters(const std::string& checkpoint, const std::string& directory
   const bool of_mlp = std::any_of(all.begin(), all.end(), [](const AdaptedMatrix& one) {
     return one.weight.name.ends_with(".gate_proj.weight") || one.weight.name.ends_with(".up_proj.weight");
   });
+  const auto is_of_convolution = [](const AdaptedMatrix& one) {
+    return one.weight.name.find(".conv.in_proj.") != std::string::npos;
+  };
+  if (std::any_of(all.begin(), all.end(), is_of_convolution))
+    refuse(
+        "--adapters: {} has what is projected to be convolved as one matrix in Hugging Face's layout, where "
+        "an "
+        "adapter of each part has no place; legal: without --adapters, which adds them to the weights",
+        model.name);
   if (model.fused_projections || (model.fused_mlp && of_mlp))
     refuse(
         "--adapters: {} has {}gate and up as one matrix in Hugging Face's layout, where an adapter of each "
@@ -715,13 +724,16 @@ void export_adapters(const std::string& checkpoint, const std::string& directory
         model.name, model.fused_projections ? "queries, keys and values as one matrix, and " : "");
   NewDirectory out(directory);
   const DType dtype = asked.value_or(reader.info().dtype);
+  const TransformersType& type = transformers_type(model);
   Shard shard{"adapter_model.safetensors", {}};
   std::set<std::string> modules;
   for (const AdaptedMatrix& one : all) {
     for (const ParamSpec& factor : {one.a, one.b})
-      shard.tensors.push_back({"base_model.model." + factor.name, {factor}});
+      shard.tensors.push_back({"base_model.model." + renamed(type, factor.name), {factor}});
     // Behind the number of the layer: alike in all of them, and the name of nothing else.
-    const std::string module = module_of(one.weight);
+    ParamSpec in_file = one.weight;
+    in_file.name = renamed(type, in_file.name);
+    const std::string module = module_of(in_file);
     modules.insert(module.substr(module.find('.', module.find_first_of("0123456789")) + 1));
   }
   write_shard(reader, shard, {}, out.path(shard.name), dtype);

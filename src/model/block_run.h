@@ -156,7 +156,8 @@ class BlockRun {
   void weight_gradient(int number, std::function<void(const Tensor&)> take);
   // Where the block ends in it.
   const Loss& loss() const { return *loss_; }
-  // A value that a backward pass has made.
+  // A value that a backward pass has made, and whether a weight's gradient waits for it.
+  bool is_awaited(int number) const { return waiting_.contains(number); }
   void provide(int number, Tensor value);
 
  private:

@@ -50,9 +50,10 @@ class ShortConvOp final : public OpRunner {
     {
       const Tensor y = run.activation({dy.rows(), dy.cols()});
       k.short_convolution_backward(core, part_of(taps_, 0, here_).value, dy, rows, d_core, y);
-      run.provide(out(1), to_tokens(run, y, made_));
+      if (run.is_awaited(out(1))) run.provide(out(1), to_tokens(run, y, made_));
     }
     run.set_gradient(in(), to_tokens(run, d_core, given_));
+    if (!taps_.gradient.defined()) return;
     run.weight_gradient([this, &k, sums = run.sums_of_whole_sequences(), core, dy, rows] {
       add_taps(k, sums, core, dy, rows);
       if (sums.by_sequence()) fill_others(k, taps_, 0, here_);

@@ -112,9 +112,8 @@ void adapt(BlockProgram& program, const Lora& lora) {
 // Modules that may have adapters.
 std::vector<std::string> modules_of(const ModelSpec& model) {
   std::vector<std::string> modules;
-  std::set<std::int64_t> layers{0, model.num_layers - 1};  // of all kinds
-  for (const std::int64_t layer : layers)
-    for (const BlockOp& op : layer_program(model, layer).ops)
+  for (const LayerKind& kind : layer_kinds(model))
+    for (const BlockOp& op : layer_program(model, kind.layer).ops)
       if (op.kind == OpKind::linear)
         for (const ParamSpec& weight : op.weights) modules.push_back(module_of(weight));
   return modules;
@@ -232,9 +231,6 @@ static std::string trained_as_a_whole(const ModelSpec& model) {
     return fmt::format("{} has latent attention, all of whose weights are trained", model.name);
   if (model.state_space.heads > 0)
     return fmt::format("{} has layers with a state space, all of whose weights are trained", model.name);
-  if (model.short_conv.kernel > 0)
-    return fmt::format("{} has layers with a short convolution, all of whose weights are trained",
-                       model.name);
   if (!model.layer_pattern.empty() || model.expert_activation() == Activation::relu2 ||
       model.expert_latent > 0)
     return fmt::format("{} has Nemotron-H's layers or experts, all of whose weights are trained", model.name);
@@ -277,18 +273,21 @@ TuningProblem lora_problem(const ModelSpec& model) {
     return {fmt::format("{} has {} columns, and a rank beyond that is no saving", model.name, model.hidden),
             {"rank=8"}};
   const std::vector<std::string> modules = modules_of(model);
-  for (const std::string& target : lora.targets) {
-    if (std::any_of(modules.begin(), modules.end(),
-                    [&](const std::string& module) { return is_target(target, module); }))
-      continue;
-    std::set<std::string> ends;
-    for (const std::string& module : modules) ends.insert(module.substr(module.rfind('.') + 1));
-    return {
-        fmt::format("no matrix of attention or of an MLP of {} is called {} (those of routed experts, the "
-                    "embedding and the output layer have no adapters)",
-                    model.name, target.empty() ? "nothing" : target),
-        {fmt::format("rank={},alpha={},targets={}", lora.rank, lora.alpha, fmt::join(ends, ","))}};
-  }
+  std::set<std::string> ends;
+  for (const std::string& module : modules) ends.insert(module.substr(module.rfind('.') + 1));
+  const std::vector<std::string> all{
+      fmt::format("rank={},alpha={},targets={}", lora.rank, lora.alpha, fmt::join(ends, ","))};
+  if (lora.targets.empty() && model.num_attention_layers() == 0)
+    return {fmt::format("{} has no attention, whose matrices have adapters where none are named", model.name),
+            all};
+  for (const std::string& target : lora.targets)
+    if (std::none_of(modules.begin(), modules.end(),
+                     [&](const std::string& module) { return is_target(target, module); }))
+      return {fmt::format("no matrix of attention, of a short convolution or of an MLP of {} is called {} "
+                          "(those of routed experts, the "
+                          "embedding and the output layer have no adapters)",
+                          model.name, target.empty() ? "nothing" : target),
+              all};
   return {};
 }
 
