@@ -129,6 +129,17 @@ TEST(DeviceTraining, IsThatOfTheHostWithTheDeltaRule) {
   expect_bits_of_the_host(plan);
 }
 
+TEST(DeviceTraining, IsThatOfTheHostWithBothSideBySide) {
+  ModelSpec model = odd_llama();
+  model.state_space = {4, 3, 1, 5, 3, true, 4, {}};
+  model.state_space.norm = false;
+  model.state_space.beside_attention = true;
+  model.scales.state_space = {0.5, 0.75, 1.25, 0.875, 1.125};
+  model.scales.mlp_gate = 0.75;
+  expect_bits_of_the_host(odd_plan(model, 1, 2, true), 3);
+  expect_bits_of_the_host(in("bf16", odd_plan(model, 1, 1, false)));
+}
+
 TEST(DeviceTraining, IsThatOfTheHostWithShortConvolutions) {
   ModelSpec model = odd_llama();
   model.short_conv = {3, {1}};

@@ -956,6 +956,100 @@ ModelSpec odd_lfm2_moe() {
   return m;
 }
 
+// Attention and a state space of one normed value, with a factor of everything that has one.
+ModelSpec odd_falcon_h1(bool norm) {
+  ModelSpec m = odd_llama();
+  m.name = "falcon-h1";
+  m.state_space = {4, 3, norm ? 2 : 1, 5, 3, true, 4, {}};
+  m.state_space.norm = norm;
+  m.state_space.beside_attention = true;
+  m.scales.embedding = 3;
+  m.scales.logits_divisor = 0.5;
+  m.scales.attention = 0.3;
+  m.scales.attention_out = 0.75;
+  m.scales.state_space_out = 1.25;
+  m.scales.mlp_out = 0.8;
+  m.scales.mlp_gate = 1.5;
+  m.scales.state_space = {0.5, 0.75, 1.25, norm ? 1.0 : 0.875, 1.125};
+  return m;
+}
+
+TEST(FalconH1, GradientsAreTheDerivativesOfTheLoss) {
+  for (const bool norm : {false, true}) expect_derivatives(odd_falcon_h1(norm));
+}
+
+TEST(FalconH1, TomlSaysIt) {
+  for (const bool norm : {false, true}) {
+    const ModelSpec model = odd_falcon_h1(norm);
+    EXPECT_EQ(to_toml(model_from_toml(to_toml(model), "x")), to_toml(model));
+  }
+  expect_contains(to_toml(odd_falcon_h1(false)), {"ssm_beside_attention = true", "ssm_norm = false",
+                                                  "ssm_scales = [0.5, 0.75, 1.25, 0.875, 1.125]"});
+}
+
+TEST(FalconH1, HasBothPartsInEveryLayer) {
+  const ModelSpec model = odd_falcon_h1(false);
+  EXPECT_EQ(model.num_attention_layers(), 2);
+  EXPECT_EQ(model.num_state_space_layers(), 2);
+  ASSERT_EQ(layer_kinds(model).size(), 1u);
+  EXPECT_EQ(layer_kinds(model).front().count, 2);
+  std::set<std::string> names;
+  for (const ParamSpec& p : block_parameters(model, 1)) names.insert(p.name);
+  EXPECT_TRUE(names.contains("model.layers.1.self_attn.q_proj.weight"));
+  EXPECT_TRUE(names.contains("model.layers.1.mamba.in_proj.dt.weight"));
+  EXPECT_FALSE(names.contains("model.layers.1.mamba.norm.weight"));
+}
+
+TEST(FalconH1, IsTheSameOnEveryAxis) {
+  for (const bool norm : {false, true})
+    for (const Plan& plan : plans_of(odd_falcon_h1(norm)))
+      if (is_taken(8)) expect_verified_and_predicted(plan);
+}
+
+TEST(FalconH1, IsTheSameWithPartsMadeAgain) {
+  for (const std::vector<std::string>& ops :
+       {std::vector<std::string>{"state_in"}, {"scale", "mlp_in"}, {"attention_in", "state_space"}}) {
+    Plan plan = odd_plan(odd_falcon_h1(false), 1, 2, true);
+    plan.recompute = Recompute(ops);
+    plan.mask = AttentionMask::document;
+    plan.document_end = 3;
+    expect_verified_and_predicted(plan);
+  }
+}
+
+TEST(FalconH1, HasTheSameBitsUnderInvariantNumerics) {
+  ModelSpec model = odd_falcon_h1(false);
+  model.num_heads = model.num_kv_heads = 4;
+  model.mlp_hidden = 16;
+  model.state_space = {8, 4, 4, 4, 3, true, 4, {}};
+  model.state_space.norm = false;
+  model.state_space.beside_attention = true;
+  const auto one = invariant_gradients(model, 1, 1, 4);
+  EXPECT_EQ(one, invariant_gradients(model, 2, 1, 1));
+  EXPECT_EQ(one, invariant_gradients(model, 1, 2, 2));
+}
+
+TEST(FalconH1, IsRefusedWhereItMeansNothing) {
+  const auto refused = [](void (*change)(ModelSpec & m), const std::vector<std::string>& words) {
+    ModelSpec model = odd_falcon_h1(false);
+    change(model);
+    expect_refusal([&] { validate(model); }, words);
+  };
+  refused([](ModelSpec& m) { m.state_space.attention_layers = {1}; },
+          {"ssm_beside_attention", "attention_layers"});
+  refused([](ModelSpec& m) { m.mlp_bias = true; }, {"mlp_bias", "ssm_beside_attention"});
+  refused([](ModelSpec& m) { m.state_space.beside_attention = false; },
+          {"ssm_scales", "ssm_beside_attention"});
+  refused([](ModelSpec& m) { m.scales.state_space[2] = 0; }, {"ssm_scales = 0"});
+  refused([](ModelSpec& m) { m.state_space.heads = 0; }, {"ssm_heads"});
+  expect_refusal([] { model_from_toml(to_toml(load_model("falcon-h1-tiny")) + "ssm_scales = [1.0]\n", "x"); },
+                 {"ssm_scales"});
+  ModelSpec model = odd_llama();
+  model.state_space = {4, 3, 2, 5, 3, false, 4, {0}, StateRule::gated_delta};
+  model.state_space.norm = false;
+  expect_refusal([&] { validate(model); }, {"ssm_norm", "gated-delta"});
+}
+
 TEST(Lfm2, GradientsAreTheDerivativesOfTheLoss) {
   ModelSpec model = odd_lfm2_moe();
   model.experts_per_token = model.num_experts;

@@ -53,9 +53,22 @@ ModelSpec convolved_llama() {
   return m;
 }
 
+// Keys and values beside a state.
+ModelSpec side_by_side() {
+  ModelSpec m = odd_llama();
+  m.name = "side_by_side";
+  m.state_space = {4, 3, 1, 5, 3, true, 4, {}};
+  m.state_space.norm = false;
+  m.state_space.beside_attention = true;
+  m.scales.state_space = {0.5, 0.75, 1.25, 0.875, 1.125};
+  m.scales.mlp_gate = 0.75;
+  return m;
+}
+
 std::vector<ModelSpec> models() {
-  return {lively(odd_gpt2()),     lively(odd_llama()),   lively(odd_gpt2(false)),  lively(odd_llama(true, 4)),
-          lively(latent_llama()), lively(delta_llama()), lively(convolved_llama())};
+  return {lively(odd_gpt2()),         lively(odd_llama()),    lively(odd_gpt2(false)),
+          lively(odd_llama(true, 4)), lively(latent_llama()), lively(delta_llama()),
+          lively(convolved_llama()),  lively(side_by_side())};
 }
 
 const Tokens prompt{3, 52, 0, 17, 8};

@@ -678,7 +678,8 @@ INSTANTIATE_TEST_SUITE_P(
                     "glm4-moe-lite", "bamba", "bamba-groups", "granite-hybrid", "granite-dense", "nemotron-h",
                     "nemotron-h-groups", "ministral3", "hunyuan", "ernie4-5-moe", "jais2", "youtu",
                     "solar-open", "internlm3", "granite-moe-hybrid", "granite-moe-shared", "granite-moe",
-                    "hunyuan-moe", "exaone-moe", "qwen3-next", "qwen3-5", "lfm2", "lfm2-moe"),
+                    "hunyuan-moe", "exaone-moe", "qwen3-next", "qwen3-5", "lfm2", "lfm2-moe", "falcon-h1",
+                    "falcon-h1-norm"),
     [](const auto& instance) {
       std::string name = instance.param;
       std::erase(name, '-');
@@ -898,6 +899,43 @@ TEST(HuggingFaceConfig, OfABambaIsReadAsTransformersReadsIt) {
   expect_refusal([&] { read(limited("-Infinity")); }, {"not JSON"});
   expect_refusal([&] { read(limited("\"a, Infinity\"")); }, {"time_step_limit = [0.0,\"a, Infinity\"]"});
   expect_refusal([&] { read(limited("1.0")); }, {"time_step_limit"});
+}
+
+// Factors of attention's input, keys and output are one of scores and one of what attention adds.
+TEST(HuggingFaceConfig, OfAFalconH1HasFactors) {
+  const json config = json::parse(read_text((fixtures / "falcon-h1/config.json").string()));
+  const auto read = [&](const json& changes) {
+    json all = config;
+    for (const auto& [key, value] : changes.items())
+      if (value == "left out")
+        all.erase(key);
+      else
+        all[key] = value;
+    return model_from_hugging_face(all.dump(), "x/config.json");
+  };
+  const ModelSpec model = read({});
+  EXPECT_DOUBLE_EQ(model.scales.attention, 1.25 * 1.25 * 0.75 / std::sqrt(6.0));
+  EXPECT_EQ(model.scales.attention_out, 1.25 * 0.625);
+  EXPECT_EQ(model.scales.state_space, (std::array{0.75, 1.125, 1.875, 1.3125, 1.6875}));
+  EXPECT_EQ(model.scales.logits_divisor, 2);
+  EXPECT_FALSE(model.state_space.norm);
+  const json written = json::parse(hugging_face_config(model, DType::f32));
+  EXPECT_EQ(written["model_type"], "falcon_h1");
+  EXPECT_DOUBLE_EQ(written["key_multiplier"].get<double>(), 1.25 * 1.25 * 0.75);
+  for (const char* key : {"ssm_multipliers", "mlp_multipliers"})
+    EXPECT_NO_THROW(read({{key, nullptr}})) << key;
+  EXPECT_EQ(read({{"mamba_d_ssm", nullptr}, {"mamba_d_head", "auto"}}).state_space.head_dim, 8);
+  const auto refused = [&](const json& changes, const std::vector<std::string>& words) {
+    expect_refusal([&] { read(changes); }, words);
+  };
+  refused({{"ssm_multipliers", {1.0, 2.0}}}, {"ssm_multipliers", "5 numbers"});
+  refused({{"mlp_multipliers", {1.0, -2.0}}}, {"mlp_out_scale = -2"});
+  refused({{"mamba_rms_norm", true}, {"mamba_norm_before_gate", true}}, {"mamba_norm_before_gate = true"});
+  refused({{"mamba_rms_norm", true}, {"mamba_norm_before_gate", "left out"}}, {"mamba_norm_before_gate"});
+  refused({{"mamba_d_ssm", "left out"}}, {"mamba_d_ssm is missing"});
+  refused({{"mamba_d_head", 4}}, {"mamba_d_head = 4", "only 5"});
+  refused({{"attention_bias", true}}, {"attention_bias = true"});
+  refused({{"projectors_bias", true}}, {"projectors_bias = true"});
 }
 
 // LFM2's published files say the width of MLPs before it is brought down, and name layers with attention.

@@ -84,6 +84,7 @@ TEST(ModelSpec, PublishedCountsAreExact) {
       {"qwen3-next-tiny", 377920},     {"qwen3-next-80b-a3b", 79674391296},
       {"lfm2-tiny", 201952},           {"lfm2-350m", 354483968},
       {"lfm2-1.2b", 1170340608},       {"lfm2-8b-a1b", 8339929856},
+      {"falcon-h1-tiny", 242976},
       {"nemotron-3-nano-30b-a3b", 31577937344}, {"nemotron-3-super-120b-a12b", 120668687360}};
   std::set<std::string> names;
   for (const std::string& name : model_preset_names()) names.insert(name);

@@ -203,9 +203,44 @@ void add_delta_rule(const ModelSpec& m, ordered_json& config) {
     config["layer_types"].push_back(m.has_state_space(layer) ? "linear_attention" : "full_attention");
 }
 
+// What is multiplied by the root of a head's width to be a factor of scores.
+double key_multiplier(const ModelSpec& m) {
+  const double root = std::sqrt(static_cast<double>(m.head_dim));
+  if (m.scales.attention == 0) return 1;
+  const double near = m.scales.attention * root;
+  for (const double one : {near, std::nextafter(near, 0.0), std::nextafter(near, HUGE_VAL)})
+    if (one / root == m.scales.attention) return one;
+  return near;
+}
+
+// Attention and a state space side by side.
+void add_falcon_h1(const ModelSpec& m, ordered_json& config) {
+  const StateSpaceSpec& s = m.state_space;
+  config["mamba_d_ssm"] = s.width();
+  config["mamba_n_heads"] = s.heads;
+  config["mamba_d_head"] = s.head_dim;
+  config["mamba_n_groups"] = s.groups;
+  config["mamba_d_state"] = s.state;
+  config["mamba_d_conv"] = s.kernel;
+  config["mamba_chunk_size"] = s.chunk;
+  config["mamba_conv_bias"] = s.conv_bias;
+  config["mamba_rms_norm"] = s.norm;
+  config["mamba_norm_before_gate"] = config["mamba_proj_bias"] = config["projectors_bias"] = false;
+  config["attention_dropout"] = 0.0;
+  config["embedding_multiplier"] = m.scales.embedding;
+  config["lm_head_multiplier"] = inverse_of(m.scales.logits_divisor);
+  config["attention_in_multiplier"] = config["ssm_in_multiplier"] = 1.0;
+  config["key_multiplier"] = key_multiplier(m);
+  config["attention_out_multiplier"] = m.scales.attention_out;
+  config["ssm_multipliers"] = m.scales.state_space;
+  config["ssm_out_multiplier"] = m.scales.state_space_out;
+  config["mlp_multipliers"] = {m.scales.mlp_gate, m.scales.mlp_out};
+}
+
 void add_state_space(const ModelSpec& m, ordered_json& config) {
   const StateSpaceSpec& s = m.state_space;
   if (s.is_delta()) return add_delta_rule(m, config);
+  if (s.beside_attention) return add_falcon_h1(m, config);
   if (s.heads == 0 && config["model_type"] != "granitemoehybrid") return;
   if (s.width() % m.hidden != 0)
     refuse(

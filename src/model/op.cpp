@@ -42,6 +42,7 @@ std::unique_ptr<OpRunner> make_op(const BlockOp& op, const OpSetting& s) {
                                                        {OpKind::narrow, make_narrow_op},
                                                        {OpKind::state_space, make_state_space_op},
                                                        {OpKind::short_conv, make_short_conv_op},
+                                                       {OpKind::scale, make_scale_op},
                                                        {OpKind::gate, make_gate_op},
                                                        {OpKind::join, make_join_op}};
   for (const auto& [kind, make] : makers)

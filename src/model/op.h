@@ -77,7 +77,8 @@ std::shared_ptr<const ExpertParallel> make_experts(const BlockOp& op, const OpSe
 using MakeOp = std::unique_ptr<OpRunner>(const BlockOp& op, const OpSetting& s);
 MakeOp make_embedding_op, make_positions_op, make_norm_op, make_linear_op, make_rope_op, make_attention_op,
     make_activation_op, make_residual_op, make_sum_op, make_experts_in_op, make_experts_out_op, make_loss_op,
-    make_latent_op, make_narrow_op, make_state_space_op, make_short_conv_op, make_gate_op, make_join_op;
+    make_latent_op, make_narrow_op, make_state_space_op, make_short_conv_op, make_scale_op, make_gate_op,
+    make_join_op;
 MakeOp make_op;  // the one of its kind
 
 }  // namespace echelon

@@ -156,7 +156,8 @@ SavedBytes saved_bytes(const Workload& work, const Plan& c, const Recompute& rec
     const LayerParts has = layer_parts(m, kind.layer);
     const double all = (has.attention ? attention : 0) + (has.state_space ? state_space : 0) +
                        (has.short_conv ? short_conv : 0) + (has.mlp ? before_mlp + of_mlp : 0) +
-                       (has.experts ? before_mlp + of_experts : 0);
+                       (has.experts ? before_mlp + of_experts : 0) -
+                       (has.attention && has.state_space ? cut + normed + mask : 0);  // of the norm of both
     const double dropped = (has.attention ? dropped_of_attention : 0) +
                            (has.short_conv ? dropped_of_short_conv : 0) + (has.mlp ? dropped_of_mlp : 0) +
                            (has.experts ? dropped_of_experts : 0) + dropped_residual;

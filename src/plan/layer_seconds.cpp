@@ -162,6 +162,10 @@ class Pricer {
         return state_space();
       case OpKind::short_conv:
         return short_conv();
+      case OpKind::scale: {
+        const double bytes = tokens_ * width_here(op.outputs[0]) * width_;
+        return passes(2 * bytes, 2 * bytes);
+      }
       case OpKind::gate: {  // backward also the output, and both gradients
         const double bytes = tokens_ * width_here(op.outputs[0]) * width_;
         return passes(3 * bytes, 6 * bytes);

@@ -258,6 +258,16 @@ int BlockBuilder::short_conv(int bcx, ParamSpec taps) {
   return y;
 }
 
+int BlockBuilder::scale(const std::string& name, int x, const std::vector<ParamSpec>& made_by,
+                        const std::vector<double>& factors) {
+  check(made_by.size() == factors.size(), "each weight has a factor");
+  if (std::all_of(factors.begin(), factors.end(), [](double factor) { return factor == 1; })) return x;
+  const int y = value(name + ".out", program_.value(x).home, width(x), Again::with_input);
+  BlockOp& op = add(OpKind::scale, name, {x}, {y}, {});
+  for (std::size_t i = 0; i < factors.size(); ++i) op.scaled.push_back({made_by[i], factors[i]});
+  return y;
+}
+
 int BlockBuilder::gate(int x, int g) {
   const int y = value("gated", Home::cut, width(x), Again::with_backward);
   add(OpKind::gate, "gate", {x, g}, {y}, {x, g});

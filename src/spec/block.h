@@ -57,6 +57,7 @@ enum class OpKind {
                 // keys | queries | dt | beta], and in place of D the weight of a norm of each head
   short_conv,   // [B | C | x] -> those that are convolved here, and C times a causal convolution of B x, each
                 // channel by itself over a few positions (LFM2). Weight: the convolution's
+  scale,        // x -> x, the columns that some weights make each times a number (BlockOp::scaled)
   gate,         // x, g -> x times the sigmoid of g
   join,         // x, y -> [x | y]
   activation,   // h -> h, its activation (activation.h)
@@ -68,9 +69,9 @@ enum class OpKind {
 };
 template <>
 inline constexpr std::array choice_names<OpKind>{
-    "embedding",  "positions", "norm",        "linear",     "rope",        "attention",
-    "latent",     "narrow",    "state_space", "short_conv", "gate",        "join",
-    "activation", "residual",  "sum",         "experts_in", "experts_out", "loss"};
+    "embedding", "positions",   "norm",       "linear",      "rope", "attention", "latent",
+    "narrow",    "state_space", "short_conv", "scale",       "gate", "join",      "activation",
+    "residual",  "sum",         "experts_in", "experts_out", "loss"};
 
 enum class WeightOrder { in_out, out_in };  // how a matrix is stored: GPT-2's (in, out), Llama's (out, in)
 
@@ -78,6 +79,12 @@ enum class WeightOrder { in_out, out_in };  // how a matrix is stored: GPT-2's (
 struct Adapter {
   std::size_t weight = 0;  // which one
   ParamSpec a, b;          // (rank, in), (out, rank)
+};
+
+// Columns of a value that a weight makes, and what they are multiplied by.
+struct ScaledColumns {
+  ParamSpec made_by;
+  double factor = 1;
 };
 
 struct BlockOp {
@@ -93,6 +100,7 @@ struct BlockOp {
   WeightOrder order = WeightOrder::out_in;
   std::vector<Adapter> adapters;  // of a linear op; its last output is then what their first factors make
   double adapter_scale = 1;
+  std::vector<ScaledColumns> scaled;  // of a scale: side by side
   Activation activation = Activation::gelu;
   double scale = 1;   // of a row of the embedding, of what a sum adds up to, of a loss
   bool next = false;  // of a row's next token: the embedding is its, and the loss that of the one behind it

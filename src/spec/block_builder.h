@@ -45,6 +45,9 @@ class BlockBuilder {
   int latent(int compressed, int queries, std::vector<ParamSpec> weights);
   int state_space(int mixed, std::vector<ParamSpec> weights, std::vector<ParamSpec> biases);
   int short_conv(int bcx, ParamSpec taps);
+  // What weights side by side make, each times a number; where all are 1, x.
+  int scale(const std::string& name, int x, const std::vector<ParamSpec>& made_by,
+            const std::vector<double>& factors);
   int gate(int x, int g);
   int narrow(int attended);  // of each head what its value has
   int join(const std::string& name, int x, int y);

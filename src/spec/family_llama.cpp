@@ -190,9 +190,11 @@ int state_space(BlockBuilder& b, const ModelSpec& m, int x, const std::string& a
   const auto projection = [&](const char* name, std::int64_t rows, std::int64_t unit) {
     return cut_rows(at + "in_proj." + name + ".weight", rows, m.hidden, unit, m.init_std);
   };
-  const int mixed = b.columns("state_in", x,
-                              {projection("z", W, P), projection("x", W, P), projection("b", G, s.state),
-                               projection("c", G, s.state), projection("dt", s.heads, 1)});
+  const std::vector<ParamSpec> in{projection("z", W, P), projection("x", W, P), projection("b", G, s.state),
+                                  projection("c", G, s.state), projection("dt", s.heads, 1)};
+  const auto& factors = m.scales.state_space;
+  const int mixed =
+      b.scale("state_scale", b.columns("state_in", x, in), in, {factors.begin(), factors.end()});
   std::vector<ParamSpec> taps, biases;
   convolution(m, at, {{"x", W, P}, {"b", G, s.state}, {"c", G, s.state}}, taps, biases);
   const auto of_heads = [&](const char* name, Init init) {
@@ -202,8 +204,8 @@ int state_space(BlockBuilder& b, const ModelSpec& m, int x, const std::string& a
   of_heads("dt_bias", Init::step);
   of_heads("A_log", Init::rate);
   of_heads("D", Init::ones);
-  const int y = b.head_norm("state_norm", b.state_space(mixed, std::move(taps), std::move(biases)),
-                            {cut_norm_weight(at + "norm.weight", W, P)}, {s.groups});
+  int y = b.state_space(mixed, std::move(taps), std::move(biases));
+  if (s.norm) y = b.head_norm("state_norm", y, {cut_norm_weight(at + "norm.weight", W, P)}, {s.groups});
   return b.rows("state_out", y, cut_columns(at + "out_proj.weight", m.hidden, W, P, residual_std(m)));
 }
 
@@ -227,9 +229,10 @@ int norm(BlockBuilder& b, const ModelSpec& m, const char* name, int x, const std
 }
 
 // What a layer adds to the residual stream.
-int residual(BlockBuilder& b, const ModelSpec& m, int which, int x, int y,
-             std::vector<ParamSpec> biases = {}) {
-  if (m.scales.residual != 1) y = b.sum(fmt::format("scaled{}", which), y, m.scales.residual);
+int residual(BlockBuilder& b, const ModelSpec& m, int which, int x, int y, std::vector<ParamSpec> biases = {},
+             double factor = 1) {
+  if (const double scale = m.scales.residual * factor; scale != 1)
+    y = b.sum(fmt::format("scaled{}", which), y, scale);
   return b.residual(fmt::format("residual{}", which), x, y, std::move(biases));
 }
 
@@ -250,10 +253,11 @@ int attention(BlockBuilder& b, const ModelSpec& m, std::int64_t layer, int x, co
 
 // An activation and the products around it: the sum over the ranks.
 int mlp(BlockBuilder& b, const std::string& name, int x, Activation activation, std::vector<ParamSpec> in,
-        std::vector<ParamSpec> biases = {}) {
+        std::vector<ParamSpec> biases = {}, double gate_scale = 1) {
   ParamSpec down = std::move(in.back());
   in.pop_back();
-  const int hidden = b.columns(name + "_in", x, std::move(in), std::move(biases));
+  int hidden = b.columns(name + "_in", x, in, std::move(biases));
+  if (gate_scale != 1) hidden = b.scale(name + "_scale", hidden, in, {gate_scale, 1});
   return b.rows(name + "_out", b.activation(hidden, activation), std::move(down));
 }
 
@@ -272,7 +276,7 @@ int dense_mlp(BlockBuilder& b, const ModelSpec& m, int x, const std::string& at,
   return mlp(b, "mlp", x, m.activation,
              mlp_matrices(m, at + "mlp.", starcoder2 ? starcoder2_names : llama_names, m.mlp_hidden, gated,
                           m.hidden),
-             std::move(biases));
+             std::move(biases), m.scales.mlp_gate);
 }
 
 // The residual stream x with what experts make of y. Where tokens are narrower on their way to the routed
@@ -308,10 +312,22 @@ int one_part(BlockBuilder& b, const ModelSpec& m, std::int64_t layer, int x, con
   return residual(b, m, 1, x, attention(b, m, layer, y, at), std::move(biases));
 }
 
+// x + attention(norm(x)) + state space(norm(x)), and an MLP of that.
+int side_by_side(BlockBuilder& b, const ModelSpec& m, std::int64_t layer, int x, const std::string& at) {
+  const int y = norm(b, m, "norm1", x, at + "input_layernorm");
+  const int attended = attention(b, m, layer, y, at);
+  x = residual(b, m, 1, x, attended, {}, m.scales.attention_out);
+  x = residual(b, m, 2, x, state_space(b, m, y, at + "mamba."), {}, m.scales.state_space_out);
+  std::vector<ParamSpec> biases;
+  const int made = dense_mlp(b, m, norm(b, m, "norm2", x, at + "post_attention_layernorm"), at, biases);
+  return residual(b, m, 3, x, made, std::move(biases), m.scales.mlp_out);
+}
+
 // Returns what it hands on.
 int layer_ops(BlockBuilder& b, const ModelSpec& m, std::int64_t layer, int x) {
   const std::string at = fmt::format("model.layers.{}.", layer);
   if (!m.layer_pattern.empty()) return one_part(b, m, layer, x, at);
+  if (m.state_space.beside_attention) return side_by_side(b, m, layer, x, at);
   const bool before = m.norm_place != NormPlace::after, after = m.norm_place != NormPlace::before;
   const int first = before ? norm(b, m, "norm1", x, at + "input_layernorm") : x;
   const bool attends = m.has_attention(layer);

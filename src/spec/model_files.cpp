@@ -55,6 +55,11 @@ constexpr const char* toml_keys[] = {"name",
                                      "attention_scale",
                                      "residual_scale",
                                      "logits_divisor",
+                                     "attention_out_scale",
+                                     "ssm_out_scale",
+                                     "mlp_out_scale",
+                                     "mlp_gate_scale",
+                                     "ssm_scales",
                                      "attention_cap",
                                      "logits_cap",
                                      "fused_projections",
@@ -104,6 +109,8 @@ constexpr const char* toml_keys[] = {"name",
                                      "ssm_kernel",
                                      "ssm_conv_bias",
                                      "ssm_chunk",
+                                     "ssm_norm",
+                                     "ssm_beside_attention",
                                      "short_conv",
                                      "attention_layers",
                                      "freeze",
@@ -315,7 +322,11 @@ constexpr std::pair<const char*, double ScaleSpec::*> scale_keys[] = {
     {"embedding_scale", &ScaleSpec::embedding},
     {"attention_scale", &ScaleSpec::attention},
     {"residual_scale", &ScaleSpec::residual},
-    {"logits_divisor", &ScaleSpec::logits_divisor}};
+    {"logits_divisor", &ScaleSpec::logits_divisor},
+    {"attention_out_scale", &ScaleSpec::attention_out},
+    {"ssm_out_scale", &ScaleSpec::state_space_out},
+    {"mlp_out_scale", &ScaleSpec::mlp_out},
+    {"mlp_gate_scale", &ScaleSpec::mlp_gate}};
 
 // What only a llama has, and only where queries, keys and values are projected straight from the input.
 bool llama_choice(const Reader& reader, const std::string& where, const char* key, const ModelSpec& m) {
@@ -351,6 +362,8 @@ void read_state_space(const Reader& reader, const std::string& where, StateSpace
   s.kernel = reader.integer_or("ssm_kernel", s.kernel);
   s.conv_bias = reader.boolean_or("ssm_conv_bias", s.conv_bias);
   s.chunk = reader.integer_or("ssm_chunk", s.chunk);
+  s.norm = reader.boolean_or("ssm_norm", s.norm);
+  s.beside_attention = reader.boolean_or("ssm_beside_attention", s.beside_attention);
 }
 
 // Layers that have attention among those that have it not.
@@ -369,7 +382,10 @@ void write_state_space(const ModelSpec& m, std::string& text) {
       "ssm_heads = {}\nssm_head_dim = {}\nssm_groups = {}\nssm_state = {}\nssm_kernel = {}\nssm_conv_bias = "
       "{}\nssm_chunk = {}\n",
       s.heads, s.head_dim, s.groups, s.state, s.kernel, s.conv_bias, s.chunk);
-  if (m.layer_pattern.empty())
+  if (!s.norm) text += "ssm_norm = false\n";
+  if (s.beside_attention)
+    text += "ssm_beside_attention = true\n";
+  else if (m.layer_pattern.empty())
     text += fmt::format("attention_layers = [{}]\n", fmt::join(s.attention_layers, ", "));
 }
 
@@ -410,6 +426,12 @@ ModelSpec model_from_toml(const std::string& text, const std::string& where) {
   read_rope(reader, where, m);
   m.window = {reader.integer_or("window", 0), reader.integer_or("window_full_every", 0)};
   for (const auto& [key, member] : scale_keys) m.scales.*member = reader.real_or(key, m.scales.*member);
+  if (reader.has("ssm_scales")) {
+    const std::vector<double> scales = reader.reals("ssm_scales");
+    if (scales.size() != m.scales.state_space.size())
+      refuse("{}: ssm_scales has {} numbers: give five, of z, x, B, C and dt", where, scales.size());
+    std::copy(scales.begin(), scales.end(), m.scales.state_space.begin());
+  }
   m.caps = {reader.real_or("attention_cap", 0), reader.real_or("logits_cap", 0)};
   m.fused_projections = reader.boolean_or("fused_projections", false);
   m.fused_mlp = reader.boolean_or("fused_mlp", false);
@@ -477,6 +499,8 @@ std::string to_toml(const ModelSpec& m) {
   if (m.window.full_every != 0) line("window_full_every", m.window.full_every);
   for (const auto& [key, member] : scale_keys)
     if (m.scales.*member != ScaleSpec{}.*member) line(key, m.scales.*member);
+  if (m.scales.state_space != ScaleSpec{}.state_space)
+    line("ssm_scales", fmt::format("[{}]", fmt::join(m.scales.state_space, ", ")));
   if (m.caps.attention != 0) line("attention_cap", m.caps.attention);
   if (m.caps.logits != 0) line("logits_cap", m.caps.logits);
   if (m.fused_projections) line("fused_projections", m.fused_projections);

@@ -688,6 +688,65 @@ void read_bamba(const Config& config, ModelSpec& m) {
   read_state_space(config, std::move(layers), m);
 }
 
+// So many numbers above 0, or ones where there is no list.
+std::vector<double> multipliers(const Config& config, const char* key, std::size_t count) {
+  if (!config.has(key)) return std::vector<double>(count, 1.0);
+  std::vector<double> values = numbers(config, key);
+  if (values.size() != count) config.wrong(key, fmt::format("a list of {} numbers", count));
+  return values;
+}
+
+// Falcon-H1: attention and a state space side by side in every layer. What multiplies attention's input, its
+// keys and its output is one factor of scores and one of what it makes.
+void read_falcon_h1(const Config& config, ModelSpec& m) {
+  if (!config.names("num_key_value_heads"))
+    config.required("num_key_value_heads");  // transformers would take 8
+  read_llama(config, {.norm_eps = 1e-5}, m);
+  StateSpaceSpec& s = m.state_space;
+  s.beside_attention = true;
+  for (const char* key : {"mamba_n_heads", "mamba_d_state"})
+    config.required(key);                                            // it would take 128 and 256
+  if (!config.names("mamba_d_ssm")) config.required("mamba_d_ssm");  // and 1024
+  s.heads = config.integer("mamba_n_heads");
+  const std::int64_t width =
+      config.integer_or("mamba_d_ssm", config.integer_or("mamba_expand", 2) * m.hidden);
+  if (width % s.heads != 0)
+    config.wrong("mamba_n_heads", fmt::format("a divisor of the {} channels of a state space", width));
+  s.head_dim = width / s.heads;
+  if (config.has("mamba_d_head") && config.required("mamba_d_head") != "auto" &&
+      config.required("mamba_d_head") != s.head_dim)
+    config.wrong("mamba_d_head", fmt::format("{}, as mamba_n_heads has it,", s.head_dim));
+  s.groups = config.integer_or("mamba_n_groups", 1);
+  s.state = config.integer("mamba_d_state");
+  s.kernel = config.integer_or("mamba_d_conv", 4);
+  s.conv_bias = config.boolean_or("mamba_conv_bias", true);
+  s.chunk = config.integer_or("mamba_chunk_size", 256);
+  s.norm = config.boolean_or("mamba_rms_norm", false);
+  if (s.norm && config.boolean_or("mamba_norm_before_gate", true)) {
+    config.required("mamba_norm_before_gate");  // transformers would take true
+    config.wrong("mamba_norm_before_gate", "false beside mamba_rms_norm");
+  }
+  config.only_boolean("mamba_proj_bias", false);
+  config.only_boolean("projectors_bias", false);
+  read_step_limit(config);
+  ScaleSpec& scales = m.scales;
+  scales.embedding = config.real_or("embedding_multiplier", 1);
+  const double logits = config.real_or("lm_head_multiplier", 1);
+  if (!(logits > 0)) config.wrong("lm_head_multiplier", "a number above 0");
+  scales.logits_divisor = 1 / logits;
+  const double in = config.real_or("attention_in_multiplier", 1), keys = config.real_or("key_multiplier", 1);
+  if (const double of_scores = in * in * keys; of_scores != 1)
+    scales.attention = of_scores / std::sqrt(static_cast<double>(m.head_dim));
+  scales.attention_out = in * config.real_or("attention_out_multiplier", 1);
+  const std::vector<double> of_mlp = multipliers(config, "mlp_multipliers", 2),
+                            of_state = multipliers(config, "ssm_multipliers", scales.state_space.size());
+  scales.mlp_gate = of_mlp[0];
+  scales.mlp_out = of_mlp[1];
+  for (std::size_t i = 0; i < of_state.size(); ++i)
+    scales.state_space[i] = config.real_or("ssm_in_multiplier", 1) * of_state[i];
+  scales.state_space_out = config.real_or("ssm_out_multiplier", 1);
+}
+
 // Weights are a softmax over the logits of those that are chosen.
 void read_granite_experts(const Config& config, std::int64_t shared, ModelSpec& m) {
   m.experts = Experts::deepseek;
@@ -1493,6 +1552,13 @@ const std::vector<ModelType>& model_types() {
       {{"lfm2", "Lfm2ForCausalLM", lfm2_names(), false, false, nullptr, false, true},
        read_lfm2,
        [](M m) { return m.short_conv.kernel > 0; }},
+      {{"falcon_h1",
+        "FalconH1ForCausalLM",
+        {{"post_attention_layernorm.", "pre_ff_layernorm."},
+         {".mlp.", ".feed_forward."},
+         {"model.norm.", "model.final_layernorm."}}},
+       read_falcon_h1,
+       [](M m) { return m.state_space.beside_attention; }},
       {{"granitemoe",
         "GraniteMoeForCausalLM",
         {{"mlp.gate.", "block_sparse_moe.router.layer."}},
@@ -1731,7 +1797,6 @@ constexpr OtherType other_types[] = {
     {"apertus", "an activation with weights of its own (xIELU)"},
     {"mamba", "a state space for each channel (Mamba-1)"},
     {"mamba2", "layers without MLPs"},
-    {"falcon_h1", "attention and a state space side by side in each layer"},
     {"jamba", "a state space for each channel (Mamba-1)"},
     {"zamba2", "attention that several layers share"},
     {"t5", "an encoder"},

@@ -82,6 +82,14 @@ void check_state_space(const ModelSpec& m) {
   check_size(m, "ssm_kernel", s.kernel, 64);
   check_size(m, "ssm_chunk", s.chunk, 4096);
   check_attention_layers(m, s.attention_layers);
+  if (s.beside_attention &&
+      (!s.attention_layers.empty() || s.is_delta() || !m.layer_pattern.empty() || m.experts != Experts::none))
+    refuse(
+        "model {}: ssm_beside_attention = true is legal without attention_layers, layer_pattern, experts and "
+        "ssm_rule = \"gated-delta\" alone; give false, or none of these",
+        m.name);
+  if (!s.norm && s.is_delta())
+    refuse("model {}: ssm_norm = false is not legal with ssm_rule = \"gated-delta\"; give true", m.name);
   if (m.num_state_space_layers() == 0 && m.layer_pattern.empty())
     refuse("model {}: all layers are attention_layers; leave out ssm_heads, or one of them", m.name);
   const auto refuse_beside = [&m](bool chosen, const char* what, const char* legal) {
@@ -459,6 +467,27 @@ void check_scales(const ModelSpec& m) {
   check_positive(m, "residual_scale", m.scales.residual);
   check_positive(m, "logits_divisor", m.scales.logits_divisor);
   if (m.scales.attention != 0) check_positive(m, "attention_scale", m.scales.attention);
+  ScaleSpec plain = m.scales;
+  plain.attention_out = plain.state_space_out = plain.mlp_out = plain.mlp_gate = 1;
+  plain.state_space = {1, 1, 1, 1, 1};
+  if (!(plain == m.scales) && !m.state_space.beside_attention)
+    refuse(
+        "model {}: attention_out_scale, ssm_out_scale, mlp_out_scale, mlp_gate_scale and ssm_scales are "
+        "legal "
+        "beside ssm_beside_attention = true alone; give 1",
+        m.name);
+  if (m.state_space.beside_attention &&
+      (m.qkv_bias || m.attention_out_bias || m.mlp_bias || m.scales.residual != 1 || !is_gated(m.activation)))
+    refuse(
+        "model {}: qkv_bias, attention_out_bias, mlp_bias, residual_scale and an activation without a gate "
+        "are "
+        "not legal beside ssm_beside_attention = true; give false, false, false, 1 and \"swiglu\"",
+        m.name);
+  check_positive(m, "attention_out_scale", m.scales.attention_out);
+  check_positive(m, "ssm_out_scale", m.scales.state_space_out);
+  check_positive(m, "mlp_out_scale", m.scales.mlp_out);
+  check_positive(m, "mlp_gate_scale", m.scales.mlp_gate);
+  for (const double scale : m.scales.state_space) check_positive(m, "ssm_scales", scale);
   if (m.caps.attention != 0) check_positive(m, "attention_cap", m.caps.attention);
   // exp(-2 cap) is then a normal number of every dtype: the backward pass takes logits from their
   // exponentials.
@@ -584,6 +613,8 @@ bool ModelSpec::has(LayerPart part, std::int64_t layer) const {
            layer_pattern[static_cast<std::size_t>(layer)] == letter_of(part);
   const bool routed = experts != Experts::none && layer >= num_dense_layers;
   if (part == LayerPart::experts || part == LayerPart::mlp) return routed == (part == LayerPart::experts);
+  if (state_space.heads > 0 && state_space.beside_attention)
+    return part == LayerPart::attention || part == LayerPart::state_space;
   const bool convolves = short_conv.kernel > 0;
   const std::vector<std::int64_t>& attending =
       convolves ? short_conv.attention_layers : state_space.attention_layers;
@@ -601,7 +632,7 @@ std::int64_t ModelSpec::num_layers_with(LayerPart part) const {
                          short_conv.kernel == 0 ? 0 : num_layers - std::ssize(short_conv.attention_layers);
   switch (part) {
     case LayerPart::attention:
-      return num_layers - scans - convolves;
+      return state_space.beside_attention ? num_layers : num_layers - scans - convolves;
     case LayerPart::state_space:
       return scans;
     case LayerPart::short_conv:

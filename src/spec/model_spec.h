@@ -1,6 +1,7 @@
 // A transformer as data: sizes, family, and the list of its parameters.
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <string>
 #include <vector>
@@ -56,6 +57,10 @@ struct ScaleSpec {
   double attention = 0;  // of q.k before the softmax; 0: 1 / sqrt(head_dim)
   double residual = 1;   // of what a layer adds to the residual stream
   double logits_divisor = 1;
+  // Of layers with attention and a state space side by side (Falcon-H1): of what each of them and the MLP
+  // adds; of the MLP's gate before its activation; of what a state space is given, z, x, B, C and dt.
+  double attention_out = 1, state_space_out = 1, mlp_out = 1, mlp_gate = 1;
+  std::array<double, 5> state_space{1, 1, 1, 1, 1};
   bool operator==(const ScaleSpec&) const = default;
 };
 
@@ -88,6 +93,10 @@ struct StateSpaceSpec {
   // The others, rising, where layers have an MLP too (ModelSpec::layer_pattern) [attn_layer_indices].
   std::vector<std::int64_t> attention_layers = {};
   StateRule rule = StateRule::mamba2;
+  bool norm = true;  // of what a group of heads makes [mamba_rms_norm]
+  // Every layer has attention and a state space, both of one norm, and adds what both make (Falcon-H1,
+  // https://arxiv.org/abs/2507.22448).
+  bool beside_attention = false;
 
   std::int64_t width() const { return heads * head_dim; }
   std::int64_t mixed_width() const { return width() + 2 * groups * state; }  // that is convolved
