@@ -646,6 +646,32 @@ TEST_F(InvariantNumerics, StateSpacesHaveTheSameBits) {  // long
   }
 }
 
+// Channels are cut by themselves, wherever a vector of them begins; and so are heads beside attention, whose
+// parts are multiplied and added.
+TEST_F(InvariantNumerics, ShortConvolutionsAndBothSideBySideHaveTheSameBits) {
+  const std::vector<MeshRow> rows{{},
+                                  {.tp = 2, .sp = true, .micro_batch = 2, .recompute = "full"},
+                                  {.tp = 2, .cp = 2, .sp = true, .micro_batch = 1, .kind = ContextKind::ring},
+                                  {.dp = 2, .pp = 2, .micro_batch = 1, .schedule = "dualpipe", .threads = 2},
+                                  {.cp = 2, .zero = 1, .micro_batch = 2, .kind = ContextKind::allgather},
+                                  {.dp = 4, .zero = 3, .micro_batch = 1, .threads = 2}};
+  for (const char* model : {"lfm2-tiny", "falcon-h1-tiny"})
+    for (const auto& [precision, mask] :
+         {std::pair{"f32", AttentionMask::causal}, {"bf16", AttentionMask::document}}) {
+      std::set<std::string> found;
+      for (const MeshRow& row : rows) {
+        Plan plan = plan_of(row, {model, precision});
+        if (plan.model.state_space.heads > 0) plan.model.state_space.groups = 4;
+        plan.mask = mask;
+        plan.document_end = 'e';
+        if (!found.empty() && !is_taken(2)) continue;
+        found.insert(run(plan, row.threads, 2));
+        EXPECT_EQ(found.size(), 1u) << model << " " << precision << ": " << row.name() << "\n"
+                                    << fmt::format("{}", fmt::join(found, "\n"));
+      }
+    }
+}
+
 // Heads that share a norm are on one rank: over the other axes, experts beside them.
 TEST_F(InvariantNumerics, TheDeltaRuleHasTheSameBits) {
   const std::vector<MeshRow> rows{{},
