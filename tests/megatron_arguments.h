@@ -94,6 +94,7 @@ class MegatronArguments {
           {"--transformer-impl", "local transformer_engine inference_optimized"},
           {"--tokenizer-type", "NullTokenizer"},
           {"--moe-token-dispatcher-type", "allgather alltoall flex"},
+          {"--moe-flex-dispatcher-backend", "deepep hybridep"},
           {"--moe-router-load-balancing-type",
            "aux_loss seq_aux_loss global_aux_loss sinkhorn quantile_balancing none"},
           {"--moe-layer-freq", "text"},

@@ -4,8 +4,10 @@
 
 #include <algorithm>
 #include <array>
+#include <bit>
 #include <set>
 
+#include "plan/expert_reach.h"
 #include "plan/explain.h"
 #include "plan/interval.h"
 #include "plan/memory.h"
@@ -290,6 +292,64 @@ TEST(StepModel, MessagesInPartsAreFaster) {
   EXPECT_EQ(StepModel(work).estimate(c).costs.message, parts);
 }
 
+// All choices that the router may make of 8 experts in 4 groups, counted.
+TEST(StepModel, ReachedPartsAreThoseOfEvenChoices) {
+  ModelSpec m;
+  m.num_experts = 8;
+  for (const auto& [k, groups, most] : {std::array{2, 1, 1}, {3, 1, 1}, {2, 4, 2}, {3, 4, 2}, {2, 4, 1}}) {
+    m.experts_per_token = k;
+    m.router.groups = groups;
+    m.router.most_groups = most;
+    for (int parts : {1, 2, 4, 8}) {
+      // Open groups first, of which the experts are, each choice as likely as any other.
+      double reached = 0, choices = 0;
+      for (unsigned open = 0; open < 1u << groups; ++open) {
+        if (std::popcount(open) != most) continue;
+        for (unsigned chosen = 0; chosen < 256; ++chosen) {
+          bool legal = std::popcount(chosen) == k;
+          std::set<int> its_parts;
+          for (int e = 0; e < 8; ++e)
+            if ((chosen >> e & 1) != 0) {
+              legal &= (open >> (e * groups / 8) & 1) != 0;
+              its_parts.insert(e * parts / 8);
+            }
+          if (!legal) continue;
+          reached += static_cast<double>(its_parts.size());
+          choices += 1;
+        }
+      }
+      EXPECT_NEAR(reached_parts(m, parts), reached / choices, 1e-12)
+          << k << " of " << groups << " groups, " << parts << " parts";
+    }
+  }
+}
+
+// 128 experts on 16 ranks of two nodes, 8 for each token: a copy for each takes its way over the network
+// eight times as often as a token does that crosses it once.
+TEST(StepModel, TokensThatAreSentOnceAreSentLess) {
+  Workload work = workload("qwen3-30b-a3b", 256);
+  Plan c = work.plan;
+  c.mesh.set(Axis::dp, 16);
+  c.mesh.ep = 16;
+  c.mesh.etp = 1;
+  c.zero = 1;
+  const auto seconds = [&](bool once, bool pairs) {
+    work.software.sends_tokens_once = once;
+    work.software.overlaps_experts = pairs;
+    return StepModel(work).estimate(c);
+  };
+  const Estimate copies = seconds(false, false), once = seconds(true, false);
+  EXPECT_LT(once.traffic.ep, 0.91 * copies.traffic.ep);  // with what nodes hand on
+  EXPECT_LT(once.parts.ep_exposed, 0.35 * copies.parts.ep_exposed);
+  EXPECT_LT(once.seconds, copies.seconds);
+  // In pairs all-to-alls hide behind what others compute, but the host takes longer.
+  work.software.expert_pair_seconds = work.software.expert_launch_seconds;
+  EXPECT_LT(seconds(false, true).parts.ep_exposed, 0.2 * copies.parts.ep_exposed);
+  work.software.expert_pair_seconds = 0.02;
+  const double layers = static_cast<double>(c.model.num_layers), microbatches = 256.0 / 16;
+  EXPECT_GT(seconds(false, true).seconds, 3 * 0.02 * layers * microbatches);
+}
+
 // Fused kernels write the weights of no head, only C B of each group: with heads half as wide, and twice as
 // many, little of a scan changes for them.
 TEST(StepModel, ScansOfOtherProgramsWriteNoWeightsOfHeads) {
@@ -348,11 +408,16 @@ TEST(StepModel, IntervalsAreWiderFarFromWhatWasMeasured) {
   expect(other, 8, 0.5, 2, "on h100 in fp8");
   mixture.software.experts_low = mixture.software.experts_high = 0;
   expect(mixture, 8, 0.5, 2, "of mixtures of experts");
+  mixture.software.far_low = 0.9, mixture.software.far_high = 1.1;
+  expect(mixture, 8, 1 / unknown_expert_high, unknown_expert_high, "of mixtures of experts");
   // A file that does not say what is far is as it was; one without any rows has the widest.
   other.software.far_low = other.software.far_high = 0;
   expect(other, 8, 0.9, 1.1, "one node");
   other.software.low = other.software.high = 0;
   expect(other, 8, 1 / unknown_high, unknown_high, "no run of it was measured");
+  mixture.software.far_low = mixture.software.far_high = 0;
+  mixture.software.low = mixture.software.high = 0;
+  expect(mixture, 8, 1 / unknown_expert_high, unknown_expert_high, "no run of it was measured");
 }
 
 // Of twice the experts on twice the ranks each rank has as many to compute: the router alone has more, in the

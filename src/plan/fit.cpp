@@ -170,10 +170,10 @@ std::vector<Knob> all_knobs() {
           {"optimizer_passes", &Software::optimizer_passes, 0.3, 10, 1},
           {"straggling", &Software::straggling, 0, 0.3, 2e-3},
           {"overlap_slowdown", &Software::overlap_slowdown, 1, 3, 1.1},
-          {"expert_overlap", &Software::expert_overlap, 0, 0.95, 0.3},
           {"expert_efficiency", &Software::expert_efficiency, 0.05, 1.5, 0.7},
           {"expert_passes", &Software::expert_passes, 0.1, 20, 1},
-          {"expert_launch_seconds", &Software::expert_launch_seconds, 0, 0.05, 1e-3}};
+          {"expert_launch_seconds", &Software::expert_launch_seconds, 0, 0.05, 1e-3},
+          {"expert_pair_seconds", &Software::expert_pair_seconds, 0, 0.05, 2e-3}};
 }
 
 std::vector<double> seconds_of(const Software& software, const Machine& machine,

@@ -21,16 +21,20 @@ bool is_inside(const std::optional<std::vector<std::int64_t>>& range, std::int64
 
 Interval interval_of(const Workload& work, const Plan& plan, std::int64_t parameters) {
   const Software& s = work.software;
-  const bool scans = plan.model.num_state_space_layers() > 0;
+  const bool scans = plan.model.num_state_space_layers() > 0, experts = plan.model.num_expert_layers() > 0;
   if (s.high == 0) {
-    const double high = scans ? unknown_scan_high : unknown_high;
+    const double high = scans ? unknown_scan_high : experts ? unknown_expert_high : unknown_high;
     return {Distance::unknown, 1 / high, high, "no run of it was measured"};
   }
-  const bool experts = plan.model.num_expert_layers() > 0,
-             nodes = plan.mesh.num_ranks() > work.machine.node();
+  const bool nodes = plan.mesh.num_ranks() > work.machine.node();
   const std::string on = fmt::format("{} {}", work.machine.name, precision_name(work.precision));
   const auto far = [&](const std::string& why) {
     return Interval{Distance::far, s.far_low, s.far_high, "wider: none was measured " + why};
+  };
+  const auto at_least = [](Interval wide, double high) {
+    wide.low = std::min(wide.low, 1 / high);
+    wide.high = std::max(wide.high, high);
+    return wide;
   };
   if (s.far_high > 0) {
     if (plan.offload != Offload::none) return far("with state on the host");
@@ -38,12 +42,9 @@ Interval interval_of(const Workload& work, const Plan& plan, std::int64_t parame
     if (!work.documents.empty()) return far("of packed documents");
     // Mixtures of experts with Mamba-2's layers were measured of programs that were fitted on mixtures.
     const bool is_delta = plan.model.state_space.is_delta();
-    if (scans && (is_delta || !(experts && s.experts_high > 0))) {
-      Interval wide = far(is_delta ? "of layers of the gated delta rule" : "of layers with a state space");
-      wide.low = std::min(wide.low, 1 / unknown_scan_high);
-      wide.high = std::max(wide.high, unknown_scan_high);
-      return wide;
-    }
+    if (scans && (is_delta || !(experts && s.experts_high > 0)))
+      return at_least(far(is_delta ? "of layers of the gated delta rule" : "of layers with a state space"),
+                      unknown_scan_high);
     if (plan.model.num_short_conv_layers() > 0) return far("of layers with a short convolution");
     if (s.measured_on && std::find(s.measured_on->begin(), s.measured_on->end(), on) == s.measured_on->end())
       return far(fmt::format("on {} in {}", work.machine.name, precision_name(work.precision)));
@@ -53,7 +54,7 @@ Interval interval_of(const Workload& work, const Plan& plan, std::int64_t parame
       return far(fmt::format("of about {:.2g} billion parameters", static_cast<double>(parameters) / 1e9));
     if (!is_inside(s.measured_seq_len, plan.seq_len))
       return far(fmt::format("with sequences of about {}", counted(plan.seq_len, "token")));
-    if (experts && s.experts_high == 0) return far("of mixtures of experts");
+    if (experts && s.experts_high == 0) return at_least(far("of mixtures of experts"), unknown_expert_high);
     if (!experts && nodes && s.nodes_high == 0) return far("on several nodes");
   }
   if (experts && s.experts_high > 0)

@@ -11,9 +11,11 @@ namespace echelon {
 
 // Factors of the predicted time of a program of which nothing was measured: between them lay 80% of the steps
 // of any program that was priced with the others' numbers.
-inline constexpr double unknown_high = 1.47;
-// The same of layers with a state space, which one program alone was measured with.
-inline constexpr double unknown_scan_high = 1.78;
+inline constexpr double unknown_high = 1.46;
+// The same of mixtures of experts and of layers with a state space, which one program alone was measured
+// with.
+inline constexpr double unknown_expert_high = 1.73;
+inline constexpr double unknown_scan_high = 1.85;
 
 enum class Distance {
   measured,  // like what was measured: its machine and precision, and at most twice outside of its range

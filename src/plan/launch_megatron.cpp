@@ -169,9 +169,12 @@ Settings model_settings(const LaunchRequest& r) {
                      {"moe-router-topk", number(m.experts_per_token)},
                      {"moe-ffn-hidden-size", number(m.expert_hidden)},
                      {"moe-grouped-gemm", ""},
-                     {"moe-token-dispatcher-type", "alltoall"},
                      {"moe-router-load-balancing-type", "aux_loss"},
                      {"moe-aux-loss-coeff", "0.01"}});
+  if (const Software& program = r.work.software; program.sends_tokens_once && r.plan().mesh.ep > 1)
+    s.insert(s.end(), {{"moe-token-dispatcher-type", "flex"}, {"moe-flex-dispatcher-backend", "hybridep"}});
+  else
+    s.emplace_back("moe-token-dispatcher-type", "alltoall");
   if (m.expert_latent > 0) s.emplace_back("moe-latent-size", number(m.expert_latent));
   if (m.router.scores == RouterScores::sigmoid) {
     s.insert(s.end(), {{"moe-router-score-function", "sigmoid"},

@@ -6,6 +6,8 @@
 #include "base/error.h"
 #include "base/real.h"
 #include "plan/every_second_product.h"
+#include "plan/expert_reach.h"
+#include "plan/state_seconds.h"
 #include "spec/block_passes.h"
 
 namespace echelon {
@@ -68,6 +70,7 @@ class Pricer {
       for (int op : programs_.again(program, recompute_)) make_again(op);
     const double forward_tensor = t_.forward.tensor, shown = show_what_nothing_hides();
     if (forward_tensor > 0) again.tensor += shown * again.tensor / forward_tensor;
+    if (w_.software.overlaps_experts) hide_exchanges();
     hosted(again, program.find(OpKind::experts_in) != nullptr);
     return t_;
   }
@@ -588,15 +591,23 @@ class Pricer {
     const double local = real(m_.num_experts) / mesh_.ep * kept_experts(w_.expert_load, mesh_);
     const double group = copies * mesh_.expert_cut();  // tokens that this rank computes
     const double sent = real(m_.expert_width()), bytes = copies * sent * width_;
-    // Copies are sorted by expert, and weighted and added up again.
-    const double sorting = w_.software.expert_passes * ops_.memory_pass(4 * bytes);
+    const bool once = w_.software.sends_tokens_once && mesh_.ep > 1;
+    // Copies are sorted by expert, and weighted and added up again; what sends tokens once does so on the
+    // way.
+    const double sorting = once ? 0 : w_.software.expert_passes * ops_.memory_pass(4 * bytes);
     t_.forward.compute += sorting;
     t_.backward_input.compute += sorting;
+    const double rows = here_ * sent * width_;
+    const double ranks = once ? reached_parts(m_, mesh_.ep) : 0,
+                 nodes = once ? reached_parts(m_, real(ops_.nodes_of(mesh_.ep, expert_stride()))) : 0;
     const auto travel = [&](PassSeconds& pass) {
-      if (mesh_.ep > 1) t_.expert_bytes += (mesh_.ep - 1.0) / mesh_.ep * bytes / skew;  // each sends its own
-      if (mesh_.ep > 1)
-        pass.expert += (1 - w_.software.expert_overlap) *
-                       ops_.collective(Verb::all_to_all, bytes, mesh_.ep, expert_stride());
+      if (mesh_.ep > 1) {  // each sends its own
+        t_.expert_bytes += once ? ops_.dispatched_bytes(rows, ranks, nodes, mesh_.ep, expert_stride())
+                                : (mesh_.ep - 1.0) / mesh_.ep * bytes / skew;
+        const double seconds = once ? ops_.dispatch(skew * rows, ranks, nodes, mesh_.ep, expert_stride())
+                                    : ops_.collective(Verb::all_to_all, bytes, mesh_.ep, expert_stride());
+        pass.expert += seconds;
+      }
       if (mesh_.expert_cut() > 1)
         pass.expert += ops_.collective(Verb::all_gather, bytes * mesh_.expert_cut(), mesh_.expert_cut(), 1);
     };
@@ -631,10 +642,24 @@ class Pricer {
   // Expert groups are laid over neighbouring ranks of tp (where experts are not cut over it), cp and dp.
   std::int64_t expert_stride() const { return mesh_.expert_cut(); }
 
+  // All-to-alls of both passes, beside what the passes of other microbatches compute: what sticks out, and
+  // what computation is slowed down.
+  void hide_exchanges() {
+    const double exchanged = t_.forward.expert + t_.backward_input.expert;
+    if (exchanged <= 0) return;
+    const double computed = t_.forward.compute + t_.backward_input.compute + t_.backward_weight.compute;
+    const double left = added_seconds(computed, exchanged, w_.software.overlap_slowdown) / exchanged;
+    t_.forward.expert *= left;
+    t_.backward_input.expert *= left;
+  }
+
   // A pass takes no less than the host needs to launch its kernels, of which the backward pass has twice as
   // many. What must be computed again is launched again.
   void hosted(const PassSeconds& again, bool with_experts) {
-    const double launch = wait_for_launches(with_experts ? w_.software.expert_launch_seconds : 0);
+    const Software& s = w_.software;
+    const double launch = wait_for_launches(!with_experts        ? 0
+                                            : s.overlaps_experts ? s.expert_pair_seconds
+                                                                 : s.expert_launch_seconds);
     t_.backward_input += again;
     if (recompute_.everything()) t_.backward_input.compute += std::max(0.0, launch - again.total());
   }

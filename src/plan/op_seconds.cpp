@@ -138,7 +138,7 @@ double OpSeconds::ring_wait(Verb verb, std::int64_t size, std::int64_t stride) c
 double OpSeconds::collective(Verb verb, double bytes, std::int64_t size, std::int64_t stride) const {
   if (size <= 1) return 0;
   const std::int64_t inside = inside_node(size, stride);
-  const std::int64_t across = (size + inside - 1) / inside;
+  const std::int64_t across = nodes_of(size, stride);
   const std::size_t outer = tier_of(size * stride);
   const auto inner_ranks = static_cast<double>(inside), outer_ranks = static_cast<double>(across);
   double seconds = machine_.collective_seconds;
@@ -165,6 +165,24 @@ double OpSeconds::collective(Verb verb, double bytes, std::int64_t size, std::in
                moving = (inside > 1 ? moved(verb, bytes, inner_ranks, 0) : 0) +
                         moved(verb, share, outer_ranks, outer);
   return seconds + std::min(ring_hops + moving, tree_hops + tree_slowness * moving);
+}
+
+double OpSeconds::dispatch(double bytes, double ranks, double nodes, std::int64_t size,
+                           std::int64_t stride) const {
+  const std::int64_t inside = inside_node(size, stride), across = nodes_of(size, stride);
+  const std::size_t outer = tier_of(size * stride);
+  double near = 0, far = 0;
+  if (inside > 1)
+    near = ranks * (1 - 1 / real(inside)) * bytes / bandwidth(0) + machine_.tiers[0].latency_seconds;
+  if (across > 1)
+    far = nodes * (1 - 1 / real(across)) * bytes / bandwidth(outer) + machine_.tiers[outer].latency_seconds;
+  return machine_.collective_seconds + std::max(near, far);
+}
+
+double OpSeconds::dispatched_bytes(double bytes, double ranks, double nodes, std::int64_t size,
+                                   std::int64_t stride) const {
+  return bytes *
+         (ranks * (1 - 1 / real(inside_node(size, stride))) + nodes * (1 - 1 / real(nodes_of(size, stride))));
 }
 
 double OpSeconds::message(double bytes, std::int64_t stride) const {

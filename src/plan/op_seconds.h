@@ -44,6 +44,17 @@ class OpSeconds {
   double call_seconds(std::int64_t size) const {
     return software_.collective_rank_seconds * static_cast<double>(size);
   }
+  // Rows of `bytes` that each of `size` ranks sends to `ranks` of them and `nodes` of theirs, on average:
+  // across nodes once, to the rank with the sender's number there, which hands them on inside while more come
+  // in.
+  double dispatch(double bytes, double ranks, double nodes, std::int64_t size, std::int64_t stride) const;
+  // What each rank sends for that, with what it hands on.
+  double dispatched_bytes(double bytes, double ranks, double nodes, std::int64_t size,
+                          std::int64_t stride) const;
+  std::int64_t nodes_of(std::int64_t size, std::int64_t stride) const {
+    const std::int64_t inside = inside_node(size, stride);
+    return (size + inside - 1) / inside;
+  }
   // From one rank to that `stride` ranks further.
   double message(double bytes, std::int64_t stride) const;
 

@@ -109,6 +109,13 @@ struct Software {
   // Where the last stage has no layer it computes the loss alone, from logits that the one before it hands
   // over.
   bool loss_apart = false;
+  // A token travels once to each node and once to each rank that has experts of it, whichever number of them
+  // (DeepEP, https://github.com/deepseek-ai/DeepEP, and HybridEP, its branch); else a copy for each expert.
+  bool sends_tokens_once = false;
+  // The forward pass of one microbatch runs beside the backward pass of another, layer by layer, and the
+  // experts' all-to-alls of each beside what the other computes (Megatron-Core's
+  // --overlap-moe-expert-parallel-comm).
+  bool overlaps_experts = false;
   // All-reduces into which a layer's gradients are cut; 0: one for all layers.
   double layer_reductions = 0;
   // The host's time for each layer and rank, where ZeRO's shards travel as lists of tensors.
@@ -125,12 +132,12 @@ struct Software {
   double product_efficiency = 1;         // of the machine's, on products
   double attention_efficiency = 1;       // of the machine's, in fused attention
   double tensor_overlap = 0;             // part of the tp collectives hidden behind products
-  double expert_overlap = 0;             // part of the experts' all-to-all hidden
   double expert_efficiency = 1;          // of products, on those of many experts at once
   double expert_call_seconds = 0;        // of each expert's product, where they are not one call
   double scan_efficiency = 1;  // of the rates of products and of memory, what a state space's scan reaches
   double expert_passes = 1;          // as elementwise_passes, of sorting tokens by expert and adding them up
   double expert_launch_seconds = 0;  // of the host, for routing and calling the experts of a layer, forwards
+  double expert_pair_seconds = 0;    // the same where overlaps_experts
   double overlap_slowdown = 1;       // of computation beside communication
   double network_efficiency = 1;     // of links between nodes
   double step_seconds = 0;           // of a step beside everything else

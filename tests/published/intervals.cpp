@@ -205,19 +205,21 @@ Intervals intervals(const std::vector<Table>& tables) {
     }
   }
   Intervals result;
-  // What a scan takes one program's rows say: of another all is guessed.
-  std::vector<double> off_of_scans;
+  // What experts and scans take one program's rows say: of another all is guessed.
+  std::vector<double> off_of_experts, off_of_scans;
   for (const auto& [program, list] : rows) {
     std::vector<double> off;
     ProgramIntervals& p = result.programs[program];
     for (const Row& row : list) {
       (row.scans ? off_of_scans : off).push_back(row.off_left_out);
+      if (!row.scans && row.kind == of_experts) off_of_experts.push_back(row.off_left_out);
       if (!row.scans) p.mean_error_left_out += row.error_left_out;
     }
     p.mean_error_left_out /= static_cast<double>(off.size());
     p.half_width_left_out = half_width(off);
     result.unknown_half_width = std::max(result.unknown_half_width, p.half_width_left_out);
   }
+  if (!off_of_experts.empty()) result.unknown_expert_half_width = half_width(off_of_experts);
   if (!off_of_scans.empty()) result.unknown_scan_half_width = half_width(off_of_scans);
   for (const auto& [program, list] : rows) {
     ProgramIntervals& p = result.programs[program];
@@ -231,7 +233,8 @@ Intervals intervals(const std::vector<Table>& tables) {
       all.push_back(&row);
       groups.insert(row.group);
       on.insert(row.on);
-      if (!row.scans) off_left_out.push_back(row.off_left_out);
+      // The others were measured with neither, and cannot hold them.
+      if (!row.scans && row.kind != of_experts) off_left_out.push_back(row.off_left_out);
       for (const auto& [range, size] :
            {std::pair{&p.gpus, row.sizes[0]}, {&p.parameters, row.sizes[1]}, {&p.seq_len, row.sizes[2]}}) {
         (*range)[0] = (*range)[0] == 0 ? size : std::min((*range)[0], size);

@@ -28,14 +28,14 @@ struct ProgramIntervals {
   std::array<std::int64_t, 2> gpus{}, parameters{}, seq_len{};
   // Priced with the means of the other programs' fitted numbers:
   double mean_error_left_out = 0, half_width_left_out = 0;
-  double inside_left_out = 0;  // of the widest of the other programs' half-widths
+  double inside_left_out = 0;  // of dense models, of the widest of the other programs' half-widths
 };
 
 struct Intervals {
   std::map<std::string, ProgramIntervals> programs;
-  // Of a program without rows: the widest of those that were left out; and where layers have a state space,
-  // of the one program that was measured with them, left out.
-  double unknown_half_width = 0, unknown_scan_half_width = 0;
+  // Of a program without rows: the widest of those that were left out; and of mixtures of experts, and where
+  // layers have a state space, of the one program that was measured with them, left out.
+  double unknown_half_width = 0, unknown_expert_half_width = 0, unknown_scan_half_width = 0;
 };
 Intervals intervals(const std::vector<Table>& tables);
 

@@ -57,7 +57,8 @@ static void apply_recipe(Point& p, Plan& c, const std::string& container, const 
     c.recompute = system == "h100" ? Recompute({"latent", "mlp_in"})
                   : system == "gb300" && (bf16 || !container.starts_with("26")) ? Recompute::none
                   : system == "gb200" && newest                                 ? Recompute({"mlp_in"})
-                                                                                : Recompute({"latent"});
+                  : system == "b200" && container == "26.04.01" ? Recompute({"latent", "mlp_in"})
+                                                                : Recompute({"latent"});
     if (c.recompute == PipelineRecompute(Recompute::none)) s.keeps_activated = false;  // moe_act
   }
   if (name == "gpt-oss-120b" && system != "gb300" && system != "b300")  // layernorm, moe_act
@@ -78,6 +79,69 @@ static void apply_recipe(Point& p, Plan& c, const std::string& container, const 
   }
   if (c.zero == 3 && system.starts_with("gb"))
     p.offloaded_layers = name == "llama-3-70b" ? (system == "gb300" ? 20 : 40) : 92;
+}
+
+// How tokens reach their experts, which rows do not print either. --moe_flex_dispatcher_backend (deepep,
+// hybridep) sends them once, moe_a2a_overlap runs two microbatches beside one another; 25.09 is v0.1.0rc4
+// (run_script.py there), 26.04.01 v0.4.2. 26.02.01 is v0.3.1 but for the recipe of Qwen3 235B on B300, which
+// prints what it was until 10 March 2026, and for those of GPT-OSS, which are of 23 March (7260d6214).
+static void apply_dispatch(Software& s, const std::string& name, const std::string& container,
+                           const std::string& system) {
+  const bool grace = system.starts_with("gb"), oldest = container == "25.09", old = container == "25.11",
+             first = container == "26.02", patched = container == "26.02.01", last = container == "26.04.01";
+  if (name == "deepseek-v3" || name == "kimi-k2") {
+    s.sends_tokens_once = oldest ? system == "h100" : old ? grace : true;
+    s.overlaps_experts = oldest ? system == "h100" : last && system == "b200";
+  } else if (name == "gpt-oss-120b") {
+    const bool newer = !oldest && !old && !first;
+    s.sends_tokens_once = newer && (system == "b300" || (!last && (system == "gb200" || system == "b200")));
+    s.overlaps_experts = newer && system == "gb200";
+  } else if (name == "qwen3-30b") {
+    s.sends_tokens_once =
+        !oldest && (grace || system == "b300" || (!old && !first) || (first && system == "h100"));
+    s.overlaps_experts = (old || first) && system == "h100";
+  } else if (name == "qwen3-235b") {
+    s.sends_tokens_once = !oldest && (grace || (last && system == "b300"));
+    s.overlaps_experts = !oldest && (system == "h100" || (old && system == "b200") ||
+                                     ((first || patched) && system == "b300"));
+  } else {
+    s.sends_tokens_once = true;
+  }
+}
+
+// Rows that print another mesh than that of their container's recipe. 25.11 repeats 25.09 on B200 and H100,
+// word for word; v0.2.0 has others there, and one of the printed ones does not fit its memory. 26.02.01
+// repeats 26.02 for Qwen3 30B on H100, which f29a269f8 of 24 February 2026 had changed; what it prints of
+// Llama 3 70B on GB300, but in FP8, is in no recipe, and needs twice the memory.
+static void apply_mesh(Plan& c, const std::string& name, const std::string& container,
+                       const std::string& system) {
+  const auto set = [&](int pp, int ep, int chunks, std::int64_t micro_batch) {
+    const int ranks = c.mesh.dp() * c.mesh.pp();
+    c.mesh.set(Axis::pp, pp);
+    c.mesh.set(Axis::dp, ranks / pp);
+    c.mesh.ep = ep;
+    c.chunks = chunks;
+    c.micro_batch = micro_batch;
+    c.schedule = chunks > 1 ? "interleaved" : "1f1b";
+  };
+  if (container == "25.11" && name == "gpt-oss-120b" && system == "b200") set(1, 64, 1, 4);
+  if (container == "25.11" && name == "gpt-oss-120b" && system == "h100") set(4, 8, 1, 1);
+  if (container == "25.11" && name == "qwen3-235b" && system == "b200") set(8, 8, 4, 1);
+  if (container == "25.11" && name == "qwen3-30b" && system == "h100") set(2, 8, 12, 1);
+  if (container == "26.02.01" && name == "qwen3-30b" && system == "h100") set(1, 16, 1, 1);
+  if (container == "26.02.01" && name == "llama-3-70b" && system == "gb300" && c.zero != 3) set(4, 1, 5, 1);
+}
+
+// Layers of each stage: equally many, where recipes of two models count embedding and loss as a layer each
+// (account_for_embedding_in_pipeline_split, account_for_loss_in_pipeline_split).
+static void apply_layout(Plan& c, const std::string& name, std::int64_t layers) {
+  const int stages = c.mesh.pp() * c.chunks;
+  const bool counts = name == "llama-3-405b" || name == "qwen3-235b";
+  if (!counts || stages == 1 || (layers + 2) % stages != 0) return;
+  c.balance_layers = false;
+  c.layers_per_stage.assign(static_cast<std::size_t>(stages), (layers + 2) / stages);
+  --c.layers_per_stage.front();
+  --c.layers_per_stage.back();
 }
 
 enum class Layers { dense, experts, hybrid };
@@ -114,12 +178,15 @@ static Table bridge(const std::string& path, const char* name, Layers layers) {
     c.chunks = c.mesh.pp() > 1 ? std::max(1, whole(r, "VP")) : 1;
     c.schedule = c.chunks > 1 ? "interleaved" : "1f1b";
     c.balance_layers = true;
+    apply_mesh(c, model->name, r.at("container"), system);
+    apply_layout(c, model->name, model->num_layers);
     model->max_seq = longest;
     p.label = fmt::format("{} {} {} {} {} GPUs {}", r.at("container"), r.at("model"), system,
                           precision.substr(0, 6), r.at("gpus"), summary(c));
     p.work = checks::workload_of(*model, whole(r, "seq_len"), whole(r, "global_batch_seqs"), kind,
                                  load_machine(system), load_software("current"));
     apply_recipe(p, c, r.at("container"), system, precision);
+    if (layers != Layers::dense) apply_dispatch(p.work.software, model->name, r.at("container"), system);
     c.model = p.work.plan.model;
     c.seq_len = p.work.plan.seq_len;
     c.global_batch = p.work.plan.global_batch;

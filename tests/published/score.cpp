@@ -42,8 +42,10 @@ double correlation(const std::vector<double>& a, const std::vector<double>& b) {
 
 std::string configuration_of(const Point& p) {
   const Plan& plan = p.work.plan;
-  return fmt::format("{} {} {} {} {}", p.work.machine.name, precision_name(p.work.precision), plan.seq_len,
-                     plan.global_batch, summary(p.plans.front()));
+  const Software& s = p.work.software;
+  return fmt::format("{} {} {} {} {} {} {}", p.work.machine.name, precision_name(p.work.precision),
+                     plan.seq_len, plan.global_batch, summary(p.plans.front()), s.sends_tokens_once,
+                     s.overlaps_experts);
 }
 
 }  // namespace
@@ -113,8 +115,8 @@ std::vector<GroupChoice> choices(const Table& table, const std::vector<Predictio
       configurations[configuration_of(table.points[i])].push_back(i);
     }
     GroupChoice one{name, 0, 0, correlation(ranks_of(measured), ranks_of(predicted)), 0};
-    // A configuration that was measured several times is one, with the medians. Chosen is what is predicted to
-    // fit, where anything is.
+    // A configuration that was measured several times is one, with the medians. Chosen is what is predicted
+    // to fit, where anything is.
     const auto fits = [&](std::size_t i) { return predictions[i].fits; };
     const bool any_fits = std::any_of(rows.begin(), rows.end(), fits);
     double least_predicted = 1e300, least = 1e300, of_chosen = 0;

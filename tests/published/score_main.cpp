@@ -269,6 +269,8 @@ int main(int argc, char** argv) {
       for (const std::string& line : interval_scores(found)) fmt::print(stderr, "{}\n", line);
       fmt::print(stderr, "a program without rows: 80% within a factor of {:.2f}\n",
                  std::exp(found.unknown_half_width));
+      fmt::print(stderr, "of mixtures of experts: within a factor of {:.2f}\n",
+                 std::exp(found.unknown_expert_half_width));
       fmt::print(stderr, "and of layers with a state space: within a factor of {:.2f}\n",
                  std::exp(found.unknown_scan_half_width));
       return 0;
