@@ -75,13 +75,13 @@ struct FileTensor {
 constexpr const char* models = "model.";
 
 // Whether transformers has a bias of each router of it beside the parameters.
-bool has_router_biases(const ModelSpec& model) {
-  return model.experts != Experts::none && transformers_type(model).router_biases;
+bool has_router_biases(const ModelSpec& model, const TransformersType& type) {
+  return model.experts != Experts::none && type.router_biases;
 }
 
 // Layers with such a bias.
-std::vector<std::int64_t> biased_layers(const ModelSpec& model) {
-  return has_router_biases(model) ? model.routed_layers() : std::vector<std::int64_t>();
+std::vector<std::int64_t> biased_layers(const ModelSpec& model, const TransformersType& type) {
+  return has_router_biases(model, type) ? model.routed_layers() : std::vector<std::int64_t>();
 }
 
 // gpt-oss's, of a parameter of an expert: where it is with those of all others, and how many there each has.
@@ -104,13 +104,7 @@ std::string stack_of_experts(const std::string& name) {
 
 std::string renamed(const TransformersType& type, std::string name) {
   for (const auto& [ours, theirs] : type.renamed)
-    if (const auto at = name.find(ours); at != std::string::npos) {
-      name.replace(at, std::string(ours).size(), theirs);
-      break;
-    }
-  for (const auto& [ours, theirs] :
-       {std::pair{".gate_proj.", ".w1."}, {".up_proj.", ".w3."}, {".down_proj.", ".w2."}})
-    if (const auto at = name.find(ours); type.numbered_mlps && at != std::string::npos)
+    if (const auto at = name.find(ours); at != std::string::npos)
       name.replace(at, std::string(ours).size(), theirs);
   if (type.prefix != nullptr && name.starts_with(models))
     name.replace(0, std::string(models).size(), type.prefix);
@@ -132,9 +126,9 @@ constexpr DeltaNames delta_names[] = {{"in_proj.z.", "in_proj_qkvz.", "in_proj_z
                                       {"conv1d.k.", "conv1d.", "conv1d."},
                                       {"conv1d.q.", "conv1d.", "conv1d."}};
 
-// In model order, routers' biases last. Parts of one tensor are neighbours there, but for those of all
-// experts.
-std::vector<FileTensor> file_tensors(const ModelSpec& model, bool in_two) {
+// Those of a file of this type in model order, routers' biases last. Parts of one tensor are neighbours
+// there, but for those of all experts.
+std::vector<FileTensor> file_tensors(const ModelSpec& model, const TransformersType& type) {
   constexpr std::array<std::pair<const char*, const char*>, 2> latent{
       {{"self_attn.kv_a_proj.", "self_attn.kv_a_proj_with_mqa."},
        {"self_attn.k_rope_proj.", "self_attn.kv_a_proj_with_mqa."}}};
@@ -150,7 +144,7 @@ std::vector<FileTensor> file_tensors(const ModelSpec& model, bool in_two) {
        {"mlp.shared_experts.up_proj.", "mlp.shared_experts.gate_up_proj."}}};
   constexpr std::array<const char*, 3> head_by_head{"attention.q_proj.", "attention.k_proj.",
                                                     "attention.v_proj."};
-  const TransformersType& type = transformers_type(model);
+  const bool in_two = type.name == std::string_view("qwen3_next");
   std::vector<FileTensor> tensors;
   std::map<std::string, std::size_t> of_experts;
   for (const ParamSpec& spec : all_parameters(model)) {
@@ -216,7 +210,7 @@ std::vector<FileTensor> file_tensors(const ModelSpec& model, bool in_two) {
     for (FileTensor& tensor : tensors)
       if (tensor.name.find("linear_attn.") != std::string::npos)
         std::reverse(tensor.parts.begin(), tensor.parts.end());
-  for (const std::int64_t layer : biased_layers(model)) {
+  for (const std::int64_t layer : biased_layers(model, type)) {
     ParamSpec bias;
     bias.name = router_bias_name(model, layer);
     bias.shape = {model.num_experts};
@@ -224,10 +218,6 @@ std::vector<FileTensor> file_tensors(const ModelSpec& model, bool in_two) {
     if (type.name == std::string_view("ernie4_5_moe")) tensors.back().stacked = 1;  // a matrix of one row
   }
   return tensors;
-}
-
-std::vector<FileTensor> file_tensors(const ModelSpec& model) {
-  return file_tensors(model, std::string_view(transformers_type(model).name) == "qwen3_next");
 }
 
 // What the module has of the rest of the model, once more: that of the file, and that of the model.
@@ -463,54 +453,19 @@ bool is_constant(const std::string& name) {
 
 // A module that predicts one more token lies behind the last layer; transformers leaves it out. That of
 // Nemotron 3 has names of its own, and is left out here too.
-bool predicts_more(const ModelSpec& model, const std::string& name) {
-  return transformers_type(model).predicts_more &&
-         name.starts_with(fmt::format("model.layers.{}.", model.num_layers));
+bool is_behind_the_last(const ModelSpec& model, const std::string& name) {
+  return name.starts_with(fmt::format("model.layers.{}.", model.num_layers));
 }
-bool is_left_out(const ModelSpec& model, const std::string& name) {
-  const std::string_view type = transformers_type(model).name;
-  if (type == "ernie4_5_moe") return name.starts_with("model.mtp_");
-  return (type == "nemotron_h" || type == "exaone_moe" || model.state_space.is_delta()) &&
+bool predicts_more(const ModelSpec& model, const TransformersType& type, const std::string& name) {
+  return type.predicts_more && is_behind_the_last(model, name);
+}
+bool is_left_out(const ModelSpec& model, const TransformersType& type, const std::string& name) {
+  const std::string_view named = type.name;
+  if (named == "ernie4_5_moe") return name.starts_with("model.mtp_");
+  if (named == "hy_v3") return is_behind_the_last(model, name);
+  return (named == "nemotron_h" || named == "exaone_moe" || named == "mellum" ||
+          model.state_space.is_delta()) &&
          name.starts_with("mtp.");
-}
-
-// As transformers holds a model whose files have its matrices of experts one by one: those of a layer as one
-// tensor. From tensors of the same file, which then have the parts of all.
-std::vector<FileTensor> with_stacked_experts(const StoredModel& stored, std::vector<FileTensor> tensors) {
-  const std::string before = ".experts.";
-  std::vector<FileTensor> all;
-  std::map<std::string, std::size_t> places;
-  for (FileTensor& tensor : tensors) {
-    const auto at = tensor.name.find(before);
-    if (at == std::string::npos || tensor.parts.front().expert < 0) {
-      all.push_back(std::move(tensor));
-      continue;
-    }
-    const auto number = at + before.size(), end = tensor.name.find('.', number) + 1;
-    std::string name = tensor.name.substr(0, number) + tensor.name.substr(end);
-    name.erase(name.rfind(".weight"));
-    if (stored.find(name) == nullptr) {
-      all.push_back(std::move(tensor));
-      continue;
-    }
-    const auto [place, is_new] = places.emplace(name, all.size());
-    if (is_new) all.push_back({name, {}});
-    all[place->second].parts.push_back(tensor.parts.front());
-    ++all[place->second].stacked;
-  }
-  return all;
-}
-
-// The tensors of these files.
-std::vector<FileTensor> stored_tensors(const StoredModel& stored, const ModelSpec& model) {
-  std::vector<FileTensor> tensors = file_tensors(model);
-  const TransformersType& type = transformers_type(model);
-  if (type.prefix == nullptr) return tensors;
-  if (stored.find(tensors.front().name) == nullptr)  // as transformers holds it
-    for (FileTensor& tensor : tensors)
-      if (tensor.name.starts_with(type.prefix))
-        tensor.name.replace(0, std::string(type.prefix).size(), models);
-  return with_stacked_experts(stored, std::move(tensors));
 }
 
 // Of a model that sees images too: its text model's names begin with the former, or the second one in place
@@ -521,6 +476,63 @@ bool is_for_images(const std::string& name) {
       name.starts_with(models) ? std::string_view(name).substr(std::string_view(models).size()) : name;
   return inner.starts_with("vision_tower.") || inner.starts_with("multi_modal_projector.") ||
          inner.starts_with("visual.");
+}
+
+// The tensor of this name: GPT-2's without the prefix of the class too, or as the text of a model that sees
+// images. nullptr: there is none.
+const std::string* find_tensor(const StoredModel& stored, const std::string& name) {
+  const std::string prefix = "transformer.";
+  const std::string* found = stored.find(name);
+  if (found == nullptr && name.starts_with(prefix)) found = stored.find(name.substr(prefix.size()));
+  if (found == nullptr) found = stored.find(text_model + name);
+  if (found == nullptr && name.starts_with(models))
+    found = stored.find(inner_text_model + name.substr(std::string_view(models).size()));
+  return found;
+}
+
+// As transformers holds a model, and Qwen3.5's files have it, whose files elsewhere have its matrices of
+// experts one by one: those of a layer as one tensor, gate and up behind each other.
+std::vector<FileTensor> with_stacked_experts(const StoredModel& stored, std::vector<FileTensor> tensors) {
+  const std::string before = ".experts.";
+  std::vector<FileTensor> all;
+  std::map<std::string, std::size_t> places;
+  for (FileTensor& tensor : tensors) {
+    const auto at = tensor.name.find(before);
+    if (at == std::string::npos || tensor.parts.front().expert < 0 || tensor.expert_parts > 0) {
+      all.push_back(std::move(tensor));
+      continue;
+    }
+    const auto number = at + before.size(), end = tensor.name.find('.', number) + 1;
+    std::string name = tensor.name.substr(0, number) + tensor.name.substr(end);
+    name.erase(name.rfind(".weight"));
+    bool counts = true;  // as the first part of its expert
+    const auto last = name.rfind('.') + 1;
+    const std::string part = name.substr(last);
+    if ((part == "gate_proj" || part == "up_proj") && find_tensor(stored, name) == nullptr) {
+      name.replace(last, std::string::npos, "gate_up_proj");
+      counts = part == "gate_proj";
+    }
+    if (find_tensor(stored, name) == nullptr) {
+      all.push_back(std::move(tensor));
+      continue;
+    }
+    const auto [place, is_new] = places.emplace(name, all.size());
+    if (is_new) all.push_back({name, {}});
+    all[place->second].parts.push_back(tensor.parts.front());
+    if (counts) ++all[place->second].stacked;
+  }
+  return all;
+}
+
+// The tensors of these files.
+std::vector<FileTensor> stored_tensors(const StoredModel& stored, const ModelSpec& model,
+                                       const TransformersType& type) {
+  std::vector<FileTensor> tensors = file_tensors(model, type);
+  if (type.prefix != nullptr && stored.find(tensors.front().name) == nullptr)  // as transformers holds it
+    for (FileTensor& tensor : tensors)
+      if (tensor.name.starts_with(type.prefix))
+        tensor.name.replace(0, std::string(type.prefix).size(), models);
+  return with_stacked_experts(stored, std::move(tensors));
 }
 
 // Its configuration has one of images.
@@ -539,17 +551,12 @@ bool is_of_quantized(const std::string& name) {
 
 // Of each parameter of the model, and of routers' biases: under the name of its tensor, GPT-2's without the
 // prefix of the class too, or as the text of a model that sees images.
-std::map<std::string, StoredPlace> stored_places(const StoredModel& stored, const ModelSpec& model) {
-  const std::string prefix = "transformer.";
+std::map<std::string, StoredPlace> stored_places(const StoredModel& stored, const ModelSpec& model,
+                                                 const TransformersType& type) {
   std::set<std::string> left = stored.names();
   std::map<std::string, StoredPlace> places;
-  for (const FileTensor& tensor : stored_tensors(stored, model)) {
-    const std::string* name = stored.find(tensor.name);
-    if (name == nullptr && tensor.name.starts_with(prefix))
-      name = stored.find(tensor.name.substr(prefix.size()));
-    if (name == nullptr) name = stored.find(text_model + tensor.name);
-    if (name == nullptr && tensor.name.starts_with(models))
-      name = stored.find(inner_text_model + tensor.name.substr(std::string_view(models).size()));
+  for (const FileTensor& tensor : stored_tensors(stored, model, type)) {
+    const std::string* name = find_tensor(stored, tensor.name);
     if (name == nullptr && stored.find(tensor.name + "_blocks") != nullptr)
       refuse(
           "{}: {} is kept as MXFP4 ({}_blocks and _scales), which is not read; legal: an export that is not "
@@ -586,7 +593,7 @@ std::map<std::string, StoredPlace> stored_places(const StoredModel& stored, cons
     for (const auto& [copy, original] : shared_with_module(model))
       check_same(copy, original, "num_nextn_predict_layers");
   for (const std::string& name : left)
-    if (!is_constant(name) && !predicts_more(model, name) && !is_left_out(model, name) &&
+    if (!is_constant(name) && !predicts_more(model, type, name) && !is_left_out(model, type, name) &&
         !(sees && is_for_images(name)))
       refuse(
           "{}: {} is no tensor of a {}{}", stored.directory(), name, model.name,
@@ -663,14 +670,15 @@ void export_hugging_face(const std::string& checkpoint, const std::string& direc
   ModelSpec model = info.model;
   model.tuning = {};  // a training's affair
   const std::string config = hugging_face_config(model, dtype);
-  if (!has_router_biases(model) && !read_router_biases(reader).empty())
+  const TransformersType& type = transformers_type(model);
+  if (!has_router_biases(model, type) && !read_router_biases(reader).empty())
     refuse(
         "{}: its routers choose by biases (--bias-rate), which {} has no place for in Hugging Face's layout; "
         "legal: a checkpoint of a run without",
         info.path, info.model.name);
   NewDirectory out(directory);
   const Adapters adapters = adapters_of(info.model);
-  std::vector<FileTensor> tensors = file_tensors(model);
+  std::vector<FileTensor> tensors = file_tensors(model, type);
   if (model.num_mtp_layers > 0)  // as DeepSeek publishes them
     for (const auto& [copy, original] : shared_with_module(model)) {
       const auto found = std::find_if(tensors.begin(), tensors.end(),
@@ -809,15 +817,17 @@ HuggingFaceWeights::HuggingFaceWeights(const std::string& directory) {
   refuse_other_layout(directory);
   refuse_quantized(directory);
   model_ = load_model(directory);
+  const std::string config = (fs::path(directory) / "config.json").string();
+  type_ = &transformers_type_of(read_text(config), config);
   refuse_other_weights(directory);
   stored_ = std::make_unique<const StoredModel>(directory);
   // transformers says that the model has the module, and leaves its weights out.
   const std::set<std::string> names = stored_->names();
   if (std::none_of(names.begin(), names.end(),
-                   [&](const std::string& name) { return predicts_more(model_, name); }))
+                   [&](const std::string& name) { return predicts_more(model_, *type_, name); }))
     model_.num_mtp_layers = 0;
   num_for_images_ = std::count_if(names.begin(), names.end(), is_for_images);
-  places_ = stored_places(*stored_, model_);
+  places_ = stored_places(*stored_, model_, *type_);
 }
 HuggingFaceWeights::~HuggingFaceWeights() = default;
 HuggingFaceWeights::HuggingFaceWeights(HuggingFaceWeights&&) noexcept = default;
@@ -907,7 +917,7 @@ void HuggingFaceWeights::load(const Rank& rank, const ParameterStore& parameters
 
 RouterBiases HuggingFaceWeights::router_biases() const {
   RouterBiases biases;
-  for (const std::int64_t layer : biased_layers(model_)) {
+  for (const std::int64_t layer : biased_layers(model_, *type_)) {
     const StoredPlace& place = places_.at(router_bias_name(model_, layer));
     biases[layer] = stored_->numbers(place.name, place.shape).all();
     refuse_nonfinite<double>(stored_->directory(), place.name, {biases[layer].data(), biases[layer].size()});

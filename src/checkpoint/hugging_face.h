@@ -17,6 +17,8 @@
 
 namespace echelon {
 
+struct TransformersType;
+
 // What transformers needs to know of the model: read back (model_from_hugging_face) it is the model, in every
 // field. RequestError for one that transformers has no class for, and naming the field that has no place.
 std::string hugging_face_config(const ModelSpec& model, DType dtype);
@@ -58,6 +60,7 @@ class HuggingFaceWeights {
 
  private:
   ModelSpec model_;
+  const TransformersType* type_;
   std::int64_t num_for_images_ = 0;
   std::unique_ptr<const StoredModel> stored_;
   std::map<std::string, StoredPlace> places_;  // by parameter

@@ -1435,6 +1435,63 @@ void read_exaone_moe(const Config& config, ModelSpec& m) {
   read_sigmoid_routing(config, true, 1, 1, m);
 }
 
+// Qwen3.5's mixtures: Qwen3-Next's layers, all of them with experts.
+void read_qwen3_5_moe(const Config& config, ModelSpec& m) {
+  Json whole = config.object();
+  whole.emplace("intermediate_size", config.integer("moe_intermediate_size"));  // of no layer
+  for (const char* other : {"decoder_sparse_step", "mlp_only_layers", "norm_topk_prob"}) whole.erase(other);
+  read_qwen3_next(Config(whole, config.where()), m);
+}
+
+// Hunyuan 3: DeepSeek-V3's experts behind norms of heads. What predicts more tokens is left out, as
+// transformers leaves it out.
+void read_hy_v3(const Config& config, ModelSpec& m) {
+  constexpr double theta = 11158840, scale = 2.826;
+  for (const char* key : {"num_key_value_heads", "head_dim"})
+    config.required(key);  // transformers would take 8 and 128
+  const std::int64_t dense = read_dense_kinds(config, read_dense_layers(config, 1));
+  read_llama(config, {.rope_theta = theta, .norm_eps = 1e-5, .biased = false}, m);
+  m.qk_norm = true;
+  if (dense >= m.num_layers) config.wrong("mlp_layer_types", "sparse in some layer");
+  m.experts = Experts::deepseek;
+  m.num_dense_layers = dense;
+  m.num_experts = config.integer(one_of(config, "num_experts", "num_local_experts"));
+  m.num_shared_experts = config.integer_or("num_shared_experts", 1);
+  m.experts_per_token = config.integer("num_experts_per_tok");
+  m.expert_hidden = config.integer("moe_intermediate_size");
+  m.router = {.scores = RouterScores::sigmoid, .scale = config.real_or("router_scaling_factor", scale)};
+}
+
+// Sarvam: GLM-4.5's layers with whole heads turned. Its first files say some numbers otherwise.
+void read_sarvam(const Config& config, ModelSpec& m) {
+  constexpr double theta = 8e6;
+  Json whole = config.object();
+  for (const auto& [ours, theirs] : {std::pair{"n_routed_experts", "num_experts"},
+                                     {"n_shared_experts", "num_shared_experts"},
+                                     {"attention_bias", "use_qkv_bias"}})
+    if (config.has(theirs)) whole.emplace(ours, config.required(theirs));
+  whole.emplace("n_shared_experts", 1);
+  whole.emplace("routed_scaling_factor", 2.5);
+  whole.emplace("use_qk_norm", true);
+  whole.emplace("rms_norm_eps", 1e-6);
+  whole.emplace("partial_rotary_factor", 1.0);
+  whole.emplace("rope_theta", theta);
+  read_glm4_moe(Config(whole, config.where()), m);
+}
+
+// EXAONE 3 and 3.5: a Llama whose files have names of their own.
+void read_exaone(const Config& config, ModelSpec& m) {
+  constexpr double theta = 500000;
+  Json whole = config.object();
+  for (const auto& [ours, theirs] : {std::pair{"num_hidden_layers", "num_layers"},
+                                     {"rms_norm_eps", "layer_norm_epsilon"},
+                                     {"hidden_act", "activation_function"}})
+    if (config.has(theirs)) whole.emplace(ours, config.required(theirs));
+  const Config named(whole, config.where());
+  named.required("num_key_value_heads");  // transformers would take 8
+  read_llama(named, {.rope_theta = theta, .norm_eps = 1e-5, .biased = false, .mlp_biased = true}, m);
+}
+
 // Of a Gemma 3 that sees images, which says of its text what is not as usual: with the rest.
 Json text_of_gemma3(const Config& config) {
   const Json& text = config.required("text_config");
@@ -1520,12 +1577,22 @@ std::vector<std::pair<const char*, const char*>> lfm2_names() {
           {"self_attn.o_proj.", "self_attn.out_proj."},
           {".mlp.gate.e_score_correction_bias", ".feed_forward.expert_bias"},
           {".mlp.", ".feed_forward."},
+          {".gate_proj.", ".w1."},
+          {".up_proj.", ".w3."},
+          {".down_proj.", ".w2."},
           {"model.norm.", "model.embedding_norm."}};
 }
 
 // Behind those that are special cases of theirs.
 const std::vector<ModelType>& model_types() {
   using M = const ModelSpec&;
+  // Of an MLP that all tokens have.
+  const std::vector<std::pair<const char*, const char*>> granite_names{
+      {"mlp.gate_up_proj.", "shared_mlp.input_linear."},
+      {"mlp.down_proj.", "shared_mlp.output_linear."},
+      {"mlp.shared_experts.gate_up_proj.", "shared_mlp.input_linear."},
+      {"mlp.shared_experts.down_proj.", "shared_mlp.output_linear."},
+      {"mlp.gate.", "block_sparse_moe.router.layer."}};
   static const std::vector<ModelType> all{
       {{"gpt2", "GPT2LMHeadModel"}, read_gpt2, [](M m) { return m.family == Family::gpt2; }},
       {{"gpt_neox", "GPTNeoXForCausalLM"}, read_neox, [](M m) { return m.family == Family::neox; }},
@@ -1545,11 +1612,12 @@ const std::vector<ModelType>& model_types() {
       {{"qwen3_next", "Qwen3NextForCausalLM"},
        read_qwen3_next,
        [](M m) { return m.state_space.is_delta() && m.experts != Experts::none; }},
+      {{"qwen3_5_moe_text", "Qwen3_5MoeForCausalLM"}, read_qwen3_5_moe, written_otherwise},
       {{"qwen3_5_text", "Qwen3_5ForCausalLM"}, read_delta_rule, [](M m) { return m.state_space.is_delta(); }},
-      {{"lfm2_moe", "Lfm2MoeForCausalLM", lfm2_names(), true, false, nullptr, false, true},
+      {{"lfm2_moe", "Lfm2MoeForCausalLM", lfm2_names(), true},
        read_lfm2_moe,
        [](M m) { return m.short_conv.kernel > 0 && m.experts != Experts::none; }},
-      {{"lfm2", "Lfm2ForCausalLM", lfm2_names(), false, false, nullptr, false, true},
+      {{"lfm2", "Lfm2ForCausalLM", lfm2_names()},
        read_lfm2,
        [](M m) { return m.short_conv.kernel > 0; }},
       {{"falcon_h1",
@@ -1568,20 +1636,10 @@ const std::vector<ModelType>& model_types() {
         true},
        [](const Config& config, ModelSpec& m) { read_granite_moe(config, false, m); },
        [](M m) { return m.fused_mlp && m.experts != Experts::none && m.num_shared_experts == 0; }},
-      {{"granitemoeshared", "GraniteMoeSharedForCausalLM"},
+      {{"granitemoeshared", "GraniteMoeSharedForCausalLM", granite_names, false, false, nullptr, true},
        [](const Config& config, ModelSpec& m) { read_granite_moe(config, true, m); },
        written_otherwise},
-      {{"granitemoehybrid",
-        "GraniteMoeHybridForCausalLM",
-        {{"mlp.gate_up_proj.", "shared_mlp.input_linear."},
-         {"mlp.down_proj.", "shared_mlp.output_linear."},
-         {"mlp.shared_experts.gate_up_proj.", "shared_mlp.input_linear."},
-         {"mlp.shared_experts.down_proj.", "shared_mlp.output_linear."},
-         {"mlp.gate.", "block_sparse_moe.router.layer."}},
-        false,
-        false,
-        nullptr,
-        true},
+      {{"granitemoehybrid", "GraniteMoeHybridForCausalLM", granite_names, false, false, nullptr, true},
        read_granite_hybrid,
        [](M m) { return m.fused_mlp && (m.state_space.heads > 0 || !m.interleaved_rope); }},
       {{"bamba",
@@ -1679,6 +1737,27 @@ const std::vector<ModelType>& model_types() {
        read_glm4_moe,
        [](M m) { return m.experts == Experts::deepseek && m.router.scores == RouterScores::sigmoid; }},
       {{"solar_open", "SolarOpenForCausalLM", {}, true}, read_solar, written_otherwise},
+      {{"hy_v3",
+        "HYV3ForCausalLM",
+        {{"mlp.gate.e_score_correction_bias", "mlp.expert_bias"},
+         {"mlp.gate.", "mlp.router.gate."},
+         {"mlp.shared_experts.", "mlp.shared_mlp."}},
+        true},
+       read_hy_v3,
+       written_otherwise},
+      {{"sarvam_moe",
+        "Glm4MoeForCausalLM",
+        {{"model.embed_tokens.", "model.word_embeddings."},
+         {"self_attn.q_proj.", "attention.query_key_value."},
+         {"self_attn.k_proj.", "attention.query_key_value."},
+         {"self_attn.v_proj.", "attention.query_key_value."},
+         {"self_attn.o_proj.", "attention.dense."},
+         {"self_attn.q_norm.", "attention.query_layernorm."},
+         {"self_attn.k_norm.", "attention.key_layernorm."},
+         {"mlp.gate.e_score_correction_bias", "mlp.gate.expert_bias"}},
+        true},
+       read_sarvam,
+       written_otherwise},
       {{"dots1", "Dots1ForCausalLM", {}, true}, read_dots1, written_otherwise},
       {{"qwen2_moe", "Qwen2MoeForCausalLM"}, read_qwen2_moe, [](M m) { return m.shared_gate; }},
       {{"olmoe", "OlmoeForCausalLM"}, read_olmoe, [](M m) { return normed_experts(m) && m.qk_norm_whole; }},
@@ -1730,6 +1809,20 @@ const std::vector<ModelType>& model_types() {
        [](M m) { return m.window.size > 0 || m.hidden % m.num_heads != 0; }},
       {{"internlm3", "LlamaForCausalLM"}, read_llama_relative, written_otherwise},
       {{"iquestcoder", "LlamaForCausalLM"}, read_llama_relative, written_otherwise},
+      {{"exaone",
+        "LlamaForCausalLM",
+        {{"model.embed_tokens.", "transformer.wte."},
+         {"model.norm.", "transformer.ln_f."},
+         {"model.layers.", "transformer.h."},
+         {".self_attn.o_proj.", ".attn.attention.out_proj."},
+         {".self_attn.", ".attn.attention."},
+         {".input_layernorm.", ".ln_1."},
+         {".post_attention_layernorm.", ".ln_2."},
+         {".mlp.gate_proj.", ".mlp.c_fc_0."},
+         {".mlp.up_proj.", ".mlp.c_fc_1."},
+         {".mlp.down_proj.", ".mlp.c_proj."}}},
+       read_exaone,
+       written_otherwise},
       {{"llama", "LlamaForCausalLM"},
        [](const Config& config, ModelSpec& m) {
          read_llama(config, {.biased = false, .mlp_biased = true}, m);
@@ -1766,7 +1859,6 @@ constexpr OtherType other_types[] = {
     {"deepseek_v32", "attention to tokens that an indexer chooses"},
     {"diffllama", "the difference of two attentions"},
     {"doge", "a mask of attention that is learned"},
-    {"exaone", "other names of tensors than it has when transformers holds it as a Llama"},
     {"falcon_mamba", "a state space for each channel (Mamba-1)"},
     {"flex_olmo", "norms behind experts"},
     {"gemma3n", "an embedding for each layer"},
@@ -1786,8 +1878,6 @@ constexpr OtherType other_types[] = {
     {"olmo_hybrid", "a delta rule whose betas reach 2"},
     {"persimmon", "LayerNorm of each head of queries and keys"},
     {"phi4_multimodal", "adapters for images and sound beside a Phi-4's weights"},
-    {"qwen3_5_moe", "Qwen3-Next's layers under other names of tensors"},
-    {"qwen3_5_moe_text", "Qwen3-Next's layers under other names of tensors"},
     {"qwen3_vl_moe", "experts that are turned over"},
     {"recurrent_gemma", "linear recurrences in place of attention in some layers"},
     {"rwkv", "linear recurrences in place of attention"},
@@ -1805,7 +1895,8 @@ constexpr OtherType other_types[] = {
 
 [[noreturn]] void refuse_model_type(const std::string& where, const std::string& type) {
   // Whose text models are read.
-  std::vector<std::string> legal{"gemma3", "mistral3", "qwen2_vl", "qwen2_5_vl", "qwen3_vl"};
+  std::vector<std::string> legal{"gemma3",   "mistral3", "qwen2_vl",   "qwen2_5_vl",
+                                 "qwen3_vl", "qwen3_5",  "qwen3_5_moe"};
   for (const ModelType& one : model_types()) legal.emplace_back(one.name);
   std::sort(legal.begin(), legal.end());
   const auto* other = std::find_if(std::begin(other_types), std::end(other_types),
@@ -1823,23 +1914,35 @@ std::string model_name(const std::string& where, const std::string& type) {
 
 }  // namespace
 
-static ModelSpec model_of(const Json& object, const std::string& where) {
+// Of a model that sees images what its configuration says of its text.
+static Json text_of(const Json& object, const std::string& where) {
   if (!object.is_object()) refuse("{}: not a JSON object", where);
   const Config config(object, where);
   config.required("model_type");
   const std::string type = config.text_or("model_type", "");
-  if (type == "gemma3") return model_of(text_of_gemma3(config), where);
-  if (type == "mistral3") return model_of(text_of_mistral3(config), where);
-  if (type == "qwen2_vl" || type == "qwen2_5_vl")
-    return model_of(text_of_qwen(config, "qwen2", 1e6, 1e-5), where);
-  if (type == "qwen3_vl") return model_of(text_of_qwen(config, "qwen3", 5e5, 1e-6), where);
-  if (type == "qwen3_5") return model_of(text_of_qwen(config, "qwen3_5_text", 1e4, 1e-6), where);
-  ModelSpec m;
-  m.name = model_name(where, type);
+  if (type == "gemma3") return text_of_gemma3(config);
+  if (type == "mistral3") return text_of_mistral3(config);
+  if (type == "qwen2_vl" || type == "qwen2_5_vl") return text_of_qwen(config, "qwen2", 1e6, 1e-5);
+  if (type == "qwen3_vl") return text_of_qwen(config, "qwen3", 5e5, 1e-6);
+  if (type == "qwen3_5") return text_of_qwen(config, "qwen3_5_text", 1e4, 1e-6);
+  if (type == "qwen3_5_moe") return text_of_qwen(config, "qwen3_5_moe_text", 1e4, 1e-6);
+  return object;
+}
+
+static const ModelType& type_of(const Config& config) {
+  const std::string type = config.text_or("model_type", "");
   const auto found = std::find_if(model_types().begin(), model_types().end(),
                                   [&type](const ModelType& one) { return one.name == type; });
-  if (found == model_types().end()) refuse_model_type(where, type);
-  found->read(config, m);
+  if (found == model_types().end()) refuse_model_type(config.where(), type);
+  return *found;
+}
+
+static ModelSpec model_of(const Json& object, const std::string& where) {
+  const Config config(object, where);
+  const ModelType& type = type_of(config);
+  ModelSpec m;
+  m.name = model_name(where, type.name);
+  type.read(config, m);
   m.init_std = config.real_or("initializer_range", 0.02);
   try {
     validate(m);
@@ -1849,6 +1952,11 @@ static ModelSpec model_of(const Json& object, const std::string& where) {
   return m;
 }
 
+const TransformersType& transformers_type_of(const std::string& config_json, const std::string& where) {
+  const Json text = text_of(parse_python_json(config_json, where), where);
+  return type_of(Config(text, where));
+}
+
 const TransformersType& transformers_type(const ModelSpec& m) {
   const ModelType& type = *std::find_if(model_types().begin(), model_types().end(),
                                         [&m](const ModelType& one) { return one.is(m); });
@@ -1856,7 +1964,7 @@ const TransformersType& transformers_type(const ModelSpec& m) {
 }
 
 ModelSpec model_from_hugging_face(const std::string& config_json, const std::string& where) {
-  return model_of(parse_python_json(config_json, where), where);
+  return model_of(text_of(parse_python_json(config_json, where), where), where);
 }
 
 }  // namespace echelon

@@ -13,7 +13,8 @@ struct ModelSpec;
 struct TransformersType {
   const char* name;
   const char* architecture;  // its class
-  // Parts of names of a layer's parameters: ours, and its files'.
+  // Parts of names of parameters: ours, and its files', of which parameters that are one tensor there share
+  // one. Each is replaced in turn.
   std::vector<std::pair<const char*, const char*>> renamed = {};
   // Routers choose by biases, which are beside the parameters.
   bool router_biases = false;
@@ -24,12 +25,11 @@ struct TransformersType {
   const char* prefix = nullptr;
   // The experts of a layer are two tensors: of each expert gate and up, one behind the other, and down.
   bool stacked_experts = false;
-  // Gate, up and down of MLPs and of experts are w1, w3 and w2.
-  bool numbered_mlps = false;
 };
 
-// As which a model is written, and by whose names its files are read. Whether a configuration of this type
-// says the whole model is not said by this.
+// As which a model is written. Whether a configuration of this type says the whole model is not said by this.
 const TransformersType& transformers_type(const ModelSpec& model);
+// That of a configuration, or of its text where it sees images: by whose names its files are read.
+const TransformersType& transformers_type_of(const std::string& config_json, const std::string& where);
 
 }  // namespace echelon
