@@ -291,6 +291,18 @@ TEST_P(DeviceKernels, Activations) {
         expect_close(dy, 4, "sigmoid_gate_backward");
         expect_close(y, 4, "sigmoid_gate_backward's output");
       }
+      {
+        const Operand h = random(t, rows, cols), y = random(t, rows, cols), alphas = random(t, 1, 2),
+                      dalphas = random(wide(t), rows, 2);
+        run([&](Kernels& on, auto of) { on.xielu(of(h), of(alphas).flat(), of(y)); });
+        expect_close(y, 4, "xielu");
+        run([&](Kernels& on, auto of) {
+          on.xielu_backward(of(h), of(alphas).flat(), of(y), of(dalphas).flat());
+        });
+        expect_close(h, 4, "xielu_backward's output");
+        expect_close(y, 16, "xielu_backward");
+        expect_close(dalphas, 16 * std::sqrt(static_cast<double>(cols)), "xielu_backward's alphas");
+      }
       const SwigluClamp clamp{.alpha = 1.7, .limit = 0.8};
       for (Activation a : {Activation::swiglu, Activation::geglu, Activation::clamped_swiglu}) {
         const Operand x = random(t, rows, 2 * cols), y = random(t, rows, cols);

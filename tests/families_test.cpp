@@ -537,6 +537,21 @@ TEST(StateSpaces, OfTheDeltaRuleHaveTheirAxes) {
   expect_verified_and_predicted(plan);
 }
 
+// Whose gradients are sums over all columns, which tp cuts.
+TEST(Xielu, UnderInvariantNumericsIsOnOneRank) {
+  ModelSpec model = odd_llama();
+  model.activation = Activation::xielu;
+  Plan plan = odd_plan(model, 1, 2, false);
+  plan.numerics = Numerics::invariant;
+  plan.seq_len = 16, plan.global_batch = 8;
+  expect_refusal([&] { validate(plan); }, {"--tp 2", "xielu", "legal: 1"});
+  plan.mesh.set(Axis::tp, 1);
+  plan.mesh.set(Axis::dp, 2);
+  validate(plan);
+  model.mlp_bias = true;
+  expect_refusal([&] { validate(model); }, {"mlp_bias", "xielu"});
+}
+
 TEST(StateSpaces, OfTheDeltaRuleAreRefusedWhereSomethingIsLeftOut) {
   ModelSpec model = odd_llama();
   model.state_space = {4, 3, 2, 5, 3, false, 4, {0}, StateRule::gated_delta};
@@ -1485,7 +1500,7 @@ TEST(FamilyChoices, AnActivationIsRefusedWhereItMeansNothing) {
   expect_refusal([&] { model_from_toml(text("gpt2-tiny"), "x"); }, {"activation = \"relu2\"", "gpt2 family"});
   expect_refusal([&] { model_from_toml(text("mixtral-tiny"), "x"); }, {"activation = \"relu2\"", "experts"});
   expect_refusal([] { model_from_toml(to_toml(load_model("llama-tiny")) + "activation = \"relu\"\n", "x"); },
-                 {"activation = \"relu\"", "\"swiglu\", \"geglu\", \"relu2\" or \"gelu\""});
+                 {"activation = \"relu\"", "\"swiglu\", \"geglu\", \"relu2\", \"gelu\" or \"xielu\""});
 }
 
 }  // namespace

@@ -777,8 +777,7 @@ INSTANTIATE_TEST_SUITE_P(
                     "nemotron-h-groups", "ministral3", "hunyuan", "ernie4-5-moe", "jais2", "youtu",
                     "solar-open", "internlm3", "granite-moe-hybrid", "granite-moe-shared", "granite-moe",
                     "hunyuan-moe", "exaone-moe", "qwen3-next", "qwen3-5", "lfm2", "lfm2-moe", "falcon-h1",
-                    "falcon-h1-norm",
-                    "exaone", "hy-v3", "sarvam-moe", "qwen3-5-moe"),
+                    "falcon-h1-norm", "exaone", "hy-v3", "sarvam-moe", "qwen3-5-moe"),
     [](const auto& instance) {
       std::string name = instance.param;
       std::erase(name, '-');

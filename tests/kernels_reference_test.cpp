@@ -426,6 +426,29 @@ TEST_F(KernelsReference, SigmoidGate) {
   expect_gradient(gate, dgate, loss, "dgate");
 }
 
+TEST_F(KernelsReference, Xielu) {
+  const Tensor h = random(arena, {3, 5}, 1), alphas = random(arena, {2}, 2), y = unwritten({3, 5});
+  kernels->xielu(h, alphas, y);
+  const auto softplus = [&](std::int64_t i) { return std::log1p(std::exp(alphas.host<double>()[i])); };
+  for_each(y, [&](std::int64_t i, std::int64_t j) {
+    const double x = at(h, i, j);
+    EXPECT_NEAR(at(y, i, j),
+                x / 2 + (x > 0 ? softplus(0) * x * x : (0.5 + softplus(1)) * (std::expm1(x) - x)),
+                16 * epsilon);
+  });
+  const Tensor dy = random(arena, {3, 5}, 3), again = clone(arena, h), dh = clone(arena, dy),
+               parts = unwritten({3, 2}), dalphas = constant(arena, {2}, 0);
+  kernels->xielu_backward(again, alphas, dh, parts.flat());
+  kernels->bias_gradient(parts, dalphas);
+  expect_near(again, y, 4 * epsilon);
+  const auto loss = [&] {
+    kernels->xielu(h, alphas, y);
+    return inner(y, dy);
+  };
+  expect_gradient(h, dh, loss, "dh");
+  expect_gradient(alphas, dalphas, loss, "dalphas");
+}
+
 TEST_F(KernelsReference, RopePairsHalvesAndTurnsThemByThePosition) {
   const Tensor x = constant(arena, {4, 8}, 0);  // 2 sequences of 2 tokens, 2 heads of 4
   for (std::int64_t r = 0; r < 4; ++r) at(x, r, 0) = at(x, r, 4 + 1) = 1;

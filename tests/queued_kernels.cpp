@@ -250,6 +250,12 @@ void QueuedKernels::activate_backward(Activation a, InOut h, InOut dy) {
   queue("activate_backward", &Kernels::activate_backward, a, h, dy);
 }
 
+void QueuedKernels::xielu(T h, T alphas, Out y) { queue("xielu", &Kernels::xielu, h, alphas, y); }
+
+void QueuedKernels::xielu_backward(InOut h, T alphas, InOut dy, Out dalphas) {
+  queue("xielu_backward", &Kernels::xielu_backward, h, alphas, dy, dalphas);
+}
+
 void QueuedKernels::gated(Activation a, T gate_up, Out y, const SwigluClamp& clamp) {
   queue("gated", &Kernels::gated, a, gate_up, y, clamp);
 }

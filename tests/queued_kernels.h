@@ -47,6 +47,8 @@ class QueuedKernels final : public KernelBackend {
   void rms_norm_backward_input_of_sums(T dy, T x, T w, T stats, T sums, double columns, InOut dx) override;
   void activate(Activation a, InOut h, T bias, Out y) override;
   void activate_backward(Activation a, InOut h, InOut dy) override;
+  void xielu(T h, T alphas, Out y) override;
+  void xielu_backward(InOut h, T alphas, InOut dy, Out dalphas) override;
   void gated(Activation a, T gate_up, Out y, const SwigluClamp& clamp) override;
   void gated_backward(Activation a, InOut gate_up, InOut dy, const SwigluClamp& clamp) override;
   void sigmoid_gate(T x, T gate, Out y) override;

@@ -80,6 +80,8 @@ class SleepingKernels final : public KernelBackend {
   void rms_norm_backward_input_of_sums(T, T, T, T, T, double, InOut) override { never(); }
   void activate(Activation, InOut, T, Out) override { never(); }
   void activate_backward(Activation, InOut, InOut) override { never(); }
+  void xielu(T, T, Out) override { never(); }
+  void xielu_backward(InOut, T, InOut, Out) override { never(); }
   void gated(Activation, T, Out, const SwigluClamp&) override { never(); }
   void gated_backward(Activation, InOut, InOut, const SwigluClamp&) override { never(); }
   void sigmoid_gate(T, T, Out) override { never(); }

@@ -71,6 +71,10 @@ class TimedKernels final : public KernelBackend {
   }
   void activate(Activation a, InOut h, T bias, Out y) override { inner_->activate(a, h, bias, y); }
   void activate_backward(Activation a, InOut h, InOut dy) override { inner_->activate_backward(a, h, dy); }
+  void xielu(T h, T alphas, Out y) override { inner_->xielu(h, alphas, y); }
+  void xielu_backward(InOut h, T alphas, InOut dy, Out dalphas) override {
+    inner_->xielu_backward(h, alphas, dy, dalphas);
+  }
   void gated(Activation a, T gate_up, Out y, const SwigluClamp& clamp) override {
     inner_->gated(a, gate_up, y, clamp);
   }

@@ -58,9 +58,41 @@ class ActivationOp final : public OpRunner {
   Activation activation_;
 };
 
+// xielu, with two numbers that the layer learns: each row adds to their gradients, over this rank's columns.
+class XieluOp final : public OpRunner {
+ public:
+  XieluOp(const BlockOp& op, const OpSetting& s) : OpRunner(op), alphas_(s.stacked(op.weights)) {}
+
+ protected:
+  void run_forward(BlockRun& run) const override {
+    const Tensor h = run.take(in()), y = run.activation({h.rows(), h.cols()});
+    run.kernels().xielu(h, alphas_.value, y);
+    run.set(out(0), h);
+    run.set(out(1), y);
+  }
+
+  void run_again(BlockRun& run) const override {
+    if (run.is_taken(out(1))) return run_forward(run);
+    run.set(out(0), run.take(in()));
+  }
+
+  void run_backward(BlockRun& run) const override {
+    Tensor h = run.take_kept(out(0)), dy = run.take_gradient(out(1));
+    const Tensor dalphas = run.statistic({h.rows(), 2});
+    run.kernels().xielu_backward(h, alphas_.value, dy, dalphas);
+    if (alphas_.gradient.defined()) run.sums().add_bias(alphas_, dalphas);
+    run.set_gradient(in(), std::move(dy));
+    run.provide(out(1), std::move(h));
+  }
+
+ private:
+  Weight alphas_;
+};
+
 }  // namespace
 
 std::unique_ptr<OpRunner> make_activation_op(const BlockOp& op, const OpSetting& s) {
+  if (op.activation == Activation::xielu) return std::make_unique<XieluOp>(op, s);
   return std::make_unique<ActivationOp>(op, s);
 }
 

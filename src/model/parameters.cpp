@@ -21,6 +21,7 @@ void fill_initial(const ParamSpec& spec, int tp, int index, std::uint64_t seed, 
                   std::span<T> out) {
   if (spec.init == Init::zeros || spec.init == Init::ones)
     return std::fill(out.begin(), out.end(), spec.init == Init::ones ? T(1) : T(0));
+  if (spec.init == Init::constant) return std::fill(out.begin(), out.end(), static_cast<T>(spec.init_std));
   const Philox random(seed, Stream::initial_value, name_hash(spec.name.c_str()));
   const double bound = std::sqrt(3.0) * spec.init_std;
   for (const LogicalRun& run : logical_runs(spec, tp, index, part)) {

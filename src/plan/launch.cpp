@@ -85,6 +85,7 @@ void check_plain_llama(const LaunchRequest& r, bool runs_hybrids) {
   lacks(!is_hybrid && m.expert_latent > 0, "tokens that are narrower on their way to experts");
   lacks(!is_hybrid && m.experts != Experts::none && !is_gated(m.expert_activation()),
         "experts without a gate");
+  lacks(m.activation == Activation::xielu, "xIELU");
   lacks(m.num_mtp_layers > 0, "a module that predicts one more token");
   lacks(m.attention_sinks, "attention sinks");
   lacks(m.attention_out_bias, "a bias behind attention");

@@ -21,8 +21,9 @@ std::vector<ParamSpec> BlockProgram::parameters() const {
   return list;
 }
 
+// Nor numbers of its own, which no pass over a product has.
 static bool has_no_gate(const BlockOp& op) {
-  return op.kind == OpKind::activation && !is_gated(op.activation);
+  return op.kind == OpKind::activation && !is_gated(op.activation) && op.activation != Activation::xielu;
 }
 
 bool takes_product(const BlockOp& next, const BlockOp& product) {
@@ -286,11 +287,13 @@ int BlockBuilder::join(const std::string& name, int x, int y) {
   return both;
 }
 
-int BlockBuilder::activation(int x, Activation activation) {
+int BlockBuilder::activation(int x, Activation activation, std::vector<ParamSpec> parameters) {
   const int hidden = value("hidden", Home::cut, width(x), Again::with_input),
             y = value("activated", Home::cut, width(x) / (is_gated(activation) ? 2 : 1),
                       Again::with_backward);
-  add(OpKind::activation, "activation", {x}, {hidden, y}, {hidden}).activation = activation;
+  BlockOp& op = add(OpKind::activation, "activation", {x}, {hidden, y}, {hidden});
+  op.activation = activation;
+  op.weights = std::move(parameters);
   return y;
 }
 
@@ -364,6 +367,14 @@ ParamSpec norm_weight(std::string name, std::int64_t width) {
 
 ParamSpec head_norm_weight(std::string name, std::int64_t head_dim) {
   ParamSpec p = norm_weight(std::move(name), head_dim);
+  p.rows_are_sequence_sharded = false;
+  p.tp_partial = true;
+  return p;
+}
+
+ParamSpec whole_number(std::string name, double begin) {
+  ParamSpec p = vector(std::move(name), 1, Init::constant);
+  p.init_std = begin;
   p.rows_are_sequence_sharded = false;
   p.tp_partial = true;
   return p;

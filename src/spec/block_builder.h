@@ -51,7 +51,8 @@ class BlockBuilder {
   int gate(int x, int g);
   int narrow(int attended);  // of each head what its value has
   int join(const std::string& name, int x, int y);
-  int activation(int x, Activation activation);
+  // `parameters`: those of xielu.
+  int activation(int x, Activation activation, std::vector<ParamSpec> parameters = {});
   int residual(const std::string& name, int x, int y, std::vector<ParamSpec> biases = {});
   int sum(const std::string& name, int x, double scale);
   // Of the router; then of each expert gate, up and down, or up and down; then of the one that all tokens
@@ -88,6 +89,8 @@ ParamSpec whole_matrix(std::string name, std::int64_t rows, std::int64_t cols, d
 ParamSpec embedding_table(std::string name, const ModelSpec& model);
 ParamSpec norm_weight(std::string name, std::int64_t width);
 ParamSpec head_norm_weight(std::string name, std::int64_t head_dim);
+// A number that every tp rank uses on columns of its own.
+ParamSpec whole_number(std::string name, double begin);
 // Of heads that are normalised together, and cut.
 ParamSpec cut_norm_weight(std::string name, std::int64_t width, std::int64_t head_dim);
 ParamSpec whole_bias(std::string name, std::int64_t width);  // added once, behind the sum over the group

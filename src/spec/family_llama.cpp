@@ -251,14 +251,21 @@ int attention(BlockBuilder& b, const ModelSpec& m, std::int64_t layer, int x, co
                             m.attended_width() / m.num_heads, residual_std(m)));
 }
 
-// An activation and the products around it: the sum over the ranks.
+// An activation, with the numbers that it learns, and the products around it: the sum over the ranks.
 int mlp(BlockBuilder& b, const std::string& name, int x, Activation activation, std::vector<ParamSpec> in,
-        std::vector<ParamSpec> biases = {}, double gate_scale = 1) {
+        std::vector<ParamSpec> biases = {}, double gate_scale = 1, std::vector<ParamSpec> numbers = {}) {
   ParamSpec down = std::move(in.back());
   in.pop_back();
   int hidden = b.columns(name + "_in", x, in, std::move(biases));
   if (gate_scale != 1) hidden = b.scale(name + "_scale", hidden, in, {gate_scale, 1});
-  return b.rows(name + "_out", b.activation(hidden, activation), std::move(down));
+  return b.rows(name + "_out", b.activation(hidden, activation, std::move(numbers)), std::move(down));
+}
+
+// Those of xielu, before softplus.
+std::vector<ParamSpec> xielu_numbers(const std::string& at) {
+  const auto before = [](double value) { return std::log(std::expm1(value)); };
+  return {whole_number(at + "alpha_p", before(Xielu::begin)),
+          whole_number(at + "alpha_n", before(Xielu::begin - Xielu::beta))};
 }
 
 int dense_mlp(BlockBuilder& b, const ModelSpec& m, int x, const std::string& at,
@@ -273,10 +280,12 @@ int dense_mlp(BlockBuilder& b, const ModelSpec& m, int x, const std::string& at,
     biases.push_back(cut_bias(bias("up_proj", "c_fc"), m.mlp_hidden, {{m.mlp_hidden, 1}}));
     out_biases.push_back(whole_bias(bias("down_proj", "c_proj"), m.hidden));
   }
-  return mlp(b, "mlp", x, m.activation,
-             mlp_matrices(m, at + "mlp.", starcoder2 ? starcoder2_names : llama_names, m.mlp_hidden, gated,
-                          m.hidden),
-             std::move(biases), m.scales.mlp_gate);
+  return mlp(
+      b, "mlp", x, m.activation,
+      mlp_matrices(m, at + "mlp.", starcoder2 ? starcoder2_names : llama_names, m.mlp_hidden, gated,
+                   m.hidden),
+      std::move(biases), m.scales.mlp_gate,
+      m.activation == Activation::xielu ? xielu_numbers(at + "mlp.act_fn.") : std::vector<ParamSpec>());
 }
 
 // The residual stream x with what experts make of y. Where tokens are narrower on their way to the routed

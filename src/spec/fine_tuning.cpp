@@ -249,6 +249,12 @@ TuningProblem freeze_problem(const ModelSpec& model) {
               nearest(pattern, all)};
   if (!any_trained(all)) return {fmt::format("nothing of {} would be trained", model.name), {none}};
   for (std::int64_t layer = 0; layer < model.num_layers; ++layer) {
+    for (const BlockOp& op : layer_program(model, layer).ops)  // xielu's two numbers
+      if (op.kind == OpKind::activation && !op.weights.empty() &&
+          op.weights.front().frozen != op.weights.back().frozen)
+        return {fmt::format("{} and {} lie side by side here, and one of them would be trained",
+                            op.weights.front().name, op.weights.back().name),
+                {none, op.weights.front().name + "," + op.weights.back().name}};
     if (!model.has_experts(layer)) continue;
     const BlockProgram program = layer_program(model, layer);
     const BlockOp& op = *program.find(OpKind::experts_in);

@@ -341,13 +341,14 @@ bool llama_choice(const Reader& reader, const std::string& where, const char* ke
 }
 
 Activation read_activation(const Reader& reader, const std::string& where, const ModelSpec& m) {
-  const char* legal = "\"swiglu\", \"geglu\", \"relu2\" or \"gelu\"";
+  const char* legal = "\"swiglu\", \"geglu\", \"relu2\", \"gelu\" or \"xielu\"";
   if (!reader.has("activation")) return Activation::swiglu;
   const std::string name = reader.text("activation", legal);
   if (m.family != Family::llama)
     refuse("{}: activation = \"{}\" is not legal for the {} family, whose activation is GELU", where, name,
            name_of(m.family));
-  if (name != "swiglu" && name != "geglu" && name != "relu2" && name != "gelu")
+  if (name != "swiglu" && name != "geglu" && name != "relu2" && name != "gelu" &&
+      name != "xielu")
     refuse("{}: activation = \"{}\" is not legal: give {}", where, name, legal);
   return parse_choice<Activation>(name, where);
 }

@@ -267,6 +267,8 @@ void check_attention(const ModelSpec& m) {
   if (m.mlp_bias && m.experts != Experts::none)
     refuse("model {}: mlp_bias = true is not legal with experts = \"{}\"; give false", m.name,
            name_of(m.experts));
+  if (m.mlp_bias && m.activation == Activation::xielu)
+    refuse("model {}: mlp_bias = true is not legal with activation = \"xielu\"; give false", m.name);
   // They are added with the residual stream.
   for (const auto& [field, chosen] :
        {std::pair{"attention_out_bias", m.attention_out_bias}, {"mlp_bias", m.mlp_bias}}) {

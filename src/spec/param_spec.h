@@ -14,7 +14,7 @@ namespace echelon {
 
 // The last two are of a state space's heads (Mamba-2): the logarithm of a rate between 1 and 16, and what
 // softplus makes a step between 0.001 and 0.1 of, as likely in each decade.
-enum class Init { zeros, ones, normal, uniform, rate, step };
+enum class Init { zeros, ones, normal, uniform, constant, rate, step };
 
 // One of the pieces that a dimension is made of (q, k and v of GPT-2's fused c_attn, say). A piece is cut
 // over a tensor parallel group in whole units (a head; one row of the vocabulary). With fewer units than
@@ -30,7 +30,7 @@ struct ParamSpec {
   int shard_dim = -1;               // dimension cut over tp; -1: whole on every rank
   std::vector<Piece> pieces;        // of shard_dim, in order; their lengths add up to shape[shard_dim]
   Init init = Init::normal;
-  double init_std = 0.02;  // for Init::normal, and for Init::uniform around zero
+  double init_std = 0.02;  // for Init::normal, and for Init::uniform around zero; the value of Init::constant
   bool decay = true;       // weight decay applies
   bool multiplies = true;  // multiplies activations in a matrix product (counts in the model FLOPs)
   // Every rank of the tp group uses the whole parameter on its own rows of the sequence when sequence

@@ -473,6 +473,11 @@ Verdict of_invariant_tensor_parallel(const Plan& plan) {
   };
   if (m.state_space.is_delta())
     return problem("tp", {}, fmt::format("with --numerics invariant {}", has_shared_norm(m)));
+  if (m.activation == Activation::xielu)
+    return problem("tp", {},
+                   fmt::format("with --numerics invariant an MLP of {} is on one rank, as xielu's numbers "
+                               "have gradients of all its columns",
+                               m.name));
   const int most = most_ranks_with_blocks(m);
   if (most % tp == 0) return {};
   std::vector<Remedy> legal;

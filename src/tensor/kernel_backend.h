@@ -59,6 +59,8 @@ class KernelBackend {
                                                InOut dx) = 0;
   virtual void activate(Activation a, InOut h, const Tensor& bias, Out y) = 0;
   virtual void activate_backward(Activation a, InOut h, InOut dy) = 0;
+  virtual void xielu(const Tensor& h, const Tensor& alphas, Out y) = 0;
+  virtual void xielu_backward(InOut h, const Tensor& alphas, InOut dy, Out dalphas) = 0;
   virtual void gated(Activation a, const Tensor& gate_up, Out y, const SwigluClamp& clamp) = 0;
   virtual void gated_backward(Activation a, InOut gate_up, InOut dy, const SwigluClamp& clamp) = 0;
   virtual void sigmoid_gate(const Tensor& x, const Tensor& gate, Out y) = 0;

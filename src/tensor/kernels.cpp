@@ -374,6 +374,18 @@ void Kernels::activate_backward(Activation a, InOut h, InOut dy) {
   if (backend_) backend_->activate_backward(a, h, dy);
 }
 
+void Kernels::xielu(const Tensor& h, const Tensor& alphas, Out y) {
+  require(is_float(h) && same(h, y) && vector_like(h, alphas, 2), "xielu: shapes of h, alphas and y", h,
+          alphas, y);
+  if (backend_) backend_->xielu(h, alphas, y);
+}
+
+void Kernels::xielu_backward(InOut h, const Tensor& alphas, InOut dy, Out dalphas) {
+  require(is_float(h) && same(h, dy) && vector_like(h, alphas, 2) && wide_vector(h, dalphas, 2 * h->rows()),
+          "xielu_backward: shapes of h, alphas, dy and dalphas", h, alphas, dy, dalphas);
+  if (backend_) backend_->xielu_backward(h, alphas, dy, dalphas);
+}
+
 // gate_up (N, 2F) for y (N, F).
 static bool twice_as_wide(const Tensor& gate_up, const Tensor& y) {
   return is_float(y) && like(y, gate_up) && gate_up.rows() == y.rows() && gate_up.cols() == 2 * y.cols();

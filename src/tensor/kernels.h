@@ -275,6 +275,11 @@ class Kernels {
   // In place, for the backward pass: on entry h (biased) and dy; on exit h holds y = a(h) and dy holds dh.
   void activate_backward(Activation a, InOut h, InOut dy);
 
+  // xielu (activation.h), of alphas (2) = [alpha_p | alpha_n]. Backward, in place: on entry h and dy; on exit
+  // h holds y, dy holds dh, and dalphas (N, 2, wide) what each row adds to the gradients of the two.
+  void xielu(const Tensor& h, const Tensor& alphas, Out y);
+  void xielu_backward(InOut h, const Tensor& alphas, InOut dy, Out dalphas);
+
   // An activation a with a gate: gate_up (N, 2F) = [gate | up], y (N, F) = a(gate) * up. Of clamped_swiglu
   // `clamp` has the numbers.
   void gated(Activation a, const Tensor& gate_up, Out y, const SwigluClamp& clamp = {});

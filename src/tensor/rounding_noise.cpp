@@ -165,6 +165,20 @@ class NoisyKernels final : public RoundingNoise {
     move(dy);
   }
 
+  void xielu(const Tensor& h, const Tensor& alphas, Out y) override {
+    exact_.xielu(moved(h), moved(alphas), y);
+    move(y);
+  }
+
+  void xielu_backward(InOut h, const Tensor& alphas, InOut dy, Out dalphas) override {
+    move(h);
+    move(dy);
+    exact_.xielu_backward(h, moved(alphas), dy, dalphas);
+    move(h);
+    move(dy);
+    move(dalphas, dy->cols());
+  }
+
   void gated(Activation a, const Tensor& gate_up, Out y, const SwigluClamp& clamp) override {
     exact_.gated(a, moved(gate_up), y, clamp);
     move(y);

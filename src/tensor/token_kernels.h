@@ -91,6 +91,19 @@ class TokenKernels : public KernelBackend, protected Launching<Launch> {
     });
   }
 
+  void xielu(const Tensor& h, const Tensor& alphas, Out y) override {
+    with_stored_type(h, [&, this]<class T>(T) {
+      this->each_row("xielu", h, rows::XieluForward<T>{matrix<T>(h), data<T>(alphas), matrix<T>(y)});
+    });
+  }
+  void xielu_backward(InOut h, const Tensor& alphas, InOut dy, Out dalphas) override {
+    with_stored_type(h, [&, this]<class T>(T) {
+      this->each_row(
+          "xielu_backward", h,
+          rows::XieluBackward<T>{matrix<T>(h), data<T>(alphas), matrix<T>(dy), data<Wide<T>>(dalphas)});
+    });
+  }
+
   void sigmoid_gate(const Tensor& x, const Tensor& gate, Out y) override {
     with_stored_type(x, [&, this]<class T>(T) {
       each_of_rows("sigmoid_gate", x, rows::SigmoidGate<T>{matrix<T>(x), matrix<T>(gate), matrix<T>(y)});

@@ -136,6 +136,67 @@ struct ActivateBackward {
   }
 };
 
+// xielu with its two numbers.
+template <class F>
+struct XieluOf {
+  F above, below;
+  template <class T>
+  ECHELON_HOST_DEVICE explicit XieluOf(const T* alphas)
+      : above(softplus(F(alphas[0]))), below(F(Xielu::beta) + softplus(F(alphas[1]))) {}
+  ECHELON_HOST_DEVICE static F softplus(F x) {
+    return (x > F(0) ? x : F(0)) + std::log1p(std::exp(x > F(0) ? -x : x));
+  }
+  // What `above` and `below` are multiplied by: one of them, the other is 0.
+  ECHELON_HOST_DEVICE static F square(F x) { return x > F(0) ? x * x : F(0); }
+  ECHELON_HOST_DEVICE static F bend(F x) {
+    constexpr F largest = F(Xielu::largest);
+    return x > F(0) ? F(0) : std::expm1(x < largest ? x : largest) - x;
+  }
+  ECHELON_HOST_DEVICE F y(F x) const { return above * square(x) + below * bend(x) + F(Xielu::beta) * x; }
+  ECHELON_HOST_DEVICE F slope(F x) const {
+    if (x > F(0)) return 2 * above * x + F(Xielu::beta);
+    return below * ((x < F(Xielu::largest) ? std::exp(x) : F(0)) - 1) + F(Xielu::beta);
+  }
+};
+
+template <class T>
+struct XieluForward {
+  Matrix<T> h;
+  const T* alphas;
+  Matrix<T> y;
+  template <class Team>
+  ECHELON_HOST_DEVICE void operator()(const Team& team, std::int64_t i) const {
+    const XieluOf<Wide<T>> of(alphas);
+    for (std::int64_t j = team.lane(); j < h.cols; j += team.lanes()) y[i][j] = T(of.y(h[i][j]));
+  }
+};
+
+template <class T>
+struct XieluBackward {
+  Matrix<T> h;
+  const T* alphas;
+  Matrix<T> dy;
+  Wide<T>* dalphas;  // two of each row
+  template <class Team>
+  ECHELON_HOST_DEVICE void operator()(const Team& team, std::int64_t i) const {
+    using F = Wide<T>;
+    const XieluOf<F> of(alphas);
+    F above = 0, below = 0;
+    for (std::int64_t j = team.lane(); j < h.cols; j += team.lanes()) {
+      const F x = h[i][j], d = dy[i][j];
+      above += d * of.square(x);
+      below += d * of.bend(x);
+      h[i][j] = T(of.y(x));
+      dy[i][j] = T(d * of.slope(x));
+    }
+    above = sum_of(team, above);
+    below = sum_of(team, below);
+    if (team.lane() != 0) return;
+    dalphas[2 * i] = above * sigmoid(F(alphas[0]));
+    dalphas[2 * i + 1] = below * sigmoid(F(alphas[1]));
+  }
+};
+
 template <class T>
 struct Gated {
   Activation a;
