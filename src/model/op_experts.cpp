@@ -98,7 +98,7 @@ class ExpertsInOp final : public OpRunner {
     const Tensor d_sent = entering.get();
     if (sent() == in()) {
       experts_->route_backward(sent_here, run.routed(), d, d_sent, run.sums(), take);
-      run.set_gradient(in(), d_sent);
+      run.add_gradient(in(), d_sent);  // to the residual stream's, where no norm is before
     } else {
       run.set_gradient(sent(), d_sent);
       const Tensor d_normed = run.gradient_to_add_to(in()), normed = run.take_kept(in());

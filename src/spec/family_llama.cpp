@@ -291,8 +291,12 @@ int dense_mlp(BlockBuilder& b, const ModelSpec& m, int x, const std::string& at,
 // The residual stream x with what experts make of y. Where tokens are narrower on their way to the routed
 // ones (LatentMoE of Nemotron 3), the shared one is an MLP beside them.
 int add_experts(BlockBuilder& b, const ModelSpec& m, int which, int x, int y, const std::string& at) {
-  if (m.expert_latent == 0)
-    return residual(b, m, which, x, b.experts(y, -1, experts(m, at), expert_biases(m, at)));
+  if (m.expert_latent == 0) {
+    int sum = b.experts(y, -1, experts(m, at), expert_biases(m, at));
+    if (m.norm_place != NormPlace::before)
+      sum = b.rms_norm("mlp_norm", sum, at + "post_feedforward_layernorm");
+    return residual(b, m, which, x, sum);
+  }
   const std::string home = at + "mlp.";
   const auto projection = [&](const char* name, std::int64_t rows, std::int64_t cols, double std) {
     return std::vector{whole_matrix(home + name + ".weight", rows, cols, std)};

@@ -51,6 +51,7 @@ constexpr const char* toml_keys[] = {"name",
                                      "qk_norm_turned",
                                      "window",
                                      "window_full_every",
+                                     "window_full_first",
                                      "embedding_scale",
                                      "attention_scale",
                                      "residual_scale",
@@ -425,7 +426,8 @@ ModelSpec model_from_toml(const std::string& text, const std::string& where) {
     refuse("{}: rope_theta is not legal for the gpt2 family, whose positions are learned", where);
   }
   read_rope(reader, where, m);
-  m.window = {reader.integer_or("window", 0), reader.integer_or("window_full_every", 0)};
+  m.window = {reader.integer_or("window", 0), reader.integer_or("window_full_every", 0),
+              reader.boolean_or("window_full_first", false)};
   for (const auto& [key, member] : scale_keys) m.scales.*member = reader.real_or(key, m.scales.*member);
   if (reader.has("ssm_scales")) {
     const std::vector<double> scales = reader.reals("ssm_scales");
@@ -498,6 +500,7 @@ std::string to_toml(const ModelSpec& m) {
   if (!gpt2) write_rope(m.rope, line);
   if (m.window.size != 0) line("window", m.window.size);
   if (m.window.full_every != 0) line("window_full_every", m.window.full_every);
+  if (m.window.full_first) line("window_full_first", m.window.full_first);
   for (const auto& [key, member] : scale_keys)
     if (m.scales.*member != ScaleSpec{}.*member) line(key, m.scales.*member);
   if (m.scales.state_space != ScaleSpec{}.state_space)

@@ -411,6 +411,8 @@ void check_rope(const ModelSpec& m) {
       (m.window.size == 0 && m.window.full_every > 0))
     refuse("model {}: window_full_every = {} is not legal: give a whole number from 0 to {}, beside a window",
            m.name, m.window.full_every, largest_num_layers);
+  if (m.window.full_first && m.window.full_every == 0)
+    refuse("model {}: window_full_first = true is not legal without window_full_every; give false", m.name);
   if (m.latent_attention() && (r.unturned_every > 0 || other))
     refuse(
         "model {}: unturned_every, window, scales other than attention_scale, caps, norm_place and "
@@ -506,9 +508,9 @@ void check_scales(const ModelSpec& m) {
         "model {}: qk_norm_turned = true is legal beside qk_norm = true without qk_norm_whole alone; give "
         "false",
         m.name);
-  if (m.norm_place != NormPlace::before && m.experts != Experts::none)
-    refuse("model {}: norm_place = \"{}\" is not legal with experts; give \"before\"", m.name,
-           name_of(m.norm_place));
+  if (m.norm_place != NormPlace::before && m.expert_latent > 0)
+    refuse("model {}: norm_place = \"{}\" is not legal beside expert_latent = {}; give \"before\", or 0",
+           m.name, name_of(m.norm_place), m.expert_latent);
   if (m.rope.local_theta != 0) check_positive(m, "rope_local_theta", m.rope.local_theta);
 }
 

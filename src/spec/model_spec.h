@@ -31,11 +31,14 @@ template <>
 inline constexpr std::array choice_names<Experts>{"none", "mixtral", "deepseek", "gpt-oss"};
 
 // Which keys a query sees: with a size those of its own and the size - 1 positions before it (Beltagy et al.
-// 2020, https://arxiv.org/abs/2004.05150), in all layers, or in all but each full_every-th.
+// 2020, https://arxiv.org/abs/2004.05150), in all layers, or in all but one of each full_every, the last of them or the first.
 struct WindowSpec {
   std::int64_t size = 0;  // 0: every key up to its own
   std::int64_t full_every = 0;
-  bool in(std::int64_t layer) const { return size > 0 && (full_every == 0 || (layer + 1) % full_every != 0); }
+  bool full_first = false;
+  bool in(std::int64_t layer) const {
+    return size > 0 && (full_every == 0 || (layer + (full_first ? 0 : 1)) % full_every != 0);
+  }
   bool operator==(const WindowSpec&) const = default;
 };
 
