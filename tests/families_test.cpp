@@ -139,8 +139,11 @@ TEST_P(Families, TomlSaysThem) {
 // A model in Hugging Face's layout, filled by a formula, comes in and goes out as it was.
 TEST_P(Families, TransformersModelsComeInAndGoOut) {
   const ModelSpec model = model_of(GetParam());
-  if (model.state_space.is_delta() || model.qk_norm_turned ||
-      model.short_conv.kernel > 0) {  // whose files have names of their own
+  // Whose files have names of their own.
+  const bool renamed = model.state_space.is_delta() || model.qk_norm_turned ||
+                       model.activation == Activation::xielu || model.short_conv.kernel > 0 ||
+                       (model.norm_place == NormPlace::both && !model.norms_less_one);
+  if (renamed) {
     ModelSpec meant = model_from_hugging_face(hugging_face_config(model, DType::f32), "x");
     meant.name = model.name;
     meant.state_space.chunk = model.state_space.chunk;  // of cost alone
@@ -194,6 +197,13 @@ void latent(ModelSpec& m) {
   m.kv_rank = 5;
   m.rotary_dim = 4;
   m.value_head_dim = m.head_dim - 1;
+}
+
+// To which every token goes, so that no routing changes with a step of a weight.
+void two_experts(ModelSpec& m) {
+  m.experts = Experts::deepseek;
+  m.num_experts = m.experts_per_token = 2;
+  m.expert_hidden = 7;
 }
 
 const Row rows[] = {
@@ -423,7 +433,65 @@ const Row rows[] = {
       "conv.out_proj.weight"},
      "lfm2"},
     {"olmo", [](ModelSpec& m) { m.norm_kind = NormKind::layer_plain; }, {}, "olmo"},
-    {"sinks", [](ModelSpec& m) { m.attention_sinks = true; }, {"self_attn.sinks"}, nullptr},
+    {"sinks", [](ModelSpec& m) { m.attention_sinks = true; }, {"self_attn.sinks"}, "granite_swa"},
+    {"granite_swa",
+     [](ModelSpec& m) {
+       m.attention_sinks = true;
+       m.window = {4, 2, true};
+       m.scales = {3, 0.3, 0.6, 2};
+     },
+     {"self_attn.sinks"},
+     "granite_swa"},
+    {"cwm",
+     [](ModelSpec& m) {
+       m.window = {4, 2, true};
+     },
+     {},
+     "cwm"},
+    {"apertus",
+     [](ModelSpec& m) {
+       m.activation = Activation::xielu;
+       m.qk_norm = true;
+     },
+     {"mlp.act_fn.alpha_p", "mlp.act_fn.alpha_n", "self_attn.q_norm.weight", "self_attn.k_norm.weight"},
+     "apertus"},
+    {"hyperclovax",
+     [](ModelSpec& m) {
+       m.norm_place = NormPlace::both;
+       m.scales = {3, 0.3, 0.6, 2};
+     },
+     {"pre_feedforward_layernorm.weight", "post_feedforward_layernorm.weight"},
+     "hyperclovax"},
+    {"flex_olmo",
+     [](ModelSpec& m) {
+       m.norm_place = NormPlace::after;
+       m.qk_norm = m.qk_norm_whole = true;
+       two_experts(m);
+       m.mlp_hidden = m.expert_hidden;
+     },
+     {"post_feedforward_layernorm.weight", "self_attn.q_norm.weight", "self_attn.k_norm.weight",
+      "mlp.gate.weight", "mlp.experts.0.gate_proj.weight", "mlp.experts.0.up_proj.weight",
+      "mlp.experts.0.down_proj.weight", "mlp.experts.1.gate_proj.weight", "mlp.experts.1.up_proj.weight",
+      "mlp.experts.1.down_proj.weight"},
+     "flex_olmo"},
+    {"afmoe",
+     [](ModelSpec& m) {
+       m.norm_place = NormPlace::both;
+       m.attention_gate = m.qk_norm = true;
+       m.window = {4, 2};
+       m.rope.unturned_every = 2;
+       m.scales.embedding = std::sqrt(static_cast<double>(m.hidden));
+       two_experts(m);
+       m.num_shared_experts = m.num_dense_layers = 1;
+       m.router.scores = RouterScores::sigmoid;
+     },
+     {"pre_feedforward_layernorm.weight", "post_feedforward_layernorm.weight", "self_attn.q_norm.weight",
+      "self_attn.k_norm.weight", "self_attn.gate_proj.weight", "mlp.gate.weight",
+      "mlp.experts.0.gate_proj.weight", "mlp.experts.0.up_proj.weight", "mlp.experts.0.down_proj.weight",
+      "mlp.experts.1.gate_proj.weight", "mlp.experts.1.up_proj.weight", "mlp.experts.1.down_proj.weight",
+      "mlp.shared_experts.gate_proj.weight", "mlp.shared_experts.up_proj.weight",
+      "mlp.shared_experts.down_proj.weight"},
+     "afmoe"},
     {"out_bias", [](ModelSpec& m) { m.attention_out_bias = true; }, {"self_attn.o_proj.bias"}, "seed_oss"},
 };
 INSTANTIATE_TEST_SUITE_P(Models, Families, testing::ValuesIn(rows),

@@ -538,8 +538,9 @@ TEST_P(HuggingFace, WhatIsNotTheModelIsRefusedByName) {
     change(tensors);
     SafetensorsWriter writer(broken / "model.safetensors", tensors);
     for (const StoredTensor& tensor : tensors) {
-      const std::vector<std::byte> zeros(static_cast<std::size_t>(tensor.bytes()));
-      writer.write(tensor.name, zeros.data(), zeros.size());
+      std::vector<std::byte> bytes(static_cast<std::size_t>(tensor.bytes()));
+      if (tensor.shape.empty()) bytes = original.bytes(original.at(tensor.name));  // a constant
+      writer.write(tensor.name, bytes.data(), bytes.size());
     }
     writer.finish();
     return message_of<RequestError>([&] { import_hugging_face(broken, directory_ / "no", DType::f32, 1); });
@@ -560,6 +561,23 @@ TEST_P(HuggingFace, WhatIsNotTheModelIsRefusedByName) {
                   }),
                   {"stranger"});
   expect_contains(refusal([](auto& tensors) { tensors[1].type = StoredType::i32; }), {"I32", "BF16"});
+}
+
+// Two constants of the formula that an Apertus's files have beside the weights.
+TEST(HuggingFaceConfig, AnotherXieluIsRefused) {
+  const TemporaryDirectory directory;
+  fs::copy(fixtures / "apertus/config.json", fs::path(directory / "config.json"));
+  const SafetensorsFile original((fixtures / "apertus/model.safetensors").string());
+  SafetensorsWriter writer(directory / "model.safetensors", original.tensors());
+  for (const StoredTensor& tensor : original.tensors()) {
+    std::vector<std::byte> bytes = original.bytes(tensor);
+    const float other = 0.25;
+    if (tensor.name == "model.layers.1.mlp.act_fn.beta") std::memcpy(bytes.data(), &other, sizeof other);
+    writer.write(tensor.name, bytes.data(), bytes.size());
+  }
+  writer.finish();
+  expect_refusal([&] { import_hugging_face(directory / ".", directory / "no", DType::f32, 1); },
+                 {"model.layers.1.mlp.act_fn.beta = 0.25", "only 0.5 is"});
 }
 
 // As a Gemma 3, a Mistral or a Qwen that sees images is saved: its text model is one among others. What names
@@ -777,7 +795,8 @@ INSTANTIATE_TEST_SUITE_P(
                     "nemotron-h-groups", "ministral3", "hunyuan", "ernie4-5-moe", "jais2", "youtu",
                     "solar-open", "internlm3", "granite-moe-hybrid", "granite-moe-shared", "granite-moe",
                     "hunyuan-moe", "exaone-moe", "qwen3-next", "qwen3-5", "lfm2", "lfm2-moe", "falcon-h1",
-                    "falcon-h1-norm", "exaone", "hy-v3", "sarvam-moe", "qwen3-5-moe"),
+                    "falcon-h1-norm", "exaone", "hy-v3", "sarvam-moe", "qwen3-5-moe", "cwm", "vaultgemma",
+                    "hyperclovax", "granite-swa", "mellum", "flex-olmo", "afmoe", "apertus"),
     [](const auto& instance) {
       std::string name = instance.param;
       std::erase(name, '-');

@@ -483,8 +483,10 @@ TEST(ModelHuggingFace, Windows) {
   EXPECT_EQ(window_of(types({true, false, true, false})), (WindowSpec{4096, 2}));
   EXPECT_EQ(window_of(types({true, true, true, false})), (WindowSpec{4096, 4}));
   EXPECT_EQ(window_of(types({false, false, false, false})), WindowSpec{});
+  EXPECT_EQ(window_of(types({false, true, true, true})), (WindowSpec{4096, 4, true}));
+  EXPECT_EQ(window_of(types({false, true, false, true})), (WindowSpec{4096, 2, true}));
   for (const std::vector<bool>& irregular :
-       {std::vector<bool>{false, true, true, true}, {true, false, false, true}, {true, false, true}})
+       {std::vector<bool>{false, true, true, false, false}, {true, false, false, true}, {true, false, true}})
     expect_refusal([&] { window_of(types(irregular)); }, {"layer_types", "sliding_attention", "only"});
 }
 
@@ -586,7 +588,7 @@ TEST(ModelHuggingFace, SaysWhatATypeHasThatIsNotHere) {
                                   {"phi", "bias of the output matrix"},
                                   {"recurrent_gemma", "linear recurrences"},
                                   {"gemma4", "share keys and values"},
-                                  {"apertus", "xIELU"}})
+                                  {"laguna", "gates of whole heads"}})
     expect_refusal([t = type] { model_from_hugging_face(fmt::format(R"({{"model_type": "{}"}})", t), "x"); },
                    {type, has, "qwen2_moe"});
 }

@@ -47,6 +47,7 @@ struct FileTensor {
   std::int64_t expert_parts = 0;  // 0: not of experts
   bool depthwise = false;         // of a convolution of each channel by itself: (channels, 1, positions)
   std::int64_t stacked = 0;       // of so many equal runs, along a dimension of their own; 0: none
+  std::optional<double> constant = {};  // in every file the same number, and nothing of the model
 
   std::vector<std::int64_t> shape() const {
     std::vector<std::int64_t> whole = parts.front().shape;
@@ -194,7 +195,8 @@ std::vector<FileTensor> file_tensors(const ModelSpec& model, const TransformersT
       depthwise = convolves && spec.shape.size() > 1;
       break;
     }
-    if (const auto at = name.find("self_attn.gate_proj."); model.attention_gate && at != std::string::npos) {
+    if (const auto at = name.find("self_attn.gate_proj.");
+        model.state_space.is_delta() && at != std::string::npos) {
       name.replace(at + std::string("self_attn.").size(), std::string("gate").size(), "q");
       const auto queries = std::find_if(tensors.begin(), tensors.end(),
                                         [&name](const FileTensor& tensor) { return tensor.name == name; });
@@ -210,6 +212,14 @@ std::vector<FileTensor> file_tensors(const ModelSpec& model, const TransformersT
     for (FileTensor& tensor : tensors)
       if (tensor.name.find("linear_attn.") != std::string::npos)
         std::reverse(tensor.parts.begin(), tensor.parts.end());
+  if (model.activation == Activation::xielu)
+    for (std::int64_t layer = 0; layer < model.num_layers; ++layer)
+      for (const auto& [name, value] : {std::pair{"beta", Xielu::beta}, {"eps", Xielu::largest}}) {
+        ParamSpec number;
+        number.name = fmt::format("model.layers.{}.mlp.act_fn.{}", layer, name);
+        tensors.push_back({number.name, {number}});
+        tensors.back().constant = value;
+      }
   for (const std::int64_t layer : biased_layers(model, type)) {
     ParamSpec bias;
     bias.name = router_bias_name(model, layer);
@@ -420,6 +430,13 @@ void write_shard(CheckpointReader& reader, const Shard& shard, const Adapters& a
     declared.push_back({tensor.name, stored_type(type_in_file(tensor, dtype)), tensor.shape()});
   SafetensorsWriter writer(path, declared, {{"format", "pt"}});
   for (const FileTensor& tensor : shard.tensors) {
+    if (tensor.constant) {
+      std::vector<std::byte> bytes(static_cast<std::size_t>(element_bytes(dtype)));
+      const std::vector<double> number{*tensor.constant};
+      copy_numbers_from_host(number, Tensor::view_of(bytes.data(), dtype, {1}));
+      writer.write(tensor.name, bytes.data(), bytes.size());
+      continue;
+    }
     if (is_router_bias(tensor.parts.front().name)) {
       write_router_bias(reader, tensor, type_in_file(tensor, dtype), writer);
       continue;
@@ -557,6 +574,15 @@ std::map<std::string, StoredPlace> stored_places(const StoredModel& stored, cons
   std::map<std::string, StoredPlace> places;
   for (const FileTensor& tensor : stored_tensors(stored, model, type)) {
     const std::string* name = find_tensor(stored, tensor.name);
+    if (tensor.constant) {
+      if (name == nullptr) continue;
+      const double value = stored.numbers(*name, {}).all().front();
+      if (std::abs(value - *tensor.constant) > 0x1p-8 * std::abs(*tensor.constant))
+        refuse("{}: {} = {} is not supported: only {} is", stored.directory(), *name, value,
+               *tensor.constant);
+      left.erase(*name);
+      continue;
+    }
     if (name == nullptr && stored.find(tensor.name + "_blocks") != nullptr)
       refuse(
           "{}: {} is kept as MXFP4 ({}_blocks and _scales), which is not read; legal: an export that is not "

@@ -39,7 +39,8 @@ void refuse_uneven_heads(const ModelSpec& m, const std::string& type) {
     if (type == one && m.attention_width() != m.hidden)
       refuse("model {}: transformers has no {} with num_heads x head_dim = {} x {}; legal: hidden = {}",
              m.name, type, m.num_heads, m.head_dim, m.hidden);
-  const bool asks = type == "gemma2" || type == "gemma3_text" || type == "deepseek_v2" || type == "arcee";
+  const bool asks = type == "gemma2" || type == "gemma3_text" || type == "vaultgemma" ||
+                    type == "deepseek_v2" || type == "arcee" || type == "hyperclovax";
   if (!asks || m.hidden % m.num_heads == 0) return;
   refuse(
       "model {}: transformers loads a {} only where num_heads = {} divides hidden = {}; legal: a divisor of "
@@ -75,8 +76,8 @@ void add_rope(const ModelSpec& m, ordered_json& config) {
       partial = always || (m.rotary_dim > 0 && m.fused_projections);  // others turn whole heads
   if (partial) config["partial_rotary_factor"] = rotary_part(m);
   const bool scaled = r.scaling != RopeScaling::none;
-  if (!scaled && r.local_theta == 0 && m.experts != Experts::gpt_oss && !is_bamba)
-    return;  // whose own are scaled
+  const bool own_are_scaled = m.experts == Experts::gpt_oss || type == "cwm" || type == "apertus";
+  if (!scaled && r.local_theta == 0 && !own_are_scaled && !is_bamba) return;
   ordered_json rope{{"rope_type", scaled ? name_of(r.scaling) : "default"}, {"rope_theta", r.theta}};
   if (scaled) rope["factor"] = r.factor;
   if (partial || is_bamba) rope["partial_rotary_factor"] = rotary_part(m);
@@ -114,7 +115,8 @@ void add_window(const ModelSpec& m, ordered_json& config) {
       type == "starcoder2" || type.starts_with("exaone"))
     config["sliding_window"] = any ? ordered_json(m.window.size) : ordered_json();
   // Layers have a window where they have positions.
-  if (type == "cohere2" || (type.starts_with("exaone") && (any || m.rope.unturned_every > 0))) {
+  if (type == "cohere2" || type == "afmoe" ||
+      (type.starts_with("exaone") && (any || m.rope.unturned_every > 0))) {
     if (!any) config["sliding_window"] = m.max_seq;
     config["layer_types"] = json::array();
     for (std::int64_t layer = 0; layer < m.num_layers; ++layer)
@@ -122,8 +124,8 @@ void add_window(const ModelSpec& m, ordered_json& config) {
     return;
   }
   if (type == "starcoder2" || type == "ministral3") return;  // in all layers
-  if (!any && !type.starts_with("gemma") && type != "gpt_oss" && type != "olmo3" &&
-      !type.starts_with("exaone"))
+  if (!any && !type.starts_with("gemma") && type != "vaultgemma" && type != "gpt_oss" && type != "olmo3" &&
+      !type.starts_with("exaone") && type != "granite_swa" && type != "mellum")
     return;
   if (type.starts_with("qwen")) {
     config["use_sliding_window"] = true;
@@ -409,14 +411,16 @@ std::string hugging_face_config(const ModelSpec& m, DType dtype) {
     config = nemotron_h_config(m);
   } else {
     const bool mixtral = type == "mixtral" || type == "minimax_m2", gpt_oss = type == "gpt_oss",
-               olmoe = type == "olmoe", next = type == "qwen3_next",
-               qwen_moe = type == "qwen2_moe" || type == "qwen3_moe" || next, deepseek = m.latent_attention(),
-               glm4_moe = type == "glm4_moe", ernie_moe = type == "ernie4_5_moe",
-               granite_moe = type.starts_with("granitemoe"), hunyuan_moe = type == "hunyuan_v1_moe",
-               exaone_moe = type == "exaone_moe", lfm2_moe = type == "lfm2_moe",
-               seed_oss = type == "seed_oss", relu2 = m.activation == Activation::relu2;
+               olmoe = type == "olmoe" || type == "flex_olmo", mellum = type == "mellum",
+               afmoe = type == "afmoe", hyperclovax = type == "hyperclovax", next = type == "qwen3_next",
+               qwen_moe = type == "qwen2_moe" || type == "qwen3_moe" || mellum || next,
+               deepseek = m.latent_attention(), glm4_moe = type == "glm4_moe",
+               ernie_moe = type == "ernie4_5_moe", granite_moe = type.starts_with("granitemoe"),
+               hunyuan_moe = type == "hunyuan_v1_moe", exaone_moe = type == "exaone_moe",
+               lfm2_moe = type == "lfm2_moe", seed_oss = type == "seed_oss",
+               own_act = m.activation == Activation::relu2 || m.activation == Activation::xielu;
     if (m.experts == Experts::deepseek && !deepseek && !olmoe && !qwen_moe && !glm4_moe && !ernie_moe &&
-        !granite_moe && !hunyuan_moe && !exaone_moe && !lfm2_moe)
+        !granite_moe && !hunyuan_moe && !exaone_moe && !afmoe && !lfm2_moe)
       refuse(
           "model {}: transformers has no class of experts as in deepseek without its latent attention; "
           "legal: "
@@ -441,7 +445,7 @@ std::string hugging_face_config(const ModelSpec& m, DType dtype) {
               {"hidden_act", "silu"},
               {"attention_bias", seed_oss ? m.qkv_bias : m.attention_out_bias},
               {"mlp_bias", m.mlp_bias}};
-    if (relu2) config["hidden_act"] = "relu2";
+    if (own_act) config["hidden_act"] = name_of(m.activation);
     if (seed_oss) {
       config["attention_out_bias"] = m.attention_out_bias;
       config["attention_dropout"] = config["residual_dropout"] = 0.0;
@@ -469,11 +473,14 @@ std::string hugging_face_config(const ModelSpec& m, DType dtype) {
       config["num_experts_per_tok"] = m.experts_per_token;
       config["moe_intermediate_size"] = m.expert_hidden;
       config["norm_topk_prob"] = m.router.normalise;
-      config["decoder_sparse_step"] = 1;
-      config["mlp_only_layers"] = json::array();
-      const bool all = m.experts == Experts::none;
-      for (std::int64_t layer = 0; layer < (all ? m.num_layers : m.num_dense_layers); ++layer)
-        config["mlp_only_layers"].push_back(layer);
+      const char* const kinds = mellum ? "mlp_layer_types" : "mlp_only_layers";
+      if (!mellum) config["decoder_sparse_step"] = 1;
+      config[kinds] = json::array();
+      for (std::int64_t layer = 0; layer < m.num_layers; ++layer)
+        if (mellum)
+          config[kinds].push_back(m.has_experts(layer) ? "sparse" : "dense");
+        else if (!m.has_experts(layer))
+          config[kinds].push_back(layer);
     }
     if (type == "qwen2_moe") config["qkv_bias"] = m.qkv_bias;
     if (type == "qwen2_moe" || next) config["shared_expert_intermediate_size"] = m.shared_width();
@@ -488,16 +495,25 @@ std::string hugging_face_config(const ModelSpec& m, DType dtype) {
       config["num_experts"] = m.num_experts;
       config["num_shared_experts"] = m.num_shared_experts;
     }
+    if (afmoe) {
+      config["num_experts"] = m.num_experts;
+      config["num_experts_per_tok"] = m.experts_per_token;
+      config["moe_intermediate_size"] = m.expert_hidden;
+      config["num_shared_experts"] = m.num_shared_experts;
+      config["num_dense_layers"] = m.num_dense_layers;
+      config["route_scale"] = m.router.scale;
+      config["mup_enabled"] = m.scales.embedding != 1;
+    }
     add_rope(m, config);
     add_window(m, config);
-    if (type == "gemma2") {
+    if (type == "gemma2" || type == "vaultgemma") {
       const auto cap = [](double value) { return value > 0 ? ordered_json(value) : ordered_json(); };
       config["attn_logit_softcapping"] = cap(m.caps.attention);
       config["final_logit_softcapping"] = cap(m.caps.logits);
     }
     if (type == "gemma") {
       config["hidden_act"] = "gelu_pytorch_tanh";
-    } else if (type == "gemma2" || type == "gemma3_text") {
+    } else if (type == "gemma2" || type == "gemma3_text" || type == "vaultgemma") {
       config.erase("hidden_act");
       config["hidden_activation"] = "gelu_pytorch_tanh";
       const double scalar = m.scales.attention > 0 ? 1 / (m.scales.attention * m.scales.attention)
@@ -507,12 +523,12 @@ std::string hugging_face_config(const ModelSpec& m, DType dtype) {
         config["query_pre_attn_scalar"] = std::llround(scalar);
       else
         config["query_pre_attn_scalar"] = scalar;
-    } else if (type.starts_with("granite")) {
+    } else if (type.starts_with("granite") || hyperclovax) {
       config["embedding_multiplier"] = m.scales.embedding;
       config["attention_multiplier"] =
           m.scales.attention > 0 ? m.scales.attention : 1 / std::sqrt(static_cast<double>(m.head_dim));
       config["residual_multiplier"] = m.scales.residual;
-      config["logits_scaling"] = m.scales.logits_divisor;
+      config["logits_scaling"] = hyperclovax ? inverse_of(m.scales.logits_divisor) : m.scales.logits_divisor;
     }
   }
   if (m.family == Family::llama && m.layer_pattern.empty()) {

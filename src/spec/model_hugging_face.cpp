@@ -263,7 +263,8 @@ void read_rope(const Config& config, double theta, std::optional<double> rotary_
         std::llround(std::min(std::floor(m.rope.factor * static_cast<double>(m.max_seq)), 0x1p31 - 1));
 }
 
-// Layers with a window, by layer_types where they are named: all, or all but each n-th. Where transformers
+// Layers with a window, by layer_types where they are named: all, or all but each n-th, or but the first of
+// each n. Where transformers
 // does not heed them (`typed`) they may only say what is so anyway. A window that no trained sequence fills
 // is none; returns it all the same.
 WindowSpec read_window(const Config& config, bool in_all, bool typed, ModelSpec& m) {
@@ -282,11 +283,15 @@ WindowSpec read_window(const Config& config, bool in_all, bool typed, ModelSpec&
   }
   if (std::find(in.begin(), in.end(), true) == in.end()) return {};
   const std::int64_t size = config.integer("sliding_window");
-  const auto first_full = std::find(in.begin(), in.end(), false);
-  const WindowSpec window{size, first_full == in.end() ? 0 : first_full - in.begin() + 1};
+  const bool full_first = !in.front();
+  const auto first_full = std::find(in.begin() + full_first, in.end(), false);
+  const std::int64_t before = first_full - in.begin();
+  const WindowSpec window{size, full_first ? before : first_full == in.end() ? 0 : before + 1, full_first};
   for (std::int64_t layer = 0; layer < m.num_layers; ++layer)
     if (window.in(layer) != in[static_cast<std::size_t>(layer)])
-      config.wrong("layer_types", "sliding_attention in all layers or in all but each n-th");
+      config.wrong(
+          "layer_types",
+          "sliding_attention in all layers, in all but each n-th, or in all but the first of each n");
   if (size < m.max_seq || m.rope.local_theta > 0) m.window = window;
   return window;
 }
@@ -331,8 +336,8 @@ void read_llama(const Config& config, const LlamaDefaults& defaults, ModelSpec& 
     config.only_text(geglu, "gelu_pytorch_tanh", {"gelu_pytorch_tanh", "gelu"});
   else if (m.activation == Activation::geglu)
     config.only_text(geglu, "gelu_pytorch_tanh", {"gelu_pytorch_tanh"});
-  else if (m.activation == Activation::relu2)
-    config.only_text("hidden_act", "relu2", {"relu2"});
+  else if (m.activation == Activation::relu2 || m.activation == Activation::xielu)
+    config.only_text("hidden_act", name_of(m.activation), {name_of(m.activation)});
   else if (m.activation == Activation::gelu)
     config.only_text("hidden_act", "gelu_pytorch_tanh", {"gelu_pytorch_tanh", "gelu_new"});
   else
@@ -914,17 +919,20 @@ void read_cohere(const Config& config, bool typed, double theta, ModelSpec& m) {
 }
 
 // A window in all layers but each fourth, by default, and positions in these alone.
-void read_turned_windows(const Config& config, ModelSpec& m) {
+void read_turned_windows(const Config& config, ModelSpec& m, std::int64_t otherwise = 4096,
+                         const char* interval = "sliding_window_pattern") {
   if (config.names("sliding_window")) config.required("sliding_window");
   WindowSpec window;
   if (config.has("layer_types")) {
     window = read_window(config, false, true, m);
   } else {
-    window = {config.integer_or("sliding_window", 4096), config.integer_or("sliding_window_pattern", 4)};
+    window = {config.integer_or("sliding_window", otherwise), config.integer_or(interval, 4)};
     if (window.full_every > m.num_layers) window.full_every = 0;  // this many have no full one
     if (window.full_every == 1) window = {};
     if (window.size < m.max_seq) m.window = window;
   }
+  if (window.full_first)
+    config.wrong("layer_types", "sliding_attention in all layers or in all but each n-th");
   m.rope.unturned_every = window.size == 0 ? 1 : window.full_every;
 }
 
@@ -1059,6 +1067,12 @@ void read_gemma1(const Config& config, ModelSpec& m) {
 void read_gemma2(const Config& config, ModelSpec& m) {
   read_gemma(config, 1e4, 2, m);
   m.caps = {read_cap(config, "attn_logit_softcapping", 50), read_cap(config, "final_logit_softcapping", 30)};
+}
+
+// VaultGemma: a Gemma 2 without norms behind attention and MLP.
+void read_vaultgemma(const Config& config, ModelSpec& m) {
+  read_gemma2(config, m);
+  m.norm_place = NormPlace::before;
 }
 
 // Its text alone. Layers with a window have positions of their own; without layer_types each sixth has none.
@@ -1492,6 +1506,118 @@ void read_exaone(const Config& config, ModelSpec& m) {
   read_llama(named, {.rope_theta = theta, .norm_eps = 1e-5, .biased = false, .mlp_biased = true}, m);
 }
 
+// Code World Model: a Llama with a window in all layers but the first of each four, by default.
+void read_cwm(const Config& config, ModelSpec& m) {
+  for (const char* key : {"num_key_value_heads", "head_dim"})
+    config.required(key);                                               // transformers would take 8 and 128
+  if (!config.has("rope_scaling")) config.required("rope_parameters");  // and scale positions
+  read_llama(config, {.typed = true, .rope_theta = 1e6, .norm_eps = 1e-5}, m);
+  if (!config.has("layer_types")) m.window = {config.integer("sliding_window"), 4, true};
+  if (m.window.size >= m.max_seq) m.window = {};
+}
+
+// Sinks, and a window in all layers but the first of each four, by default. Thetas may be told layer by
+// layer, of which 0 would leave positions out.
+void read_granite_windows(const Config& config, ModelSpec& m) {
+  constexpr std::int64_t window = 128;
+  m.attention_sinks = true;
+  if (config.has("layer_types"))
+    read_window(config, false, true, m);
+  else
+    m.window = {config.integer_or("sliding_window", window), 4, true};
+  if (m.window.size >= m.max_seq) m.window = {};
+  const char* const key = "layer_rope_theta";
+  if (!config.has(key)) return;
+  const std::vector<double> thetas = numbers(config, key);
+  if (std::ssize(thetas) != m.num_layers ||
+      std::any_of(thetas.begin(), thetas.end(),
+                  [&thetas](double theta) { return theta == 0 || theta != thetas.front(); }))
+    config.wrong(key, "a list of the same number above 0 for each layer");
+  m.rope.theta = thetas.front();
+}
+
+// Granite's factors, windows and sinks.
+void read_granite_swa(const Config& config, ModelSpec& m) {
+  config.required("num_key_value_heads");  // transformers would take 4
+  read_llama(config, {.typed = true, .norm_eps = 1e-5, .tied = true, .dropped = true, .mixed = true}, m);
+  read_granite_factors(config, m);
+  read_granite_windows(config, m);
+}
+
+// HyperCLOVA X SEED Think: Granite's factors, a factor of logits and not a divisor, and norms behind
+// attention and MLP too.
+void read_hyperclovax(const Config& config, ModelSpec& m) {
+  const char* const factor = "logits_scaling";
+  m.norm_place = NormPlace::both;
+  config.only_boolean("use_post_norm", true);
+  read_llama(config, {.dropped = true}, m);
+  const double own = 1 / std::sqrt(static_cast<double>(m.head_dim));
+  Json whole = config.object();
+  if (!config.has("attention_multiplier")) whole["attention_multiplier"] = own;
+  read_granite_factors(Config(whole, config.where()), m);
+  const double scale = config.real_or(factor, 1);
+  if (!(scale > 0)) config.wrong(factor, "a number above 0");
+  m.scales.logits_divisor = 1 / scale;
+}
+
+// Mellum 2: Qwen3's experts, a window in some layers, and positions of their own there. What predicts more
+// tokens is left out, as transformers leaves it out.
+void read_mellum(const Config& config, ModelSpec& m) {
+  for (const char* key : {"num_key_value_heads", "head_dim"})
+    config.required(key);  // transformers would take 4 and 128
+  const std::int64_t dense = read_dense_kinds(config, 0);
+  m.rope.local_theta = 1e4;
+  read_llama(config, {.typed = true, .rope_theta = 5e5}, m);
+  m.qk_norm = true;
+  if (dense >= m.num_layers) config.wrong("mlp_layer_types", "sparse in some layer");
+  m.experts = Experts::deepseek;
+  m.num_dense_layers = dense;
+  m.num_experts = config.integer(one_of(config, "num_experts", "num_local_experts"));
+  m.experts_per_token = config.integer("num_experts_per_tok");
+  m.expert_hidden = config.integer("moe_intermediate_size");
+  m.router.normalise = config.boolean_or("norm_topk_prob", true);
+}
+
+// FlexOlmo: OLMo 2's layers with OLMoE's experts.
+void read_flex_olmo(const Config& config, ModelSpec& m) {
+  read_llama(config, {.rope_theta = 500000}, m);
+  m.norm_place = NormPlace::after;
+  m.qk_norm = m.qk_norm_whole = true;
+  m.experts = Experts::deepseek;
+  m.num_experts = config.integer(one_of(config, "num_experts", "num_local_experts"));
+  m.experts_per_token = config.integer("num_experts_per_tok");
+  m.expert_hidden = m.mlp_hidden;
+  m.router.normalise = config.boolean_or("norm_topk_prob", false);
+}
+
+// Arcee's Trinity: norms before and behind, gated attention, positions where there is a window alone, and
+// DeepSeek-V3's experts.
+void read_afmoe(const Config& config, ModelSpec& m) {
+  const char* const dense = "num_dense_layers";
+  for (const char* key : {"num_key_value_heads", "head_dim"})
+    config.required(key);  // transformers would take as many as queries, and 128
+  m.norm_place = NormPlace::both;
+  read_llama(config, {.typed = true, .norm_eps = 1e-5}, m);
+  m.qk_norm = m.attention_gate = true;
+  read_turned_windows(config, m, 1024, "global_attn_every_n_layers");
+  if (config.boolean_or("mup_enabled", false)) m.scales.embedding = std::sqrt(static_cast<double>(m.hidden));
+  m.experts = Experts::deepseek;
+  m.num_dense_layers = config.has(dense) && config.required(dense) == 0 ? 0 : config.integer_or(dense, 1);
+  if (m.num_dense_layers >= m.num_layers) config.wrong(dense, fmt::format("0 to {}", m.num_layers - 1));
+  m.num_experts = config.integer(one_of(config, "num_experts", "num_local_experts"));
+  m.num_shared_experts = config.integer_or("num_shared_experts", 2);
+  m.experts_per_token = config.integer("num_experts_per_tok");
+  m.expert_hidden = config.integer("moe_intermediate_size");
+  m.router = {.scores = RouterScores::sigmoid, .scale = config.real_or("route_scale", 1)};
+}
+
+// Apertus: an activation that learns, and norms of heads.
+void read_apertus(const Config& config, ModelSpec& m) {
+  if (!config.has("rope_scaling")) config.required("rope_parameters");  // transformers would scale positions
+  read_llama(config, {.activation = Activation::xielu, .rope_theta = 12e6, .norm_eps = 1e-5}, m);
+  m.qk_norm = true;
+}
+
 // Of a Gemma 3 that sees images, which says of its text what is not as usual: with the rest.
 Json text_of_gemma3(const Config& config) {
   const Json& text = config.required("text_config");
@@ -1561,6 +1687,9 @@ struct ModelType : TransformersType {
   bool (*is)(const ModelSpec& m);
 };
 
+// Of Granite's, windows beside sinks.
+bool granite_windows(const ModelSpec& m) { return m.attention_sinks && m.experts != Experts::gpt_oss; }
+
 bool normed_experts(const ModelSpec& m) {
   return m.experts == Experts::deepseek && m.qk_norm && m.num_shared_experts == 0;
 }
@@ -1617,9 +1746,7 @@ const std::vector<ModelType>& model_types() {
       {{"lfm2_moe", "Lfm2MoeForCausalLM", lfm2_names(), true},
        read_lfm2_moe,
        [](M m) { return m.short_conv.kernel > 0 && m.experts != Experts::none; }},
-      {{"lfm2", "Lfm2ForCausalLM", lfm2_names()},
-       read_lfm2,
-       [](M m) { return m.short_conv.kernel > 0; }},
+      {{"lfm2", "Lfm2ForCausalLM", lfm2_names()}, read_lfm2, [](M m) { return m.short_conv.kernel > 0; }},
       {{"falcon_h1",
         "FalconH1ForCausalLM",
         {{"post_attention_layernorm.", "pre_ff_layernorm."},
@@ -1627,6 +1754,12 @@ const std::vector<ModelType>& model_types() {
          {"model.norm.", "model.final_layernorm."}}},
        read_falcon_h1,
        [](M m) { return m.state_space.beside_attention; }},
+      {{"granite_swa", "GraniteSWAForCausalLM"}, read_granite_swa, granite_windows},
+      {{"apertus",
+        "ApertusForCausalLM",
+        {{"input_layernorm", "attention_layernorm"}, {"post_attention_layernorm", "feedforward_layernorm"}}},
+       read_apertus,
+       [](M m) { return m.activation == Activation::xielu; }},
       {{"granitemoe",
         "GraniteMoeForCausalLM",
         {{"mlp.gate.", "block_sparse_moe.router.layer."}},
@@ -1702,6 +1835,15 @@ const std::vector<ModelType>& model_types() {
        [](M m) {
          return m.experts == Experts::mixtral && m.router.scores == RouterScores::sigmoid && m.qk_norm_whole;
        }},
+      {{"afmoe",
+        "AfmoeForCausalLM",
+        {{"pre_feedforward_layernorm", "pre_mlp_layernorm"},
+         {"post_feedforward_layernorm", "post_mlp_layernorm"},
+         {"mlp.gate.e_score_correction_bias", "mlp.expert_bias"},
+         {"mlp.gate.", "mlp.router.gate."}},
+        true},
+       read_afmoe,
+       [](M m) { return m.attention_gate && m.experts == Experts::deepseek; }},
       {{"hunyuan_v1_moe",
         "HunYuanMoEV1ForCausalLM",
         {{"self_attn.q_norm.", "self_attn.query_layernorm."},
@@ -1760,7 +1902,13 @@ const std::vector<ModelType>& model_types() {
        written_otherwise},
       {{"dots1", "Dots1ForCausalLM", {}, true}, read_dots1, written_otherwise},
       {{"qwen2_moe", "Qwen2MoeForCausalLM"}, read_qwen2_moe, [](M m) { return m.shared_gate; }},
+      {{"flex_olmo", "FlexOlmoForCausalLM"},
+       read_flex_olmo,
+       [](M m) { return normed_experts(m) && m.qk_norm_whole && m.norm_place == NormPlace::after; }},
       {{"olmoe", "OlmoeForCausalLM"}, read_olmoe, [](M m) { return normed_experts(m) && m.qk_norm_whole; }},
+      {{"mellum", "MellumForCausalLM"},
+       read_mellum,
+       [](M m) { return normed_experts(m) && m.rope.local_theta > 0; }},
       {{"qwen3_moe", "Qwen3MoeForCausalLM"}, read_qwen3_moe, normed_experts},
       {{"phi3", "Phi3ForCausalLM"}, read_phi3, [](M m) { return m.fused_projections; }},
       {{"hunyuan_v1_dense",
@@ -1781,11 +1929,24 @@ const std::vector<ModelType>& model_types() {
       {{"exaone4", "Exaone4ForCausalLM"},
        read_exaone4,
        [](M m) { return m.norm_place == NormPlace::after && m.qk_norm; }},
+      {{"vaultgemma", "VaultGemmaForCausalLM", {{"post_attention_layernorm", "pre_feedforward_layernorm"}}},
+       read_vaultgemma,
+       [](M m) {
+         return m.norms_less_one && m.norm_place == NormPlace::before &&
+                (m.window.size > 0 || !(m.caps == CapSpec{}) || m.scales.attention > 0);
+       }},
       {{"gemma", "GemmaForCausalLM"},
        read_gemma1,
        [](M m) { return m.norms_less_one && m.norm_place == NormPlace::before; }},
       {{"gemma2", "Gemma2ForCausalLM"}, read_gemma2, [](M m) { return m.norms_less_one && !m.qk_norm; }},
       {{"gemma3_text", "Gemma3ForCausalLM"}, read_gemma3, [](M m) { return m.norms_less_one; }},
+      {{"hyperclovax",
+        "HyperCLOVAXForCausalLM",
+        {{"post_attention_layernorm", "post_norm1"},
+         {"pre_feedforward_layernorm", "post_attention_layernorm"},
+         {"post_feedforward_layernorm", "post_norm2"}}},
+       read_hyperclovax,
+       [](M m) { return m.norm_place == NormPlace::both; }},
       {{"granite", "GraniteForCausalLM"}, read_granite, [](M m) { return m.scales != ScaleSpec{}; }},
       {{"smollm3", "SmolLM3ForCausalLM"}, read_smollm3, [](M m) { return m.rope.unturned_every > 0; }},
       // Which biases it has it says one by one, and heads may be of any width beside them.
@@ -1802,6 +1963,7 @@ const std::vector<ModelType>& model_types() {
        [](const Config& config, ModelSpec& m) { read_qwen(config, false, true, m); },
        [](M m) { return m.qk_norm; }},
       {{"arcee", "ArceeForCausalLM"}, read_arcee, [](M m) { return m.activation == Activation::relu2; }},
+      {{"cwm", "CwmForCausalLM"}, read_cwm, [](M m) { return m.window.full_first && !m.qkv_bias; }},
       {{"ministral", "MinistralForCausalLM"}, read_ministral, [](M m) { return m.window.full_every > 0; }},
       // A Mistral without a window is a Llama, but may have heads of any width.
       {{"mistral", "MistralForCausalLM"},
@@ -1851,40 +2013,36 @@ constexpr OtherType other_types[] = {
     {"llama4_text", "positions and chunks of attention of its own"},
     {"llama4", "positions and chunks of attention of its own"},
     {"phimoe", "a router of its own (SparseMixer)"},
-    {"afmoe", "norms behind experts"},
     {"apertus1p5_text", "an activation with weights of its own (xIELU)"},
     {"bitnet", "weights of three values"},
     {"cohere2_moe", "experts beside attention of the same norm"},
-    {"cwm", "windows in all layers but the first of each four"},
     {"deepseek_v32", "attention to tokens that an indexer chooses"},
     {"diffllama", "the difference of two attentions"},
     {"doge", "a mask of attention that is learned"},
     {"falcon_mamba", "a state space for each channel (Mamba-1)"},
-    {"flex_olmo", "norms behind experts"},
     {"gemma3n", "an embedding for each layer"},
     {"gemma3n_text", "an embedding for each layer"},
     {"gemma4", "layers whose heads differ in width, and that share keys and values"},
     {"gemma4_text", "layers whose heads differ in width, and that share keys and values"},
     {"glm_moe_dsa", "attention to tokens that an indexer chooses"},
-    {"granite_swa", "windows in all layers but the first of each four"},
-    {"hyperclovax", "Granite's factors beside norms behind attention and MLP"},
+    {"granitemoe_swa", "Granite's experts under other names of tensors, beside sinks"},
     {"jetmoe", "experts in attention"},
     {"kimi_linear", "a delta rule whose decays differ from channel to channel"},
+    {"laguna", "gates of whole heads, and layers whose numbers of heads differ"},
     {"longcat_flash", "layers of two attentions, and experts that do nothing"},
     {"mimo_v2_flash", "values narrower than keys, times a factor"},
     {"minicpm3", "factors of the embedding and of layers beside latent attention"},
     {"minimax", "linear attention whose decays are not learned"},
-    {"nanochat", "RMSNorm without weights"},
+    {"nanochat", "norms of heads without weights, and a norm of the embedding"},
     {"olmo_hybrid", "a delta rule whose betas reach 2"},
     {"persimmon", "LayerNorm of each head of queries and keys"},
     {"phi4_multimodal", "adapters for images and sound beside a Phi-4's weights"},
     {"qwen3_vl_moe", "experts that are turned over"},
     {"recurrent_gemma", "linear recurrences in place of attention in some layers"},
     {"rwkv", "linear recurrences in place of attention"},
-    {"vaultgemma", "a Gemma 2's layers without norms behind attention and MLP"},
+    {"sarvam_mla", "DeepSeek-V3's layers under other names of tensors"},
     {"xlstm", "linear recurrences in place of attention"},
     {"zamba", "attention that several layers share"},
-    {"apertus", "an activation with weights of its own (xIELU)"},
     {"mamba", "a state space for each channel (Mamba-1)"},
     {"mamba2", "layers without MLPs"},
     {"jamba", "a state space for each channel (Mamba-1)"},
