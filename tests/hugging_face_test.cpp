@@ -657,7 +657,9 @@ TEST(HuggingFaceConfig, OfAModelThatSeesImagesTheTextModelIsRead) {
 // As Qwen3.5's mixtures are published, and as transformers holds all of them: gates and what they open of a
 // layer's experts are one tensor, and what is behind them another one.
 TEST(HuggingFaceConfig, ExpertsInTwoTensorsAreThoseOneByOne) {
-  for (const char* fixture : {"qwen3-5-moe", "qwen3-moe"}) {
+  // A Qwen3-VL's are turned over, (in, out), gate and up side by side.
+  for (const auto& [fixture, turned] :
+       {std::pair{"qwen3-5-moe", false}, {"qwen3-moe", false}, {"qwen3-moe", true}}) {
     const TemporaryDirectory directory;
     const SafetensorsFile original((fixtures / fixture / "model.safetensors").string());
     std::vector<StoredTensor> tensors;
@@ -689,11 +691,30 @@ TEST(HuggingFaceConfig, ExpertsInTwoTensorsAreThoseOneByOne) {
       tensors.push_back(gate_up);
     }
     EXPECT_LT(tensors.size(), original.tensors().size());
+    for (StoredTensor& tensor : tensors) {
+      if (!turned || tensor.shape.size() != 3) continue;
+      const auto element = static_cast<std::size_t>(tensor.bytes() / tensor.numel());
+      const std::vector<std::byte> from = bytes[tensor.name];
+      std::vector<std::byte>& to = bytes[tensor.name];
+      const std::int64_t rows = tensor.shape[1], cols = tensor.shape[2];
+      for (std::int64_t k = 0; k < tensor.numel(); ++k) {
+        const std::int64_t expert = k / (rows * cols), row = k / cols % rows, col = k % cols;
+        std::memcpy(to.data() + static_cast<std::size_t>((expert * cols + col) * rows + row) * element,
+                    from.data() + static_cast<std::size_t>(k) * element, element);
+      }
+      std::swap(tensor.shape[1], tensor.shape[2]);
+    }
     SafetensorsWriter writer(directory / "model.safetensors", tensors);
     for (const StoredTensor& tensor : tensors)
       writer.write(tensor.name, bytes[tensor.name].data(), bytes[tensor.name].size());
     writer.finish();
-    fs::copy(fixtures / fixture / "config.json", fs::path(directory / "config.json"));
+    json config = json::parse(read_text((fixtures / fixture / "config.json").string()));
+    if (turned) {
+      config["model_type"] = "qwen3_vl_moe_text";
+      config.erase("norm_topk_prob");
+      config = {{"model_type", "qwen3_vl_moe"}, {"text_config", config}, {"vision_config", {{"depth", 1}}}};
+    }
+    write_file_atomically(directory / "config.json", config.dump());
     EXPECT_TRUE(
         diff_checkpoints(
             import_hugging_face(directory / ".", directory / "two", DType::f32, 1).checkpoint,

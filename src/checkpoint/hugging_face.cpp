@@ -45,6 +45,7 @@ struct FileTensor {
   std::vector<ParamSpec> parts;
   std::int64_t turns = 1;
   std::int64_t expert_parts = 0;  // 0: not of experts
+  bool in_turn = true;            // or part behind part (Qwen3-VL)
   bool depthwise = false;         // of a convolution of each channel by itself: (channels, 1, positions)
   std::int64_t stacked = 0;       // of so many equal runs, along a dimension of their own; 0: none
   std::optional<double> constant = {};  // in every file the same number, and nothing of the model
@@ -205,7 +206,8 @@ std::vector<FileTensor> file_tensors(const ModelSpec& model, const TransformersT
       queries->parts.push_back(spec);
       continue;
     }
-    if (tensors.empty() || tensors.back().name != name) tensors.push_back({name, {}, turns, 0, depthwise});
+    if (tensors.empty() || tensors.back().name != name)
+      tensors.push_back({name, {}, turns, 0, true, depthwise});
     tensors.back().parts.push_back(spec);
   }
   if (model.state_space.is_delta())  // there keys are behind queries, and values behind both
@@ -447,11 +449,9 @@ void write_shard(CheckpointReader& reader, const Shard& shard, const Adapters& a
                                               : tensor.parts.size();
     for (auto begin = tensor.parts.begin(); begin != tensor.parts.end();
          begin += static_cast<std::ptrdiff_t>(each)) {
-      const FileTensor piece{tensor.name,
-                             {begin, begin + static_cast<std::ptrdiff_t>(each)},
-                             tensor.turns,
-                             tensor.expert_parts,
-                             tensor.depthwise};
+      const FileTensor piece{tensor.name,    {begin, begin + static_cast<std::ptrdiff_t>(each)},
+                             tensor.turns,   tensor.expert_parts,
+                             tensor.in_turn, tensor.depthwise};
       const std::vector<std::byte> bytes = bytes_in_file(reader, piece, adapters, dtype);
       writer.write(tensor.name, bytes.data(), bytes.size());
     }
@@ -509,7 +509,8 @@ const std::string* find_tensor(const StoredModel& stored, const std::string& nam
 
 // As transformers holds a model, and Qwen3.5's files have it, whose files elsewhere have its matrices of
 // experts one by one: those of a layer as one tensor, gate and up behind each other.
-std::vector<FileTensor> with_stacked_experts(const StoredModel& stored, std::vector<FileTensor> tensors) {
+std::vector<FileTensor> with_stacked_experts(const StoredModel& stored, const TransformersType& type,
+                                             std::vector<FileTensor> tensors) {
   const std::string before = ".experts.";
   std::vector<FileTensor> all;
   std::map<std::string, std::size_t> places;
@@ -536,7 +537,12 @@ std::vector<FileTensor> with_stacked_experts(const StoredModel& stored, std::vec
     const auto [place, is_new] = places.emplace(name, all.size());
     if (is_new) all.push_back({name, {}});
     all[place->second].parts.push_back(tensor.parts.front());
-    if (counts) ++all[place->second].stacked;
+    if (type.turned_experts) {
+      all[place->second].expert_parts = name.ends_with("gate_up_proj") ? 2 : 1;
+      all[place->second].in_turn = false;
+    } else if (counts) {
+      ++all[place->second].stacked;
+    }
   }
   return all;
 }
@@ -549,7 +555,7 @@ std::vector<FileTensor> stored_tensors(const StoredModel& stored, const ModelSpe
     for (FileTensor& tensor : tensors)
       if (tensor.name.starts_with(type.prefix))
         tensor.name.replace(0, std::string(type.prefix).size(), models);
-  return with_stacked_experts(stored, std::move(tensors));
+  return with_stacked_experts(stored, type, std::move(tensors));
 }
 
 // Its configuration has one of images.
@@ -596,6 +602,7 @@ std::map<std::string, StoredPlace> stored_places(const StoredModel& stored, cons
         place.first_row = number / parts;
         place.expert_parts = parts;
         place.part = number++ % parts;
+        place.in_turn = tensor.in_turn;
         continue;
       }
       const std::int64_t in_turn = part.shape.front() / tensor.turns;

@@ -193,7 +193,8 @@ void StoredParameter::read_as_stored(std::int64_t begin, std::span<F> out) const
 
 template <class F>
 void StoredParameter::read_scattered(std::span<F> out) const {
-  const std::int64_t parts = place_.expert_parts, column = rows_ * parts;
+  const std::int64_t parts = place_.expert_parts, column = rows_ * parts, stride = place_.in_turn ? parts : 1,
+                     begin = place_.part * (place_.in_turn ? 1 : rows_);
   // As many columns as a cache holds.
   const std::int64_t at_once = std::clamp((std::int64_t{1} << 16) / column, std::int64_t{1}, width_);
   std::vector<F> columns(static_cast<std::size_t>(at_once * column));
@@ -204,7 +205,7 @@ void StoredParameter::read_scattered(std::span<F> out) const {
     for (std::int64_t r = 0; r < rows_; ++r)
       for (std::int64_t c = 0; c < count; ++c)
         out[static_cast<std::size_t>(r * width_ + first + c)] =
-            columns[static_cast<std::size_t>(c * column + r * parts + place_.part)];
+            columns[static_cast<std::size_t>(c * column + r * stride + begin)];
   }
 }
 

@@ -62,9 +62,10 @@ struct StoredPlace {
   std::int64_t first_row = 0;
   // So many of its rows lie side by side, and the next ones `step` rows on; 0: all.
   std::int64_t run = 0, step = 0;
-  // Or the one of so many parts of an expert, which is the row; the elements of these lie in turn, and those
-  // of the matrix column after column. 0: none.
+  // Or the one of so many parts of an expert, which is the row; the elements of these lie in turn, or part
+  // behind part, and those of the matrix column after column. 0: none.
   std::int64_t expert_parts = 0, part = 0;
+  bool in_turn = true;
 };
 
 // A parameter as the model has it: rows after rows.

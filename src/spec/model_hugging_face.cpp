@@ -454,6 +454,15 @@ void read_qwen3_moe(const Config& config, ModelSpec& m) {
   read_qwen_experts(config, m);
 }
 
+// The text of a Qwen3-VL with experts.
+void read_qwen3_vl_moe(const Config& config, ModelSpec& m) {
+  Json whole = config.object();
+  if (!config.has("head_dim"))
+    whole["head_dim"] = even_head_dim(config, "num_attention_heads", "hidden_size");
+  whole["norm_topk_prob"] = true;  // whatever it says
+  read_qwen3_moe(Config(whole, config.where()), m);
+}
+
 // A shared expert of a width of its own, weighed by a gate.
 void read_gated_shared_expert(const Config& config, ModelSpec& m) {
   const std::int64_t shared = config.integer("shared_expert_intermediate_size");
@@ -1909,6 +1918,9 @@ const std::vector<ModelType>& model_types() {
       {{"mellum", "MellumForCausalLM"},
        read_mellum,
        [](M m) { return normed_experts(m) && m.rope.local_theta > 0; }},
+      {{"qwen3_vl_moe_text", "Qwen3MoeForCausalLM", {}, false, false, nullptr, false, true},
+       read_qwen3_vl_moe,
+       written_otherwise},
       {{"qwen3_moe", "Qwen3MoeForCausalLM"}, read_qwen3_moe, normed_experts},
       {{"phi3", "Phi3ForCausalLM"}, read_phi3, [](M m) { return m.fused_projections; }},
       {{"hunyuan_v1_dense",
@@ -2037,7 +2049,6 @@ constexpr OtherType other_types[] = {
     {"olmo_hybrid", "a delta rule whose betas reach 2"},
     {"persimmon", "LayerNorm of each head of queries and keys"},
     {"phi4_multimodal", "adapters for images and sound beside a Phi-4's weights"},
-    {"qwen3_vl_moe", "experts that are turned over"},
     {"recurrent_gemma", "linear recurrences in place of attention in some layers"},
     {"rwkv", "linear recurrences in place of attention"},
     {"sarvam_mla", "DeepSeek-V3's layers under other names of tensors"},
@@ -2053,8 +2064,8 @@ constexpr OtherType other_types[] = {
 
 [[noreturn]] void refuse_model_type(const std::string& where, const std::string& type) {
   // Whose text models are read.
-  std::vector<std::string> legal{"gemma3",   "mistral3", "qwen2_vl",   "qwen2_5_vl",
-                                 "qwen3_vl", "qwen3_5",  "qwen3_5_moe"};
+  std::vector<std::string> legal{"gemma3",   "mistral3",     "qwen2_vl", "qwen2_5_vl",
+                                 "qwen3_vl", "qwen3_vl_moe", "qwen3_5",  "qwen3_5_moe"};
   for (const ModelType& one : model_types()) legal.emplace_back(one.name);
   std::sort(legal.begin(), legal.end());
   const auto* other = std::find_if(std::begin(other_types), std::end(other_types),
@@ -2082,6 +2093,7 @@ static Json text_of(const Json& object, const std::string& where) {
   if (type == "mistral3") return text_of_mistral3(config);
   if (type == "qwen2_vl" || type == "qwen2_5_vl") return text_of_qwen(config, "qwen2", 1e6, 1e-5);
   if (type == "qwen3_vl") return text_of_qwen(config, "qwen3", 5e5, 1e-6);
+  if (type == "qwen3_vl_moe") return text_of_qwen(config, "qwen3_vl_moe_text", 5e5, 1e-6);
   if (type == "qwen3_5") return text_of_qwen(config, "qwen3_5_text", 1e4, 1e-6);
   if (type == "qwen3_5_moe") return text_of_qwen(config, "qwen3_5_moe_text", 1e4, 1e-6);
   return object;

@@ -25,6 +25,8 @@ struct TransformersType {
   const char* prefix = nullptr;
   // The experts of a layer are two tensors: of each expert gate and up, one behind the other, and down.
   bool stacked_experts = false;
+  // Where its experts are two tensors of a layer, these are (experts, in, out).
+  bool turned_experts = false;
 };
 
 // As which a model is written. Whether a configuration of this type says the whole model is not said by this.
