@@ -620,6 +620,19 @@ TEST(Xielu, UnderInvariantNumericsIsOnOneRank) {
   expect_refusal([&] { validate(model); }, {"mlp_bias", "xielu"});
 }
 
+// Both lie side by side, and so do their gradients.
+TEST(Xielu, BesideAdaptersAndFrozenParts) {
+  Plan plan = odd_plan(odd_llama(), 2, 2, true);
+  plan.model.activation = Activation::xielu;
+  plan.model.tuning.freeze = {"*.alpha_p"};
+  expect_refusal([&] { validate(plan); }, {"alpha_p", "alpha_n", "side by side"});
+  plan.model.tuning.freeze = {"*.act_fn.*"};
+  expect_verified_and_predicted(plan);
+  plan.model.tuning.freeze = {};
+  plan.model.tuning.lora = {2, 4, {}};
+  expect_verified_and_predicted(plan);
+}
+
 TEST(StateSpaces, OfTheDeltaRuleAreRefusedWhereSomethingIsLeftOut) {
   ModelSpec model = odd_llama();
   model.state_space = {4, 3, 2, 5, 3, false, 4, {0}, StateRule::gated_delta};
