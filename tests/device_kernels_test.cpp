@@ -248,6 +248,16 @@ TEST_P(DeviceKernels, Norms) {
       });
       expect_close(dx, 4 * cols, "rms_norm_backward_input", 4, of_rms_norm);
       expect_close(dw, 4 * (rows + 1), "rms_norm_backward_weight");
+      const Operand none;
+      run([&](Kernels& on, auto of) { on.rms_norm(of(x), of(none), 1e-5, of(y), of(rstd)); });
+      expect_close(y, cols, "rms_norm without");
+      run([&](Kernels& on, auto of) { on.rms_norm_again(of(x), of(none), of(rstd), of(y)); });
+      expect_close(y, 4, "rms_norm_again without");
+      const double without = backward_summand(y, none, rstd, 1, dx);
+      run([&](Kernels& on, auto of) {
+        on.rms_norm_backward_input(of(y), of(x), of(none), of(rstd), of(dx));
+      });
+      expect_close(dx, 4 * cols, "rms_norm_backward_input without", 4, without);
       const double columns = 2.0 * static_cast<double>(cols);
       const Operand sums = vector(wide(t), rows);
       run([&](Kernels& on, auto of) { on.row_squares(of(x), of(rstd)); });

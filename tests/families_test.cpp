@@ -492,6 +492,15 @@ const Row rows[] = {
       "mlp.shared_experts.gate_proj.weight", "mlp.shared_experts.up_proj.weight",
       "mlp.shared_experts.down_proj.weight"},
      "afmoe"},
+    {"nanochat",
+     [](ModelSpec& m) {
+       m.norm_kind = NormKind::rms_plain;
+       m.embedding_norm = m.qk_norm = m.qk_norm_turned = true;
+       m.activation = Activation::relu2;
+       m.caps.logits = 0.75;
+     },
+     {},
+     nullptr},
     {"out_bias", [](ModelSpec& m) { m.attention_out_bias = true; }, {"self_attn.o_proj.bias"}, "seed_oss"},
 };
 INSTANTIATE_TEST_SUITE_P(Models, Families, testing::ValuesIn(rows),

@@ -124,6 +124,11 @@ class HuggingFace : public testing::TestWithParam<const char*> {
                                         std::vector<double> values) {
     const bool queries = spec.name.ends_with("q_proj.weight") || spec.name.ends_with("q_b_proj.weight");
     const bool keys = spec.name.ends_with("k_rope_proj.weight");
+    if (model.embedding_norm && (queries || spec.name.ends_with("k_proj.weight"))) {  // nanochat's turn back
+      const auto half = model.head_dim / 2 * spec.shape.back();
+      for (auto begin = values.begin(); begin != values.end(); begin += 2 * half)
+        std::swap_ranges(begin, begin + half, begin + half);
+    }
     if (model.interleaved_rope &&
         (spec.name.find(".q_proj.") != std::string::npos || spec.name.find(".k_proj.") != std::string::npos))
       return pairs_together(model, model.head_dim, values, spec.shape.size() == 1 ? 1 : spec.shape.back());
@@ -310,6 +315,9 @@ class HuggingFace : public testing::TestWithParam<const char*> {
       return name.replace(at, 6, "query_layernorm");
     if (const auto at = name.find("k_norm."); model.qk_norm_turned && at != std::string::npos)
       return name.replace(at, 6, "key_layernorm");
+    for (const auto& [ours, theirs] : {std::pair{"mlp.up_proj", "mlp.fc1"}, {"mlp.down_proj", "mlp.fc2"}})
+      if (const auto at = name.find(ours); model.embedding_norm && at != std::string::npos)
+        return name.replace(at, std::string(ours).size(), theirs);
     if (!model.fused_projections) return name_of_its_own(std::move(name));
     for (const char* part : {"q_proj", "k_proj", "v_proj", "gate_proj", "up_proj"})
       if (const auto at = name.find(part); at != std::string::npos)
@@ -817,7 +825,7 @@ INSTANTIATE_TEST_SUITE_P(
                     "solar-open", "internlm3", "granite-moe-hybrid", "granite-moe-shared", "granite-moe",
                     "hunyuan-moe", "exaone-moe", "qwen3-next", "qwen3-5", "lfm2", "lfm2-moe", "falcon-h1",
                     "falcon-h1-norm", "exaone", "hy-v3", "sarvam-moe", "qwen3-5-moe", "cwm", "vaultgemma",
-                    "hyperclovax", "granite-swa", "mellum", "flex-olmo", "afmoe", "apertus"),
+                    "hyperclovax", "granite-swa", "mellum", "flex-olmo", "afmoe", "apertus", "nanochat"),
     [](const auto& instance) {
       std::string name = instance.param;
       std::erase(name, '-');

@@ -291,6 +291,13 @@ TEST_F(KernelsCpu, RmsNorm) {
       expect_close(y, cols, 8, "rms_norm"), expect_close(again, cols, 8, "rms_norm_again");
       expect_close(stats, cols, 8, "rms_norm stats"), expect_close(dx, cols, 8, "rms_norm_backward_input");
       expect_close(dw, rows, 8, "rms_norm dw");
+      run([&](Kernels& k, auto of) {
+        k.rms_norm(of(x), Tensor(), 1e-2, of(y), of(stats));
+        k.rms_norm_again(of(x), Tensor(), of(stats), of(again));
+        k.rms_norm_backward_input(of(dy), of(x), Tensor(), of(stats), of(dx));
+      });
+      expect_close(y, cols, 8, "rms_norm without"), expect_close(again, cols, 8, "and again");
+      expect_close(dx, 2 * cols, 8, "rms_norm_backward_input without");
     }
 }
 

@@ -408,6 +408,21 @@ TEST_F(KernelsReference, Geglu) {
   expect_gradient(x, dx, loss, "dgate_up");
 }
 
+// Of a norm without weights as of one whose weights are 1.
+TEST_F(KernelsReference, RmsNormWithoutWeights) {
+  const Tensor x = random(arena, {3, 5}, 1), dy = random(arena, {3, 5}, 2), ones = constant(arena, {5}, 1);
+  std::vector<Tensor> made;
+  for (const Tensor& w : {ones, Tensor()}) {
+    const Tensor y = unwritten({3, 5}), again = unwritten({3, 5}), stats = unwritten({3}),
+                 dx = constant(arena, {3, 5}, 0);
+    kernels->rms_norm(x, w, 1e-5, y, stats);
+    kernels->rms_norm_again(x, w, stats, again);
+    kernels->rms_norm_backward_input(dy, x, w, stats, dx);
+    for (const Tensor& one : {y, again, dx}) made.push_back(one);
+  }
+  for (std::size_t i = 0; i < 3; ++i) expect_near(made[i], made[i + 3], 0);
+}
+
 TEST_F(KernelsReference, SigmoidGate) {
   const Tensor x = random(arena, {3, 4}, 1), gate = random(arena, {3, 4}, 2), y = unwritten({3, 4});
   kernels->sigmoid_gate(x, gate, y);

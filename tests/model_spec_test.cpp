@@ -79,7 +79,7 @@ TEST(ModelSpec, PublishedCountsAreExact) {
       {"qwen1.5-moe-a2.7b", 14315784192}, {"glm-4.5-air", 106852245504},
       {"glm-4.7-flash", 29943390976},  {"kimi-k2", 1026408209408},   {"minimax-m2", 228689748992},
       {"exaone-4-32b", 32003216384},   {"mistral-small-3.1-24b", 23572403200},
-      {"bamba-9b", 9780235392},        {"bamba-tiny", 448272},
+      {"nanochat-d32", 1879048192}, {"bamba-9b", 9780235392},        {"bamba-tiny", 448272},
       {"nemotron-h-tiny", 322208},     {"nemotron-h-8b", 8100852736},
       {"qwen3-next-tiny", 377920},     {"qwen3-next-80b-a3b", 79674391296},
       {"lfm2-tiny", 201952},           {"lfm2-350m", 354483968},

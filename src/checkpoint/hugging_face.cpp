@@ -242,9 +242,10 @@ std::array<std::pair<std::string, std::string>, 2> shared_with_module(const Mode
 // The rows of a parameter in the order of the files, where that is another one: some turn neighbouring
 // elements, and not those half a width apart. Of each head these are the first ones, DeepSeek's the last. A
 // layer that turns none has them in that order too, of queries and of keys, which changes no product of them.
+// Of others the halves have changed places.
 std::vector<std::int64_t> rows_in_files(const ModelSpec& model, const ParamSpec& spec) {
-  const bool latent = model.latent_attention();
-  if (!latent && !model.interleaved_rope) return {};
+  const bool latent = model.latent_attention(), back = transformers_type(model).turns_back;
+  if (!latent && !model.interleaved_rope && !back) return {};
   const auto is_of = [&spec](const char* module) {
     return spec.name.find(module) != std::string::npos && !spec.name.ends_with(".lora_A.weight");
   };
@@ -256,7 +257,8 @@ std::vector<std::int64_t> rows_in_files(const ModelSpec& model, const ParamSpec&
   for (std::int64_t begin = 0; begin < spec.shape.front(); begin += head)
     for (std::int64_t i = 0; i < head; ++i) {
       const std::int64_t of = i - first;  // those that are turned
-      rows.push_back(begin + (of < 0 || of >= turned ? i : first + of / 2 + of % 2 * (turned / 2)));
+      const std::int64_t from = back ? (of + turned / 2) % turned : of / 2 + of % 2 * (turned / 2);
+      rows.push_back(begin + (of < 0 || of >= turned ? i : first + from));
     }
   return rows;
 }

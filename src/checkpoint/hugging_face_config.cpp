@@ -506,11 +506,10 @@ std::string hugging_face_config(const ModelSpec& m, DType dtype) {
     }
     add_rope(m, config);
     add_window(m, config);
-    if (type == "gemma2" || type == "vaultgemma") {
-      const auto cap = [](double value) { return value > 0 ? ordered_json(value) : ordered_json(); };
-      config["attn_logit_softcapping"] = cap(m.caps.attention);
-      config["final_logit_softcapping"] = cap(m.caps.logits);
-    }
+    const auto cap = [](double value) { return value > 0 ? ordered_json(value) : ordered_json(); };
+    const bool capped = type == "gemma2" || type == "vaultgemma";
+    if (capped) config["attn_logit_softcapping"] = cap(m.caps.attention);
+    if (capped || type == "nanochat") config["final_logit_softcapping"] = cap(m.caps.logits);
     if (type == "gemma") {
       config["hidden_act"] = "gelu_pytorch_tanh";
     } else if (type == "gemma2" || type == "gemma3_text" || type == "vaultgemma") {

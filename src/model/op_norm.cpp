@@ -1,5 +1,6 @@
 // LayerNorm or RMSNorm. Its statistics are kept, and its output made again from them.
 #include <algorithm>
+#include <numeric>
 #include <span>
 #include <utility>
 #include <vector>
@@ -133,18 +134,20 @@ class RowNormOp final : public NormOp {
 class HeadNormOp : public NormOp {
  public:
   HeadNormOp(const BlockOp& op, const OpSetting& s) : NormOp(op) {
-    if (s.plan.numerics == Numerics::invariant && op.weights.front().tp_partial)
+    if (s.plan.numerics == Numerics::invariant && !op.weights.empty() && op.weights.front().tp_partial)
       blocks_ = sum_blocks({heads_of(op)}, s.tensor_parallel.size(), s.tensor_parallel.index());
     for (std::size_t i = 0; i < op.heads.size(); ++i) {
       // With fewer heads than ranks, neighbouring ranks hold the same one.
       const auto here = std::max<std::int64_t>(op.heads[i] / s.tensor_parallel.size(), 1);
+      if (op.weights.empty()) {
+        for (std::int64_t h = 0; h < here; ++h) add({}, s.plan.model.head_dim, s);
+        continue;
+      }
       const Weight weight = s.stacked({op.weights[i]});
-      const std::int64_t width = weight.value.numel() / here;
+      const bool is_whole = op.weights[i].shard_dim < 0;  // each of them has all of it
+      const std::int64_t width = weight.value.numel() / (is_whole ? 1 : here);
       for (std::int64_t h = 0; h < here; ++h)
-        heads_.push_back(
-            {op.weights[i].shard_dim < 0 ? weight : part_of(weight, 0, {h * width, (h + 1) * width}),
-             {},
-             s.plan.model.head_norm_eps()});
+        add(is_whole ? weight : part_of(weight, 0, {h * width, (h + 1) * width}), width, s);
     }
   }
 
@@ -157,6 +160,7 @@ class HeadNormOp : public NormOp {
     // Heads of a kind have one weight.
     for (std::size_t first = 0, end = 0; first < heads_.size(); first = end) {
       const Weight& weight = heads_[first].weight;
+      if (!weight.value.defined()) break;
       while (end < heads_.size() && heads_[end].weight.value.begins_with(weight.value)) ++end;
       if (!weight.gradient.defined()) continue;
       std::vector<RowsOfGradient> tensors;
@@ -234,13 +238,17 @@ class HeadNormOp : public NormOp {
             k.fill(gradients[0], -0.0);
         });
   }
+  void add(const Weight& weight, std::int64_t width, const OpSetting& s) {
+    heads_.push_back({weight, {}, s.plan.model.head_norm_eps()});
+    widths_.push_back(width);
+  }
   std::int64_t first_column(std::size_t h) const {
-    std::int64_t sum = 0;
-    for (std::size_t i = 0; i < h; ++i) sum += heads_[i].weight.value.numel();
-    return sum;
+    return std::accumulate(widths_.begin(), widths_.begin() + static_cast<std::ptrdiff_t>(h),
+                           std::int64_t{0});
   }
 
   std::vector<Norm> heads_;  // by head
+  std::vector<std::int64_t> widths_;
   SumBlocks blocks_;         // of sums over the heads of a kind, under invariant numerics
 };
 

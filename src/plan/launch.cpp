@@ -72,7 +72,9 @@ void check_plain_llama(const LaunchRequest& r, bool runs_hybrids) {
   lacks(!(m.scales == ScaleSpec{}), "factors of Granite's kind");
   lacks(m.rope.unturned_every > (is_hybrid ? 1 : 0), "layers without positions");
   lacks(m.norms_less_one, "Gemma's norms");
-  lacks(m.family == Family::llama && m.norm_kind != NormKind::rms, "LayerNorm");
+  lacks(m.family == Family::llama && m.norm_kind != NormKind::rms,
+        m.norm_kind == NormKind::rms_plain ? "norms without weights" : "LayerNorm");
+  lacks(m.embedding_norm, "a norm behind the embedding");
   lacks(m.parallel_residual, "attention and MLP of the same input");
   lacks(m.interleaved_rope, "rotary positions that turn neighbours");
   lacks(m.latent_attention(), "latent attention");

@@ -164,10 +164,10 @@ int BlockBuilder::layer_norm(const std::string& name, int x, const std::string& 
   return op.outputs.front();
 }
 
-int BlockBuilder::rms_norm(const std::string& name, int x, const std::string& parameter) {
+int BlockBuilder::rms_norm(const std::string& name, int x, const std::string& parameter, NormKind kind) {
   if (program_.value(x).home == Home::partial_sum) x = sum(name + ".in", x, 1);
   BlockOp& op = norm(name, x, 1);
-  op.weights = {norm_weight(parameter + ".weight", width(x))};
+  if (kind == NormKind::rms) op.weights = {norm_weight(parameter + ".weight", width(x))};
   return op.outputs.front();
 }
 

@@ -24,10 +24,10 @@ class BlockBuilder {
   // With a weight and a bias, a weight alone, or neither.
   int layer_norm(const std::string& name, int x, const std::string& parameter,
                  NormKind kind = NormKind::layer);
-  // Behind a product by rows it is of the sum over the ranks.
-  int rms_norm(const std::string& name, int x, const std::string& parameter);
+  // Behind a product by rows, or an embedding, it is of the sum over the ranks. With a weight, or without.
+  int rms_norm(const std::string& name, int x, const std::string& parameter, NormKind kind = NormKind::rms);
   // Each head of x on its own: `heads[i]` of them with weights[i], one behind the other, or, of a weight that
-  // is cut, with equal parts of it. What lies behind them in x stays as it is.
+  // is cut, with equal parts of it, or all without. What lies behind them in x stays as it is.
   int head_norm(const std::string& name, int x, std::vector<ParamSpec> weights,
                 std::vector<std::int64_t> heads);
   // By columns where the weights are cut along what they make, by rows where they are cut along what they

@@ -109,10 +109,11 @@ int latent_attention_in(BlockBuilder& b, const ModelSpec& m, int x, const std::s
 }
 
 int qk_norm(BlockBuilder& b, const ModelSpec& m, int qkv, const std::string& at) {
-  return b.head_norm("qk_norm", qkv,
-                     {head_norm_weight(at + "q_norm.weight", m.head_dim),
-                      head_norm_weight(at + "k_norm.weight", m.head_dim)},
-                     {m.num_heads, m.num_kv_heads});
+  std::vector<ParamSpec> weights;
+  if (m.norm_kind != NormKind::rms_plain)
+    weights = {head_norm_weight(at + "q_norm.weight", m.head_dim),
+               head_norm_weight(at + "k_norm.weight", m.head_dim)};
+  return b.head_norm("qk_norm", qkv, std::move(weights), {m.num_heads, m.num_kv_heads});
 }
 
 int attention_in(BlockBuilder& b, const ModelSpec& m, int x, const std::string& at) {
@@ -224,7 +225,8 @@ int short_conv(BlockBuilder& b, const ModelSpec& m, int x, const std::string& at
 
 // Of the residual stream.
 int norm(BlockBuilder& b, const ModelSpec& m, const char* name, int x, const std::string& parameter) {
-  if (m.norm_kind == NormKind::rms) return b.rms_norm(name, x, parameter);
+  if (m.norm_kind == NormKind::rms || m.norm_kind == NormKind::rms_plain)
+    return b.rms_norm(name, x, parameter, m.norm_kind);
   return b.layer_norm(name, x, parameter, m.norm_kind);
 }
 
@@ -381,7 +383,8 @@ void predict_one_more(BlockBuilder& b, const ModelSpec& m, int x) {
 
 BlockProgram Llama::embedding(const ModelSpec& m) {
   BlockBuilder b(m);
-  return b.finish(b.embedding(llama_table(m), m.scales.embedding));
+  const int x = b.embedding(llama_table(m), m.scales.embedding);
+  return b.finish(m.embedding_norm ? norm(b, m, "embedding_norm", x, "model.embedding_norm") : x);
 }
 
 BlockProgram Llama::layer(const ModelSpec& m, std::int64_t layer) {

@@ -47,6 +47,7 @@ constexpr const char* toml_keys[] = {"name",
                                      "unturned_every",
                                      "norm_kind",
                                      "norm_place",
+                                     "embedding_norm",
                                      "qk_norm_whole",
                                      "qk_norm_turned",
                                      "window",
@@ -449,6 +450,7 @@ ModelSpec model_from_toml(const std::string& text, const std::string& where) {
   if (reader.has("norm_place"))
     m.norm_place =
         parse_choice<NormPlace>(reader.text("norm_place", "a text"), fmt::format("{}: norm_place", where));
+  m.embedding_norm = reader.boolean_or("embedding_norm", false);
   m.init_std = reader.real_or("init_std", m.init_std);
   if (reader.has("layer_pattern")) {
     const char* legal = "a letter for each layer, as \"MEM*\"";
@@ -514,6 +516,7 @@ std::string to_toml(const ModelSpec& m) {
   if (m.norms_less_one) line("norms_less_one", m.norms_less_one);
   if (m.norm_kind != NormKind::rms) line("norm_kind", quoted(name_of(m.norm_kind)));
   if (m.norm_place != NormPlace::before) line("norm_place", quoted(name_of(m.norm_place)));
+  if (m.embedding_norm) line("embedding_norm", m.embedding_norm);
   if (m.qk_norm_whole) line("qk_norm_whole", m.qk_norm_whole);
   if (m.qk_norm_turned) line("qk_norm_turned", m.qk_norm_turned);
   line("init_std", m.init_std);

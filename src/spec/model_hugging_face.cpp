@@ -1676,6 +1676,16 @@ void read_arcee(const Config& config, ModelSpec& m) {
              m);
 }
 
+// nanochat: norms without weights, of the embedding and behind the rotation too, squared ReLUs, soft caps.
+void read_nanochat(const Config& config, ModelSpec& m) {
+  m.norm_kind = NormKind::rms_plain;
+  m.embedding_norm = true;
+  read_llama(config, {.activation = Activation::relu2, .biased = false}, m);
+  m.attention_out_bias = m.qkv_bias;
+  m.qk_norm = m.qk_norm_turned = true;
+  m.caps.logits = read_cap(config, "final_logit_softcapping", 15);
+}
+
 // transformers' own defaults would be 8 heads and a window of 4096 tokens: too surprising to be assumed here.
 void read_mistral(const Config& config, ModelSpec& m) {
   if (!config.names("num_key_value_heads")) config.required("num_key_value_heads");
@@ -1794,6 +1804,12 @@ const std::vector<ModelType>& model_types() {
       {{"starcoder2", "Starcoder2ForCausalLM"},
        read_starcoder2,
        [](M m) { return m.norm_kind == NormKind::layer && m.activation == Activation::gelu; }},
+      {{.name = "nanochat",
+        .architecture = "NanoChatForCausalLM",
+        .renamed = {{"mlp.up_proj.", "mlp.fc1."}, {"mlp.down_proj.", "mlp.fc2."}},
+        .turns_back = true},
+       read_nanochat,
+       [](M m) { return m.norm_kind == NormKind::rms_plain; }},
       {{"jais2", "Jais2ForCausalLM"},
        read_jais2,
        [](M m) {
@@ -1918,7 +1934,7 @@ const std::vector<ModelType>& model_types() {
       {{"mellum", "MellumForCausalLM"},
        read_mellum,
        [](M m) { return normed_experts(m) && m.rope.local_theta > 0; }},
-      {{"qwen3_vl_moe_text", "Qwen3MoeForCausalLM", {}, false, false, nullptr, false, true},
+      {{.name = "qwen3_vl_moe_text", .architecture = "Qwen3MoeForCausalLM", .turned_experts = true},
        read_qwen3_vl_moe,
        written_otherwise},
       {{"qwen3_moe", "Qwen3MoeForCausalLM"}, read_qwen3_moe, normed_experts},
@@ -2045,7 +2061,6 @@ constexpr OtherType other_types[] = {
     {"mimo_v2_flash", "values narrower than keys, times a factor"},
     {"minicpm3", "factors of the embedding and of layers beside latent attention"},
     {"minimax", "linear attention whose decays are not learned"},
-    {"nanochat", "norms of heads without weights, and a norm of the embedding"},
     {"olmo_hybrid", "a delta rule whose betas reach 2"},
     {"persimmon", "LayerNorm of each head of queries and keys"},
     {"phi4_multimodal", "adapters for images and sound beside a Phi-4's weights"},

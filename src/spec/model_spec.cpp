@@ -288,6 +288,18 @@ void check_layers(const ModelSpec& m) {
   if (layer_norm && !llama)
     refuse("model {}: norm_kind = \"{}\" is not legal for the {} family, which has LayerNorm; give \"rms\"",
            m.name, name_of(m.norm_kind), name_of(m.family));
+  if (m.embedding_norm && (!llama || m.num_mtp_layers > 0))
+    refuse(
+        "model {}: embedding_norm = true is not legal for the {} family with num_mtp_layers = {}; give "
+        "false, or "
+        "family = \"llama\" and 0",
+        m.name, name_of(m.family), m.num_mtp_layers);
+  if (m.norm_kind == NormKind::rms_plain && (m.qk_norm_whole || m.latent_attention() || m.norms_less_one))
+    refuse(
+        "model {}: norm_kind = \"rms-plain\" is not legal with qk_norm_whole, norms_less_one or latent "
+        "attention; "
+        "give \"rms\"",
+        m.name);
   if (layer_norm && m.norm_place != NormPlace::before)
     refuse("model {}: norm_kind = \"{}\" is not legal with norm_place = \"{}\"; give \"before\"", m.name,
            name_of(m.norm_kind), name_of(m.norm_place));

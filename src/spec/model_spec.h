@@ -48,11 +48,13 @@ enum class NormPlace { before, after, both };
 template <>
 inline constexpr std::array choice_names<NormPlace>{"before", "after", "both"};
 
-// What a llama's layers are normalised by: RMSNorm; LayerNorm with weights and biases, with weights alone
-// (Cohere), or with neither (OLMo, https://arxiv.org/abs/2402.00838).
-enum class NormKind { rms, layer, layer_weight, layer_plain };
+// What a llama's layers are normalised by: RMSNorm, with weights or without, which its norms of heads then
+// lack too (nanochat); LayerNorm with weights and biases, with weights alone (Cohere), or with neither (OLMo,
+// https://arxiv.org/abs/2402.00838).
+enum class NormKind { rms, layer, layer_weight, layer_plain, rms_plain };
 template <>
-inline constexpr std::array choice_names<NormKind>{"rms", "layer", "layer-weight", "layer-plain"};
+inline constexpr std::array choice_names<NormKind>{"rms", "layer", "layer-weight", "layer-plain",
+                                                   "rms-plain"};
 
 // Factors that a model is built with (Granite).
 struct ScaleSpec {
@@ -140,6 +142,7 @@ struct ModelSpec {
   CapSpec caps;
   NormKind norm_kind = NormKind::rms;
   NormPlace norm_place = NormPlace::before;
+  bool embedding_norm = false;  // what the first layer is given is normalised as well (nanochat)
   double init_std = 0.02;
   // Where a llama's layers have one part each, x + part(norm(x)) (Nemotron-H,
   // https://arxiv.org/abs/2504.03624), a letter for each layer: M a state space, * attention, - an MLP,

@@ -27,6 +27,9 @@ struct TransformersType {
   bool stacked_experts = false;
   // Where its experts are two tensors of a layer, these are (experts, in, out).
   bool turned_experts = false;
+  // Positions turn the other way, as ours do where the two halves of each head of queries and keys change
+  // places.
+  bool turns_back = false;
 };
 
 // As which a model is written. Whether a configuration of this type says the whole model is not said by this.

@@ -54,7 +54,7 @@ bool vector_of(const Tensor& t, DType dtype, std::int64_t count) {
 bool vector_like(const Tensor& x, const Tensor& t, std::int64_t count) {
   return vector_of(t, x.dtype(), count);
 }
-// LayerNorm's weight and bias of x's columns, or neither, or no bias.
+// A norm's weight and bias of x's columns, or neither, or no bias.
 bool affine_like(const Tensor& x, const Tensor& w, const Tensor& b) {
   const auto fits = [&x](const Tensor& t) { return !t.defined() || vector_like(x, t, x.cols()); };
   return fits(w) && fits(b) && (w.defined() || !b.defined());
@@ -305,20 +305,20 @@ void Kernels::layer_norm_backward_weight(const Tensor& dy, const Tensor& x, cons
 }
 
 void Kernels::rms_norm(const Tensor& x, const Tensor& w, double eps, Out y, Out stats) {
-  require(same(x, y) && vector_like(x, w, x.cols()) && wide_vector(x, stats, x.rows()),
+  require(same(x, y) && affine_like(x, w, {}) && wide_vector(x, stats, x.rows()),
           "rms_norm: shapes of x, w, y, stats", x, w, y, stats);
   if (backend_) backend_->rms_norm(x, w, eps, y, stats);
 }
 
 void Kernels::rms_norm_again(const Tensor& x, const Tensor& w, const Tensor& stats, Out y) {
-  require(same(x, y) && vector_like(x, w, x.cols()) && wide_vector(x, stats, x.rows()),
+  require(same(x, y) && affine_like(x, w, {}) && wide_vector(x, stats, x.rows()),
           "rms_norm_again: shapes of x, w, stats, y", x, w, stats, y);
   if (backend_) backend_->rms_norm_again(x, w, stats, y);
 }
 
 void Kernels::rms_norm_backward_input(const Tensor& dy, const Tensor& x, const Tensor& w, const Tensor& stats,
                                       InOut dx) {
-  require(same(x, dy) && same(x, dx) && vector_like(x, w, x.cols()) && wide_vector(x, stats, x.rows()),
+  require(same(x, dy) && same(x, dx) && affine_like(x, w, {}) && wide_vector(x, stats, x.rows()),
           "rms_norm_backward_input: shapes of dy, x, w, stats, dx", dy, x, w, stats, dx);
   if (backend_) backend_->rms_norm_backward_input(dy, x, w, stats, dx);
 }

@@ -250,7 +250,8 @@ class Kernels {
                                  InOut dx);
   void layer_norm_backward_weight(const Tensor& dy, const Tensor& x, const Tensor& stats, InOut dw, InOut db);
 
-  // RMSNorm (Zhang & Sennrich 2019): y = x rstd w. stats (N, 1, wide) = rstd. dx and dw += as above.
+  // RMSNorm (Zhang & Sennrich 2019): y = x rstd w. stats (N, 1, wide) = rstd. dx and dw += as above; without
+  // w ones stand for it.
   void rms_norm(const Tensor& x, const Tensor& w, double eps, Out y, Out stats);
   void rms_norm_again(const Tensor& x, const Tensor& w, const Tensor& stats, Out y);
   void rms_norm_backward_input(const Tensor& dy, const Tensor& x, const Tensor& w, const Tensor& stats,

@@ -315,7 +315,7 @@ class CpuKernels final : public HostBackend {
   void rms_norm(const Tensor& tx, const Tensor& tw, double eps, Out ty, Out tstats) override {
     with_type(tx, [&]<class T>(T) {
       const Matrix<T> x(tx), y(ty);
-      const T* w = tw.host<T>();
+      const T* w = host_or_none<T>(tw);
       float* stats = tstats.host<float>();
       team_.each_row(x.rows, x.cols, [&](std::int64_t i) {
         simd<T>().rms_norm(x[i], w, static_cast<float>(eps), y[i], stats + i, x.cols);
@@ -326,7 +326,7 @@ class CpuKernels final : public HostBackend {
   void rms_norm_again(const Tensor& tx, const Tensor& tw, const Tensor& tstats, Out ty) override {
     with_type(tx, [&]<class T>(T) {
       const Matrix<T> x(tx), y(ty);
-      const T* w = tw.host<T>();
+      const T* w = host_or_none<T>(tw);
       const float* stats = tstats.host<float>();
       team_.each_row(x.rows, x.cols,
                      [&](std::int64_t i) { simd<T>().rms_norm_again(x[i], w, stats + i, y[i], x.cols); });
@@ -337,7 +337,7 @@ class CpuKernels final : public HostBackend {
                                InOut tdx) override {
     with_type(tx, [&]<class T>(T) {
       const Matrix<T> dy(tdy), x(tx), dx(tdx);
-      const T* w = tw.host<T>();
+      const T* w = host_or_none<T>(tw);
       const float* stats = tstats.host<float>();
       team_.each_row(x.rows, x.cols, [&](std::int64_t i) {
         simd<T>().rms_norm_dx(dy[i], x[i], w, stats + i, dx[i], x.cols);

@@ -394,19 +394,25 @@ void layer_norm_dw(const T* dy, Size dy_stride, const T* x, Size x_stride, const
 }
 
 template <class T>
-void rms_norm(const T* x, const T* w, float eps, T* y, float* stats, Size n) {
-  stats[0] = 1.0f / std::sqrt(dot(x, x, n) / static_cast<float>(n) + eps);
-  normalise<false, true, false, T>(x, w, nullptr, 0.0f, stats[0], y, n);
+void rms_norm_again(const T* x, const T* w, const float* stats, T* y, Size n) {
+  if (w != nullptr)
+    normalise<false, true, false, T>(x, w, nullptr, 0.0f, stats[0], y, n);
+  else
+    normalise<false, false, false, T>(x, w, nullptr, 0.0f, stats[0], y, n);
 }
 
 template <class T>
-void rms_norm_again(const T* x, const T* w, const float* stats, T* y, Size n) {
-  normalise<false, true, false, T>(x, w, nullptr, 0.0f, stats[0], y, n);
+void rms_norm(const T* x, const T* w, float eps, T* y, float* stats, Size n) {
+  stats[0] = 1.0f / std::sqrt(dot(x, x, n) / static_cast<float>(n) + eps);
+  rms_norm_again(x, w, stats, y, n);
 }
 
 template <class T>
 void rms_norm_dx(const T* dy, const T* x, const T* w, const float* stats, T* dx, Size n) {
-  norm_dx<false, true>(dy, x, w, 0.0f, stats[0], dx, n);
+  if (w != nullptr)
+    norm_dx<false, true>(dy, x, w, 0.0f, stats[0], dx, n);
+  else
+    norm_dx<false, false>(dy, x, w, 0.0f, stats[0], dx, n);
 }
 
 template <class T>

@@ -104,7 +104,7 @@ struct RmsNormAgain {
   const Wide<T>* rstd;
   Matrix<T> y;
   ECHELON_HOST_DEVICE void operator()(std::int64_t i, std::int64_t j) const {
-    y[i][j] = T(x[i][j] * rstd[i] * w[j]);
+    y[i][j] = T(x[i][j] * rstd[i] * weight_at(w, j));
   }
 };
 
@@ -123,7 +123,8 @@ struct RmsNorm {
     squares = sum_of(team, squares);
     const F of_row = 1 / std::sqrt(squares / static_cast<F>(x.cols) + eps);
     if (team.lane() == 0) rstd[i] = of_row;
-    for (std::int64_t j = team.lane(); j < x.cols; j += team.lanes()) y[i][j] = T(x[i][j] * of_row * w[j]);
+    for (std::int64_t j = team.lane(); j < x.cols; j += team.lanes())
+      y[i][j] = T(x[i][j] * of_row * weight_at(w, j));
   }
 };
 
@@ -139,10 +140,10 @@ struct RmsNormBackwardInput {
     using F = Wide<T>;
     F mean_gn = 0;
     for (std::int64_t j = team.lane(); j < x.cols; j += team.lanes())
-      mean_gn += dy[i][j] * w[j] * x[i][j] * rstd[i];
+      mean_gn += dy[i][j] * weight_at(w, j) * x[i][j] * rstd[i];
     mean_gn = sum_of(team, mean_gn) / static_cast<F>(x.cols);
     for (std::int64_t j = team.lane(); j < x.cols; j += team.lanes())
-      dx[i][j] = T(dx[i][j] + rstd[i] * (dy[i][j] * w[j] - x[i][j] * rstd[i] * mean_gn));
+      dx[i][j] = T(dx[i][j] + rstd[i] * (dy[i][j] * weight_at(w, j) - x[i][j] * rstd[i] * mean_gn));
   }
 };
 
