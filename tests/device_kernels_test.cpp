@@ -302,13 +302,11 @@ TEST_P(DeviceKernels, Activations) {
         expect_close(y, 4, "sigmoid_gate_backward's output");
       }
       {
-        const Operand h = random(t, rows, cols), y = random(t, rows, cols), alphas = random(t, 1, 2),
-                      dalphas = random(wide(t), rows, 2);
-        run([&](Kernels& on, auto of) { on.xielu(of(h), of(alphas).flat(), of(y)); });
+        const Operand h = random(t, rows, cols), y = random(t, rows, cols), alphas = vector(t, 2),
+                      dalphas = vector(wide(t), 2 * rows);
+        run([&](Kernels& on, auto of) { on.xielu(of(h), of(alphas), of(y)); });
         expect_close(y, 4, "xielu");
-        run([&](Kernels& on, auto of) {
-          on.xielu_backward(of(h), of(alphas).flat(), of(y), of(dalphas).flat());
-        });
+        run([&](Kernels& on, auto of) { on.xielu_backward(of(h), of(alphas), of(y), of(dalphas)); });
         expect_close(h, 4, "xielu_backward's output");
         expect_close(y, 16, "xielu_backward");
         expect_close(dalphas, static_cast<int>(16 * std::sqrt(static_cast<double>(cols))),
