@@ -159,10 +159,11 @@ constexpr PatternLetter pattern_letters[] = {{LayerPart::attention, '*', "layer 
                                              {LayerPart::mlp, '-', "layer with an MLP"},
                                              {LayerPart::state_space, 'M', "layer with a state space"},
                                              {LayerPart::experts, 'E', "layer with experts"}};
+// '\0' for what no pattern has.
 char letter_of(LayerPart part) {
-  return std::find_if(std::begin(pattern_letters), std::end(pattern_letters),
-                      [part](const PatternLetter& one) { return one.part == part; })
-      ->letter;
+  const auto* const found = std::find_if(std::begin(pattern_letters), std::end(pattern_letters),
+                                         [part](const PatternLetter& one) { return one.part == part; });
+  return found == std::end(pattern_letters) ? '\0' : found->letter;
 }
 
 // What stands beside layers of one part each, and what cannot.
