@@ -80,7 +80,7 @@ INSTANTIATE_TEST_SUITE_P(
                     Bar{"llama3-405b", 0.05}, Bar{"deepseek-v3", 0.1},
                     Bar{"bridge-dense", 0.05, 0.045, 1e9, 0.9, 0.05, 0.03, 0.08}, Bar{"korthikanti", 0.05},
                     Bar{"zero-bubble", 0.06}, Bar{"llm-foundry", 0.06},
-                    Bar{"vtrain-singlenode", 0.15, 1e9, 1e9, 0.9, 0.05},
+                    Bar{"vtrain-singlenode", 0.15, 1e9, 1e9, 0.9, 0.05, 0.045, 0.17},
                     Bar{"bridge-experts", 0.11, 0.1, 1e9, 0.9, 0.05, 0.03, 0.08},
                     Bar{"bridge-hybrid", 0.12, 0.08, 1e9, 0.9, 0.05, 0.03, 0.08}, Bar{"torchtitan", 0.06},
                     Bar{"vtrain-multinode", 0.09, 0.05, 1e9, 0.9, 0.05, 0.03, 0.08},
