@@ -442,6 +442,22 @@ const Row rows[] = {
      },
      {"self_attn.sinks"},
      "granite_swa"},
+    {"cohere2_moe",
+     [](ModelSpec& m) {
+       m.norm_kind = NormKind::layer_weight;
+       m.parallel_residual = m.interleaved_rope = true;
+       m.window = {4, 2};
+       m.rope.unturned_every = 2;
+       m.scales.logits_divisor = 3;
+       two_experts(m);
+       m.mlp_hidden = m.expert_hidden;
+       m.num_shared_experts = 1;
+     },
+     {"mlp.gate.weight", "mlp.experts.0.gate_proj.weight", "mlp.experts.0.up_proj.weight",
+      "mlp.experts.0.down_proj.weight", "mlp.experts.1.gate_proj.weight", "mlp.experts.1.up_proj.weight",
+      "mlp.experts.1.down_proj.weight", "mlp.shared_experts.gate_proj.weight",
+      "mlp.shared_experts.up_proj.weight", "mlp.shared_experts.down_proj.weight"},
+     "cohere2_moe"},
     {"cwm",
      [](ModelSpec& m) {
        m.window = {4, 2, true};
@@ -1556,7 +1572,8 @@ TEST(FamilyChoices, OfALayerAreRefusedWhereTheyMeanNothing) {
   refused("llama-tiny", "norm_kind = \"layer\"\nnorm_place = \"after\"\n",
           {"norm_kind", "norm_place", "\"before\""});
   refused("gpt2-tiny", "parallel_residual = true\n", {"parallel_residual", "gpt2"});
-  refused("mixtral-tiny", "parallel_residual = true\n", {"parallel_residual", "experts"});
+  refused("llama-tiny", "parallel_residual = true\nnorm_place = \"after\"\n",
+          {"parallel_residual", "norm_place"});
   refused("gpt2-tiny", "interleaved_rope = true\n", {"interleaved_rope", "gpt2"});
   refused("deepseek-v3", "interleaved_rope = true\n", {"interleaved_rope", "latent attention"});
   refused("phi-4", "fused_mlp = true\n", {"fused_mlp", "fused_projections"});

@@ -825,7 +825,8 @@ INSTANTIATE_TEST_SUITE_P(
                     "solar-open", "internlm3", "granite-moe-hybrid", "granite-moe-shared", "granite-moe",
                     "hunyuan-moe", "exaone-moe", "qwen3-next", "qwen3-5", "lfm2", "lfm2-moe", "falcon-h1",
                     "falcon-h1-norm", "exaone", "hy-v3", "sarvam-moe", "qwen3-5-moe", "cwm", "vaultgemma",
-                    "hyperclovax", "granite-swa", "mellum", "flex-olmo", "afmoe", "apertus", "nanochat"),
+                    "hyperclovax", "granite-swa", "mellum", "flex-olmo", "afmoe", "apertus", "nanochat",
+                    "cohere2-moe", "cohere2-moe-shared"),
     [](const auto& instance) {
       std::string name = instance.param;
       std::erase(name, '-');

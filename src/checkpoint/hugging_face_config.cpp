@@ -115,7 +115,7 @@ void add_window(const ModelSpec& m, ordered_json& config) {
       type == "starcoder2" || type.starts_with("exaone"))
     config["sliding_window"] = any ? ordered_json(m.window.size) : ordered_json();
   // Layers have a window where they have positions.
-  if (type == "cohere2" || type == "afmoe" ||
+  if (type.starts_with("cohere2") || type == "afmoe" ||
       (type.starts_with("exaone") && (any || m.rope.unturned_every > 0))) {
     if (!any) config["sliding_window"] = m.max_seq;
     config["layer_types"] = json::array();
@@ -168,8 +168,8 @@ void add_later_families(const ModelSpec& m, ordered_json& config) {
     config["qk_layernorm"] = false;
   } else if (type == "nemotron") {
     rename("rms_norm_eps", "norm_eps");
-  } else if (type == "cohere" || type == "cohere2") {
-    rename("rms_norm_eps", "layer_norm_eps");
+  } else if (type.starts_with("cohere")) {
+    if (m.norm_kind != NormKind::rms) rename("rms_norm_eps", "layer_norm_eps");
     config["logit_scale"] = inverse_of(m.scales.logits_divisor);
   } else if (type == "olmo") {
     config.erase("rms_norm_eps");
@@ -412,7 +412,8 @@ std::string hugging_face_config(const ModelSpec& m, DType dtype) {
   } else {
     const bool mixtral = type == "mixtral" || type == "minimax_m2", gpt_oss = type == "gpt_oss",
                olmoe = type == "olmoe" || type == "flex_olmo", mellum = type == "mellum",
-               afmoe = type == "afmoe", hyperclovax = type == "hyperclovax", next = type == "qwen3_next",
+               cohere_moe = type == "cohere2_moe", afmoe = type == "afmoe",
+               hyperclovax = type == "hyperclovax", next = type == "qwen3_next",
                qwen_moe = type == "qwen2_moe" || type == "qwen3_moe" || mellum || next,
                deepseek = m.latent_attention(), glm4_moe = type == "glm4_moe",
                ernie_moe = type == "ernie4_5_moe", granite_moe = type.starts_with("granitemoe"),
@@ -420,7 +421,7 @@ std::string hugging_face_config(const ModelSpec& m, DType dtype) {
                lfm2_moe = type == "lfm2_moe", seed_oss = type == "seed_oss",
                own_act = m.activation == Activation::relu2 || m.activation == Activation::xielu;
     if (m.experts == Experts::deepseek && !deepseek && !olmoe && !qwen_moe && !glm4_moe && !ernie_moe &&
-        !granite_moe && !hunyuan_moe && !exaone_moe && !afmoe && !lfm2_moe)
+        !granite_moe && !hunyuan_moe && !exaone_moe && !afmoe && !lfm2_moe && !cohere_moe)
       refuse(
           "model {}: transformers has no class of experts as in deepseek without its latent attention; "
           "legal: "
@@ -432,10 +433,10 @@ std::string hugging_face_config(const ModelSpec& m, DType dtype) {
               {"architectures", {of.architecture}},
               {"num_hidden_layers", m.num_layers},
               {"hidden_size", m.hidden},
-              {"intermediate_size",
-               mixtral || gpt_oss || olmoe || hunyuan_moe || (granite_moe && m.experts != Experts::none)
-                   ? m.expert_hidden
-                   : m.mlp_hidden},
+              {"intermediate_size", mixtral || gpt_oss || olmoe || hunyuan_moe || cohere_moe ||
+                                            (granite_moe && m.experts != Experts::none)
+                                        ? m.expert_hidden
+                                        : m.mlp_hidden},
               {"num_attention_heads", m.num_heads},
               {"num_key_value_heads", m.num_kv_heads},
               {"head_dim", m.head_dim},
@@ -503,6 +504,15 @@ std::string hugging_face_config(const ModelSpec& m, DType dtype) {
       config["num_dense_layers"] = m.num_dense_layers;
       config["route_scale"] = m.router.scale;
       config["mup_enabled"] = m.scales.embedding != 1;
+    }
+    if (cohere_moe) {
+      config["num_experts"] = m.num_experts;
+      config["num_experts_per_tok"] = m.experts_per_token;
+      config["num_shared_experts"] = m.num_shared_experts;
+      config["shared_expert_combination_strategy"] = "sum";
+      config["expert_selection_fn"] = m.router.scores == RouterScores::sigmoid ? "sigmoid" : "softmax";
+      config["norm_topk_prob"] = m.router.normalise;
+      config["mlp_layer_types"] = std::vector<std::string>(static_cast<std::size_t>(m.num_layers), "sparse");
     }
     add_rope(m, config);
     add_window(m, config);

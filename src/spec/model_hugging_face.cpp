@@ -951,6 +951,36 @@ void read_cohere2(const Config& config, ModelSpec& m) {
   read_turned_windows(config, m);
 }
 
+// Cohere's mixtures: experts beside attention of the same norm, LayerNorm or RMSNorm.
+void read_cohere2_moe(const Config& config, ModelSpec& m) {
+  const char *const shared = "num_shared_experts", *const kinds = "mlp_layer_types",
+                    *const chosen = "expert_selection_fn";
+  config.required("head_dim");  // transformers would take 128
+  Json whole = config.object();
+  if (config.has("rms_norm_eps")) whole["layer_norm_eps"] = config.required("rms_norm_eps");
+  read_cohere(Config(whole, config.where()), true, 1e4, m);
+  if (config.has("rms_norm_eps")) m.norm_kind = NormKind::rms;
+  read_turned_windows(config, m);
+  // Those would come first, and have windows and positions as another key says.
+  const Json* const list = config.has(kinds) ? &config.required(kinds) : nullptr;
+  if (list != nullptr && (!list->is_array() || std::any_of(list->begin(), list->end(), [](const Json& kind) {
+        return kind != "sparse";
+      })))
+    config.wrong(kinds, "sparse in all layers");
+  if (config.has("first_k_dense_replace") && config.required("first_k_dense_replace") != 0)
+    config.wrong("first_k_dense_replace", "0");
+  m.experts = Experts::deepseek;
+  m.num_experts = config.integer_or(config.has("num_experts") ? "num_experts" : "num_local_experts", 8);
+  m.experts_per_token = config.integer_or("num_experts_per_tok", 2);
+  m.expert_hidden = m.mlp_hidden;
+  m.num_shared_experts = config.has(shared) && config.required(shared) != 0 ? config.integer(shared) : 0;
+  if (m.num_shared_experts > 0) config.only_text("shared_expert_combination_strategy", "average", {"sum"});
+  config.only_text(chosen, "softmax", {"softmax", "sigmoid"});
+  if (config.text_or(chosen, "softmax") == "softmax") return;
+  m.router.scores = RouterScores::sigmoid;
+  m.router.normalise = config.boolean_or("norm_topk_prob", true);
+}
+
 // GLM-4 of 2024 and, with norms behind attention and MLP too, of 2025.
 void read_glm(const Config& config, bool glm4, ModelSpec& m) {
   config.required("num_key_value_heads");  // transformers would take 2
@@ -1821,6 +1851,9 @@ const std::vector<ModelType>& model_types() {
       {{"stablelm", "StableLmForCausalLM"},
        read_stablelm,
        [](M m) { return m.norm_kind == NormKind::layer; }},
+      {{"cohere2_moe", "Cohere2MoeForCausalLM"},
+       read_cohere2_moe,
+       [](M m) { return m.parallel_residual && m.experts == Experts::deepseek; }},
       {{"cohere2", "Cohere2ForCausalLM"},
        read_cohere2,
        [](M m) {
@@ -2043,7 +2076,6 @@ constexpr OtherType other_types[] = {
     {"phimoe", "a router of its own (SparseMixer)"},
     {"apertus1p5_text", "an activation with weights of its own (xIELU)"},
     {"bitnet", "weights of three values"},
-    {"cohere2_moe", "experts beside attention of the same norm"},
     {"deepseek_v32", "attention to tokens that an indexer chooses"},
     {"diffllama", "the difference of two attentions"},
     {"doge", "a mask of attention that is learned"},

@@ -306,11 +306,11 @@ void check_layers(const ModelSpec& m) {
            name_of(m.norm_kind), name_of(m.norm_place));
   if (m.parallel_residual && m.family == Family::gpt2)
     refuse("model {}: parallel_residual = true is not legal for the gpt2 family; give false", m.name);
-  if (m.parallel_residual && llama && (m.norm_place != NormPlace::before || m.experts != Experts::none))
+  if (m.parallel_residual && llama && (m.norm_place != NormPlace::before || m.expert_latent > 0))
     refuse(
-        "model {}: parallel_residual = true is not legal with experts or norm_place = \"{}\"; give false, or "
-        "\"before\" and no experts",
-        m.name, name_of(m.norm_place));
+        "model {}: parallel_residual = true is not legal with norm_place = \"{}\" or expert_latent = {}; give "
+        "false, or \"before\" and 0",
+        m.name, name_of(m.norm_place), m.expert_latent);
   for (const auto& [field, chosen] :
        {std::pair{"interleaved_rope", m.interleaved_rope}, {"fused_mlp", m.fused_mlp}}) {
     if (!chosen) continue;
