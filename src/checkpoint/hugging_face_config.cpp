@@ -215,10 +215,8 @@ double key_multiplier(const ModelSpec& m) {
   return near;
 }
 
-// Attention and a state space side by side.
-void add_falcon_h1(const ModelSpec& m, ordered_json& config) {
-  const StateSpaceSpec& s = m.state_space;
-  config["mamba_d_ssm"] = s.width();
+// What Bamba's, Granite's and Falcon-H1's configurations call alike.
+void add_mamba_sizes(const StateSpaceSpec& s, ordered_json& config) {
   config["mamba_n_heads"] = s.heads;
   config["mamba_d_head"] = s.head_dim;
   config["mamba_n_groups"] = s.groups;
@@ -226,8 +224,16 @@ void add_falcon_h1(const ModelSpec& m, ordered_json& config) {
   config["mamba_d_conv"] = s.kernel;
   config["mamba_chunk_size"] = s.chunk;
   config["mamba_conv_bias"] = s.conv_bias;
+  config["mamba_proj_bias"] = false;
+}
+
+// Attention and a state space side by side.
+void add_falcon_h1(const ModelSpec& m, ordered_json& config) {
+  const StateSpaceSpec& s = m.state_space;
+  add_mamba_sizes(s, config);
+  config["mamba_d_ssm"] = s.width();
   config["mamba_rms_norm"] = s.norm;
-  config["mamba_norm_before_gate"] = config["mamba_proj_bias"] = config["projectors_bias"] = false;
+  config["mamba_norm_before_gate"] = config["projectors_bias"] = false;
   config["attention_dropout"] = 0.0;
   config["embedding_multiplier"] = m.scales.embedding;
   config["lm_head_multiplier"] = inverse_of(m.scales.logits_divisor);
@@ -251,15 +257,8 @@ void add_state_space(const ModelSpec& m, ordered_json& config) {
         "ssm_head_dim = {} x {}; legal: a product that is one",
         m.name, m.hidden, s.heads, s.head_dim);
   if (s.heads > 0) {
-    config["mamba_n_heads"] = s.heads;
-    config["mamba_d_head"] = s.head_dim;
-    config["mamba_n_groups"] = s.groups;
-    config["mamba_d_state"] = s.state;
-    config["mamba_d_conv"] = s.kernel;
+    add_mamba_sizes(s, config);
     config["mamba_expand"] = s.width() / m.hidden;
-    config["mamba_chunk_size"] = s.chunk;
-    config["mamba_conv_bias"] = s.conv_bias;
-    config["mamba_proj_bias"] = false;
   } else {
     config["mamba_n_heads"] = 1;  // of no layer, but its default of 128 would have to divide as well
   }

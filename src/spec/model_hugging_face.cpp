@@ -557,6 +557,21 @@ void read_granite(const Config& config, ModelSpec& m) {
   read_granite_factors(config, m);
 }
 
+// Those of a list, rising: in any order, and twice, transformers takes them too.
+std::vector<std::int64_t> listed_layers(const Config& config, const char* key, const std::string& legal,
+                                        const ModelSpec& m) {
+  const Json& list = config.required(key);
+  if (!list.is_array()) config.wrong(key, legal);
+  std::vector<std::int64_t> layers;
+  for (const Json& layer : list) {
+    if (!layer.is_number_integer() || layer < 0 || layer >= m.num_layers) config.wrong(key, legal);
+    layers.push_back(layer.get<std::int64_t>());
+  }
+  std::sort(layers.begin(), layers.end());
+  layers.erase(std::unique(layers.begin(), layers.end()), layers.end());
+  return layers;
+}
+
 // LFM2's layers: those of a short convolution, and attention where layer_types or the older full_attn_idxs
 // say so.
 std::vector<std::int64_t> lfm2_attention_layers(const Config& config, const ModelSpec& m) {
@@ -577,16 +592,9 @@ std::vector<std::int64_t> lfm2_attention_layers(const Config& config, const Mode
     return layers;
   }
   const char* const key = "full_attn_idxs";
-  const Json& list = config.required(key);
   const std::string legal =
       fmt::format("a list of layers from 0 to {} without at least one", m.num_layers - 1);
-  if (!list.is_array()) config.wrong(key, legal);
-  for (const Json& layer : list) {
-    if (!layer.is_number_integer() || layer < 0 || layer >= m.num_layers) config.wrong(key, legal);
-    layers.push_back(layer.get<std::int64_t>());
-  }
-  std::sort(layers.begin(), layers.end());
-  layers.erase(std::unique(layers.begin(), layers.end()), layers.end());
+  layers = listed_layers(config, key, legal, m);
   if (std::ssize(layers) == m.num_layers) config.wrong(key, legal);
   return layers;
 }
@@ -648,6 +656,15 @@ void read_step_limit(const Config& config, const char* key = "time_step_limit") 
     config.wrong(key, fmt::format("null or [0.0, {}]", infinity.dump()));
 }
 
+// Beside the sizes of a state space, as Bamba, Granite and Falcon-H1 say it.
+void read_mamba_convolution(const Config& config, StateSpaceSpec& s) {
+  s.kernel = config.integer_or("mamba_d_conv", 4);
+  s.conv_bias = config.boolean_or("mamba_conv_bias", true);
+  s.chunk = config.integer_or("mamba_chunk_size", 256);
+  config.only_boolean("mamba_proj_bias", false);
+  read_step_limit(config);
+}
+
 // Mamba-2's mixer in layers that are not attention_layers.
 void read_state_space(const Config& config, std::vector<std::int64_t> attention_layers, ModelSpec& m) {
   if (std::ssize(attention_layers) == m.num_layers) return;
@@ -666,11 +683,7 @@ void read_state_space(const Config& config, std::vector<std::int64_t> attention_
     config.wrong("mamba_n_groups", fmt::format("a divisor of mamba_n_heads = {}", s.heads));
   config.required("mamba_d_state");  // transformers would take 256
   s.state = config.integer("mamba_d_state");
-  s.kernel = config.integer_or("mamba_d_conv", 4);
-  s.conv_bias = config.boolean_or("mamba_conv_bias", true);
-  s.chunk = config.integer_or("mamba_chunk_size", 256);
-  config.only_boolean("mamba_proj_bias", false);
-  read_step_limit(config);
+  read_mamba_convolution(config, s);
 }
 
 void read_bamba(const Config& config, ModelSpec& m) {
@@ -685,18 +698,8 @@ void read_bamba(const Config& config, ModelSpec& m) {
              m);
   config.only_real("z_loss_coefficient", 0.0);
   std::vector<std::int64_t> layers;
-  if (config.has(key)) {
-    const Json& list = config.required(key);
-    const std::string legal = fmt::format("a list of layers from 0 to {}", m.num_layers - 1);
-    if (!list.is_array()) config.wrong(key, legal);
-    for (const Json& layer : list) {
-      if (!layer.is_number_integer() || layer < 0 || layer >= m.num_layers) config.wrong(key, legal);
-      layers.push_back(layer.get<std::int64_t>());
-    }
-  }
-  // In any order, and twice, transformers takes them too.
-  std::sort(layers.begin(), layers.end());
-  layers.erase(std::unique(layers.begin(), layers.end()), layers.end());
+  if (config.has(key))
+    layers = listed_layers(config, key, fmt::format("a list of layers from 0 to {}", m.num_layers - 1), m);
   // A model that has no state space is one of Llama's kind here, whose weights have other names.
   if (std::ssize(layers) == m.num_layers) config.wrong(key, "a list that lacks at least one layer");
   read_state_space(config, std::move(layers), m);
@@ -732,17 +735,13 @@ void read_falcon_h1(const Config& config, ModelSpec& m) {
     config.wrong("mamba_d_head", fmt::format("{}, as mamba_n_heads has it,", s.head_dim));
   s.groups = config.integer_or("mamba_n_groups", 1);
   s.state = config.integer("mamba_d_state");
-  s.kernel = config.integer_or("mamba_d_conv", 4);
-  s.conv_bias = config.boolean_or("mamba_conv_bias", true);
-  s.chunk = config.integer_or("mamba_chunk_size", 256);
+  read_mamba_convolution(config, s);
   s.norm = config.boolean_or("mamba_rms_norm", false);
   if (s.norm && config.boolean_or("mamba_norm_before_gate", true)) {
     config.required("mamba_norm_before_gate");  // transformers would take true
     config.wrong("mamba_norm_before_gate", "false beside mamba_rms_norm");
   }
-  config.only_boolean("mamba_proj_bias", false);
   config.only_boolean("projectors_bias", false);
-  read_step_limit(config);
   ScaleSpec& scales = m.scales;
   scales.embedding = config.real_or("embedding_multiplier", 1);
   const double logits = config.real_or("lm_head_multiplier", 1);
