@@ -34,9 +34,6 @@ std::vector<Size> more_divisible(std::vector<Size> sizes, const Size& asked) {
 
 // That with most tokens a second, if a step takes less than most_seconds.
 std::optional<NearSize> best_of(const std::vector<Size>& sizes, SearchRequest request, double most_seconds) {
-  request.top = 1;
-  request.remembers = false;
-  request.progress = {};
   const auto rate = [](const NearSize& n) { return static_cast<double>(n.global_batch) / n.best.seconds; };
   std::optional<NearSize> found;
   for (const Size& size : sizes) {
@@ -45,9 +42,9 @@ std::optional<NearSize> best_of(const std::vector<Size>& sizes, SearchRequest re
     double most = most_seconds;
     if (found) most = std::min(most, static_cast<double>(size.batch) / rate(*found));
     try {
-      SearchResult result = search(request, most);
-      if (result.plans.empty()) continue;
-      NearSize one{request.gpus, size.batch, std::move(result.plans.front())};
+      auto best = best_within(request, most);
+      if (!best) continue;
+      NearSize one{request.gpus, size.batch, std::move(*best)};
       if (!found || rate(one) > rate(*found)) found = std::move(one);
     } catch (const RequestError&) {  // what is given does not go with this size
     }

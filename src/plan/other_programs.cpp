@@ -2,7 +2,6 @@
 
 #include <fmt/format.h>
 #include <algorithm>
-#include <optional>
 #include <tuple>
 
 #include "base/error.h"
@@ -10,14 +9,6 @@
 
 namespace echelon {
 namespace {
-
-std::optional<Estimate> best_within(SearchRequest request, double most_seconds) {
-  request.top = 1;
-  request.progress = {};
-  SearchResult result = search(request, most_seconds);
-  if (result.plans.empty()) return {};
-  return std::move(result.plans.front());
-}
 
 // Without any such number an expert's products are priced as a dense layer's.
 bool knows_experts(const Software& s) { return s.expert_launch_seconds > 0 || s.expert_efficiency != 1; }

@@ -939,6 +939,15 @@ SearchResult search(const SearchRequest& request, double most_seconds) {
   return result;
 }
 
+std::optional<Estimate> best_within(SearchRequest request, double most_seconds) {
+  request.top = 1;
+  request.remembers = false;
+  request.progress = {};
+  SearchResult result = search(request, most_seconds);
+  if (result.plans.empty()) return {};
+  return std::move(result.plans.front());
+}
+
 std::optional<LeastGpus> least_gpus(SearchRequest request, double target_seconds) {
   const int most = request.gpus;
   const std::int64_t all = request.given_ranks();

@@ -143,6 +143,9 @@ std::vector<SearchRequest> offloading(const SearchRequest& request);
 // legal are those with which one can. Of plans that take longer than `most_seconds` nothing is found out.
 SearchResult search(const SearchRequest& request, double most_seconds = 1e300);
 
+// The best plan alone, if it takes at most `most_seconds`.
+std::optional<Estimate> best_within(SearchRequest request, double most_seconds);
+
 // The fewest devices, up to request.gpus, whose best plan takes at most `target_seconds`: every number is
 // looked at from below, for more devices are not always faster (one that has few divisors has few meshes). No
 // value where none does.
