@@ -397,6 +397,18 @@ TEST_P(DeviceKernels, CrossEntropy) {
       });
       expect_close(d, 4, "cross_entropy_backward");
 
+      for (const double cap : {0.0, 5.0}) {
+        const Operand whole = random(f, rows, cols, 3);
+        run([&, cap = cap](Kernels& on, auto of) {
+          if (cap > 0) on.soft_cap(of(whole), cap);
+          on.cross_entropy(of(whole), of(targets), 0.3, cap, of(max), of(sum), of(target), of(d));
+        });
+        expect_close(max, 1, "cross_entropy's max", 0);
+        expect_close(sum, cols, "cross_entropy's sum");
+        expect_close(target, 1, "cross_entropy's target");
+        expect_close(d, cap > 0 ? 64 : 4 + cols, "cross_entropy");
+      }
+
       std::vector<double> of_parts = normal(2 * 3 * rows);
       for (double& x : of_parts) x = x * x + 0.1;
       const Operand parts = this->of(of_parts, make(f, {2, 3, rows})), scales = vector(f, 2 * rows),
@@ -470,6 +482,58 @@ TEST_P(DeviceKernels, AdamWOfSplitWeights) {
     expect_close(whole, 4, "adamw of split weights");
     expect_close(m, 4, "adamw's m of split weights");
     expect_close(v, 4, "adamw's v of split weights");
+  }
+}
+
+// More than one launch has room for, of several kinds, with steps of their own.
+TEST_P(DeviceKernels, ManyTensorsTogether) {
+  struct One {
+    Operand p, g, m, v, remainder, sums;
+  };
+  std::vector<One> all;
+  for (std::int64_t i = 0; i < 90; ++i) {
+    const bool split = i % 3 == 1;
+    const std::int64_t count = i % 7 == 0 ? 0 : i * 5 % 23 + 1;
+    One one{vector(split ? DType::bf16 : DType::f32, count),
+            vector(DType::f32, count),
+            vector(DType::f32, count),
+            of(std::vector<double>(static_cast<std::size_t>(count), 0.25), make(DType::f32, {count})),
+            {},
+            vector(DType::f64, (count + 3) / 4)};
+    if (split) {
+      one.remainder = make(DType::i16, {count});
+      const std::vector<float> numbers(static_cast<std::size_t>(count), 0.3F);
+      for (const auto side : {&Operand::expected, &Operand::tested}) {
+        split_values(numbers, one.p.*side);
+        split_remainders(numbers, one.remainder.*side);
+      }
+    }
+    all.push_back(one);
+  }
+  run([&](Kernels& on, auto of) {
+    std::vector<AdamWUpdate> updates;
+    std::vector<SquaresOf> squares;
+    for (std::size_t i = 0; i < all.size(); ++i) {
+      const One& one = all[i];
+      const AdamWStep step{.lr = 1e-2, .weight_decay = i % 2 == 0 ? 0.1 : 0, .step = 1 + std::int64_t(i % 4)};
+      updates.push_back({of(one.p), of(one.g), of(one.m), of(one.v),
+                         one.remainder.expected.defined() ? of(one.remainder) : Tensor(), step});
+      squares.push_back({of(one.g), of(one.sums)});
+    }
+    on.adamw(updates);
+    on.sum_squares(squares, 4);
+  });
+  for (const One& one : all) {
+    // A value of 8 bits and what it lacks: of weights that differ by a rounding the pairs may differ more.
+    if (!one.remainder.expected.defined()) expect_close(one.p, 4, "adamw of many");
+    expect_close(one.m, 4, "adamw's m of many");
+    expect_close(one.v, 4, "adamw's v of many");
+    expect_close(one.sums, 4, "sum_squares of many");
+    if (!one.remainder.expected.defined()) continue;
+    std::vector<float> joined(static_cast<std::size_t>(one.p.expected.numel())), of_many = joined;
+    join_weights(one.p.expected, one.remainder.expected, joined);
+    join_weights(one.p.tested, one.remainder.tested, of_many);
+    for (std::size_t i = 0; i < joined.size(); ++i) EXPECT_NEAR(of_many[i], joined[i], 1e-6);
   }
 }
 

@@ -437,6 +437,11 @@ TEST_P(KernelsBf16, GradientOfLogitsIsF32OrBf16) {
   run([&](Kernels& on, auto of) { on.cross_entropy_backward(of(p), of(sum), targets, 1, 0.125, of(apart)); });
   kernels->cross_entropy_backward(p.held, sum.held, targets, 1, 0.125, p.held);
   EXPECT_EQ(copy_to_host<float>(apart.held), copy_to_host<float>(p.held)) << "in place it has other bits";
+  const Operand whole = wide(rows, cols);
+  run([&](Kernels& on, auto of) {
+    on.cross_entropy(of(whole), targets, 0.125, 0, of(max), of(sum), of(target), of(dlogits));
+  });
+  expect_close(dlogits, 1, 8, "cross_entropy in bf16");
 }
 
 // Step after step the bits of weights that are f32, whatever they are; the last elements no vector holds.

@@ -486,6 +486,14 @@ TEST_F(KernelsCpu, CrossEntropy) {
         for (std::int64_t j = 0; j < cols; ++j)
           ASSERT_EQ(p.one.host<float>()[i * p.one.row_stride() + j],
                     apart.one.host<float>()[i * apart.one.row_stride() + j]);
+      const Operand whole = random(rows, cols, strided, 10.0);
+      run([&, cap = cap](Kernels& k, auto of) {
+        if (cap > 0) k.soft_cap(of(whole), cap);
+        k.cross_entropy(of(whole), targets, 0.25, cap, of(max), of(sum), of(target), of(apart));
+      });
+      expect_close(max, 1, bent, "cross_entropy max"), expect_close(sum, cols, 4 + bent, "cross_entropy sum");
+      expect_close(target, 1, 2 + bent, "cross_entropy target");
+      expect_close(apart, cols, 8 + bent, "cross_entropy");
     }
 }
 

@@ -173,7 +173,8 @@ void QueuedKernels::add(T x, InOut y) { queue("add", &Kernels::add, x, y); }
 void QueuedKernels::scale(InOut x, double factor) { queue("scale", &Kernels::scale, x, factor); }
 
 void QueuedKernels::sum_squares(T x, std::int64_t block, Out sums) {
-  queue("sum_squares", &Kernels::sum_squares, x, block, sums);
+  void (Kernels::*const method)(T, std::int64_t, Out) = &Kernels::sum_squares;
+  queue("sum_squares", method, x, block, sums);
 }
 
 bool QueuedKernels::all_finite(T x) { return ask("all_finite", &Kernels::all_finite, x); }

@@ -181,6 +181,9 @@ class LossOp final : public OpRunner {
           if (has_part())
             make_gradients(run, of_piece, whole.scales, of(targets), gradient_scale, d_logits,
                            dx_here.row_range(piece.begin, piece.end));
+        } else if (logits().is_whole()) {
+          kernels.cross_entropy(of_piece, of(targets), gradient_scale, logits_.cap(),
+                                run.statistic({piece.size()}), of(sum), of(target), d_logits);
         } else {
           const VocabularyLogits::Sums sums = logits().exponentials(of_piece, of(targets));
           kernels.copy(sums.sum, of(sum));

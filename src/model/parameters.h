@@ -129,6 +129,7 @@ class ParameterStore {
   // update(range of p.own, first, second moments) where kernels find them: once, or for one piece after
   // another.
   void with_moments(const Parameter& p, const OffloadedMoments::Update& update) const;
+  bool offloads_moments() const { return offloaded_ != nullptr; }
   // What is this rank's own is read on another stream of its device until then; begin_update() lets what is
   // queued behind it wait for that: before anything changes it.
   void read_until(std::shared_ptr<DeviceEvent> event) const { reads_.push_back(std::move(event)); }

@@ -45,6 +45,8 @@ class VocabularyLogits {
   const SumBlocks& blocks() const { return blocks_; }
   double scale() const { return scale_; }  // of the logits
   double cap() const { return cap_; }      // of the scaled ones; 0: none
+  // Whether a softmax asks no other rank, and no order of its sums.
+  bool is_whole() const { return blocks_.empty() && cut_.size() == 1 && first_ == nullptr; }
 
   // (chunk, V_local) wide, for chunks of N tokens, rows logits_row_stride() apart.
   Tensor make_chunk(std::int64_t rows) const;

@@ -76,6 +76,39 @@ class DeviceKernels : public RowKernels<Launch, TokenKernels<Launch>> {
     if (!in_bf16.empty()) KernelBackend::fp8_matmul(in_bf16);
   }
 
+  void sum_squares_of_all(std::span<const SquaresOf> all, std::int64_t block) override {
+    std::map<DType, std::vector<const SquaresOf*>> by_type;
+    for (const SquaresOf& one : all) by_type[one.x.dtype()].push_back(&one);
+    for (const auto& [type, of_type] : by_type)
+      with_stored_type(of_type.front()->x, [&, this]<class T>(T) {
+        std::vector<rows::EachRow<rows::SumSquares<T>>> kernels;
+        std::vector<std::int64_t> blocks;
+        for (const SquaresOf* one : of_type) {
+          kernels.push_back({{data<T>(one->x), one->x.numel(), block, data<double>(one->sums)}});
+          blocks.push_back(one->sums.numel());
+        }
+        this->template run_together<typename decltype(kernels)::value_type>("sum_squares", kernels, blocks);
+      });
+  }
+
+  // Weights that are rounded at random have a launch each, as each knows its elements by runs of its own.
+  void adamw_of_all(std::span<const AdamWUpdate> updates) override {
+    std::vector<const AdamWUpdate*> whole, split;
+    for (const AdamWUpdate& u : updates)
+      if (u.step.rounding != nullptr)
+        this->adamw(u.p, u.g, u.m, u.v, u.step, u.remainder);
+      else
+        (u.remainder.defined() ? split : whole).push_back(&u);
+    update_together<float, rows::SplitWeights>(split, [this](const AdamWUpdate& u) {
+      return rows::SplitWeights{data<bf16>(u.p), data<std::int16_t>(u.remainder)};
+    });
+    if (!whole.empty())
+      with_float_type(whole.front()->p, [&, this]<class F>(F) {
+        using Whole = rows::WholeWeights<F>;
+        update_together<F, Whole>(whole, [this](const AdamWUpdate& u) { return Whole{data<F>(u.p)}; });
+      });
+  }
+
   bool all_finite(const Tensor& x) override { return largest_of(x, rows::NotFinite()) == 0; }
   double largest(const Tensor& x) override { return largest_of(x, rows::Magnitude()); }
 
@@ -142,6 +175,17 @@ class DeviceKernels : public RowKernels<Launch, TokenKernels<Launch>> {
                     matrix<T>(dout), matrix<T>(dk), matrix<T>(dv)};
       });
     });
+  }
+
+  void cross_entropy(InOut logits, const Tensor& targets, double loss_scale, double cap, Out max, Out sum,
+                     Out target, Out dlogits) override {
+    this->with_pair(
+        logits, dlogits, [&, this]<class F, class T>(const rows::Matrix<F>& x, const rows::Matrix<T>& d) {
+          if constexpr (std::is_same_v<F, Wide<F>>)
+            this->launch().run("cross_entropy", x.rows,
+                               rows::CrossEntropy<F, T>{x, data<std::int32_t>(targets), F(loss_scale), F(cap),
+                                                        data<F>(max), data<F>(sum), data<F>(target), d});
+        });
   }
 
   void count_routed(const TokenRouter& router, const Tensor& ids, std::int64_t scopes, Out counts) override {
@@ -264,6 +308,22 @@ class DeviceKernels : public RowKernels<Launch, TokenKernels<Launch>> {
   }
 
  private:
+  template <class F, class Weights, class WeightsOf>
+  void update_together(const std::vector<const AdamWUpdate*>& updates, const WeightsOf& weights_of) {
+    using Kernel = rows::EachElement<rows::AdamW<Weights, F>>;
+    std::vector<Kernel> kernels;
+    std::vector<std::int64_t> blocks;
+    for (const AdamWUpdate* u : updates) {
+      const std::int64_t count = u->p.numel(), piece = this->launch().piece();
+      kernels.push_back({{weights_of(*u), data<F>(u->g), data<F>(u->m), data<F>(u->v),
+                          this->template numbers_of<F>(u->step)},
+                         count,
+                         piece});
+      blocks.push_back(Kernel::pieces(count, piece));
+    }
+    this->template run_together<Kernel>("adamw", kernels, blocks);
+  }
+
   bool multiply_as_codes(const Fp8Product& p) {
     const auto scale_a =
                    this->cast_to_fp8(p.product.a, p.product.ta == Transpose::yes, p.formats.a, p.room_a),

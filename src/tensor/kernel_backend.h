@@ -30,6 +30,10 @@ class KernelBackend {
   virtual void add(const Tensor& x, InOut y) = 0;
   virtual void scale(InOut x, double factor) = 0;
   virtual void sum_squares(const Tensor& x, std::int64_t block, Out sums) = 0;
+  // Of several, where a call of each costs what is worth saving.
+  virtual void sum_squares_of_all(std::span<const SquaresOf> all, std::int64_t block) {
+    for (const SquaresOf& one : all) sum_squares(one.x, block, one.sums);
+  }
   virtual bool all_finite(const Tensor& x) = 0;
   virtual double largest(const Tensor& x) = 0;
   virtual ExactSum sum_squares_exactly(const Tensor& x, double scale) = 0;
@@ -106,7 +110,17 @@ class KernelBackend {
   virtual void cross_entropy_backward(const Tensor& p, const Tensor& sum, const Tensor& targets,
                                       std::int64_t first_id, double loss_scale, Out dlogits,
                                       const LogitsCap& cap) = 0;
+  // By its three steps, unless a backend has something better.
+  virtual void cross_entropy(InOut logits, const Tensor& targets, double loss_scale, double cap, Out max,
+                             Out sum, Out target, Out dlogits) {
+    row_max(logits, max);
+    exp_sum(logits, max, targets, 0, sum, target);
+    cross_entropy_backward(logits, sum, targets, 0, loss_scale, dlogits, {cap, max});
+  }
   virtual void adamw(InOut p, const Tensor& g, InOut m, InOut v, const AdamWStep& step, InOut remainder) = 0;
+  virtual void adamw_of_all(std::span<const AdamWUpdate> updates) {
+    for (const AdamWUpdate& u : updates) adamw(u.p, u.g, u.m, u.v, u.step, u.remainder);
+  }
 
   virtual void merge_softmax(const Tensor& parts, const Tensor& targets, std::span<const std::int64_t> bounds,
                              Out sum, Out target, Out scales, Out shares) = 0;

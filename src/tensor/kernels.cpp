@@ -96,6 +96,31 @@ constexpr const char* attention_sizes =
     "attention: a size is negative, query heads do not divide over key/value heads, kv_batch_stride is below "
     "kv_len, cap is negative, a step is below 1, or first_keys is no i32 for each query";
 
+void check_squares(const Tensor& x, std::int64_t block, const Tensor& sums) {
+  require(is_float(x) && x.contiguous() && block > 0 &&
+              vector_of(sums, DType::f64, (x.numel() + block - 1) / block),
+          "sum_squares: sums is no f64 for each block of x", x, sums);
+}
+
+void check_update(const Tensor& p, const Tensor& g, const Tensor& m, const Tensor& v, const AdamWStep& step,
+                  const Tensor& remainder) {
+  const std::int64_t count = p.numel();
+  const bool split = remainder.defined();
+  const DType moments = split ? wide(p.dtype()) : p.dtype();
+  require(is_float(p) && p.contiguous() && wide_vector(p, g, count) && vector_of(m, moments, count) &&
+              vector_of(v, moments, count),
+          "adamw: p, g, m and v differ", p, g, m, v);
+  require(!split || (p.dtype() == DType::bf16 && vector_of(remainder, DType::i16, count)),
+          "adamw: remainder is no i16 for each bf16 of p", p, remainder);
+  require((p.dtype() == DType::bf16 && !split) == (step.rounding != nullptr),
+          "adamw: weights are rounded at random where they are bf16 alone", p);
+  if (step.rounding != nullptr)
+    require(std::accumulate(step.rounding->runs.begin(), step.rounding->runs.end(), std::int64_t{0},
+                            [](std::int64_t sum, const LogicalRun& run) { return sum + run.count; }) == count,
+            "adamw: it is not said which logical element each of p is", p);
+  check(step.step >= 1, "adamw: steps count from 1");
+}
+
 }  // namespace
 
 SumBlocks equal_blocks(std::int64_t k, std::int64_t blocks) {
@@ -235,10 +260,13 @@ void Kernels::soft_cap(InOut x, double cap) {
 }
 
 void Kernels::sum_squares(const Tensor& x, std::int64_t block, Out sums) {
-  require(is_float(x) && x.contiguous() && block > 0 &&
-              vector_of(sums, DType::f64, (x.numel() + block - 1) / block),
-          "sum_squares: sums is no f64 for each block of x", x, sums);
+  check_squares(x, block, sums);
   if (backend_) backend_->sum_squares(x, block, sums);
+}
+
+void Kernels::sum_squares(std::span<const SquaresOf> all, std::int64_t block) {
+  for (const SquaresOf& one : all) check_squares(one.x, block, one.sums);
+  if (backend_) backend_->sum_squares_of_all(all, block);
 }
 
 bool Kernels::all_finite(const Tensor& x) {
@@ -671,23 +699,28 @@ void Kernels::cross_entropy_backward(const Tensor& p, const Tensor& sum, const T
   if (backend_) backend_->cross_entropy_backward(p, sum, targets, first_id, loss_scale, dlogits, cap);
 }
 
+void Kernels::cross_entropy(InOut logits, const Tensor& targets, double loss_scale, double cap, Out max,
+                            Out sum, Out target, Out dlogits) {
+  require(is_wide(logits) && ids_of(targets, logits->rows()),
+          "cross_entropy: logits are not wide, or targets is no i32 for each row", logits, targets);
+  for (const Tensor* x : {max.operator->(), sum.operator->(), target.operator->()})
+    require(vector_like(logits, *x, logits->rows()),
+            "cross_entropy: max, sum or target is no number for each row", logits, *x);
+  require(meets(logits, dlogits) && same_shape(logits, dlogits),
+          "cross_entropy: dlogits is not as the logits", logits, dlogits);
+  require(!logits->begins_with(dlogits) || logits->dtype() == dlogits->dtype(),
+          "cross_entropy: narrow dlogits lie where the logits do", logits, dlogits);
+  if (backend_) backend_->cross_entropy(logits, targets, loss_scale, cap, max, sum, target, dlogits);
+}
+
 void Kernels::adamw(InOut p, const Tensor& g, InOut m, InOut v, const AdamWStep& step, InOut remainder) {
-  const std::int64_t count = p->numel();
-  const bool split = remainder->defined();
-  const DType moments = split ? wide(p->dtype()) : p->dtype();
-  require(is_float(p) && p->contiguous() && wide_vector(p, g, count) && vector_of(m, moments, count) &&
-              vector_of(v, moments, count),
-          "adamw: p, g, m and v differ", p, g, m, v);
-  require(!split || (p->dtype() == DType::bf16 && vector_of(remainder, DType::i16, count)),
-          "adamw: remainder is no i16 for each bf16 of p", p, remainder);
-  require((p->dtype() == DType::bf16 && !split) == (step.rounding != nullptr),
-          "adamw: weights are rounded at random where they are bf16 alone", p);
-  if (step.rounding != nullptr)
-    require(std::accumulate(step.rounding->runs.begin(), step.rounding->runs.end(), std::int64_t{0},
-                            [](std::int64_t sum, const LogicalRun& run) { return sum + run.count; }) == count,
-            "adamw: it is not said which logical element each of p is", p);
-  check(step.step >= 1, "adamw: steps count from 1");
+  check_update(p, g, m, v, step, remainder);
   if (backend_) backend_->adamw(p, g, m, v, step, remainder);
+}
+
+void Kernels::adamw(std::span<const AdamWUpdate> updates) {
+  for (const AdamWUpdate& u : updates) check_update(u.p, u.g, u.m, u.v, u.step, u.remainder);
+  if (backend_) backend_->adamw_of_all(updates);
 }
 
 Philox weight_rounding(std::uint64_t seed, const std::string& parameter, std::int64_t step) {

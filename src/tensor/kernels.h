@@ -119,6 +119,16 @@ struct AdamWStep {
   const StochasticRounding* rounding = nullptr;  // of p that is bf16 alone; needed there, and nowhere else
 };
 
+// What adamw() is given, of one of several parameters.
+struct AdamWUpdate {
+  Tensor p, g, m, v, remainder;
+  AdamWStep step;
+};
+// What sum_squares() is given, of one of several tensors.
+struct SquaresOf {
+  Tensor x, sums;
+};
+
 class ThreadTeam;
 
 // What each expert may keep of the choices of a scope, a run of rows of a microbatch.
@@ -226,6 +236,7 @@ class Kernels {
   // x is contiguous; sums (f64) has one element for each block of `block` elements of x, the last of which
   // may be shorter: the sum of their squares, taken in double precision, the same on any number of threads.
   void sum_squares(const Tensor& x, std::int64_t block, Out sums);
+  void sum_squares(std::span<const SquaresOf> all, std::int64_t block);
   bool all_finite(const Tensor& x);
   // The largest |x|; not a number where one is not.
   double largest(const Tensor& x);
@@ -385,6 +396,11 @@ class Kernels {
   void cross_entropy_backward(const Tensor& p, const Tensor& sum, const Tensor& targets,
                               std::int64_t first_id, double loss_scale, Out dlogits,
                               const LogitsCap& cap = {});
+  // The three steps at once, a row after another, where all columns are here: max, sum and target (N) as
+  // steps 1 and 2 give them, dlogits as step 3 does, with a cap of `cap` (0: none). Of the logits nothing is
+  // left.
+  void cross_entropy(InOut logits, const Tensor& targets, double loss_scale, double cap, Out max, Out sum,
+                     Out target, Out dlogits);
 
   // The loss of rows whose sum and target logit exp_sum() gave, over the ranks (N each): loss (1, f64) += the
   // sum of log(sum) - target over the targets (N, i32) that are not ignored, in row order, in double
@@ -457,6 +473,7 @@ class Kernels {
   // v are f32. Else p, m and v are of one dtype, and bf16 is all there is of the weights: widened, updated in
   // f32 and rounded, m and v to nearest, p as step.rounding says.
   void adamw(InOut p, const Tensor& g, InOut m, InOut v, const AdamWStep& step, InOut remainder = Tensor());
+  void adamw(std::span<const AdamWUpdate> updates);
 
  private:
   std::shared_ptr<KernelBackend> backend_;

@@ -702,24 +702,32 @@ class CpuKernels final : public HostBackend {
       const Matrix<float> p(tp);
       const Matrix<T> dlogits(tdlogits);
       const float* sum = tsum.host<float>();
+      const float* max = cap.cap > 0 ? cap.max.host<float>() : nullptr;
       const std::int32_t* targets = ttargets.host<std::int32_t>();
-      const float weight = static_cast<float>(loss_scale);
       team_.each_row(p.rows, p.cols, [&](std::int64_t i) {
-        if (targets[i] < 0) {
-          std::fill_n(dlogits[i], p.cols, T{});
-          return;
-        }
-        const std::int64_t column = rows::local_column(targets[i], first_id, p.cols);
-        float at_target = column >= 0 ? weight * (p[i][column] / sum[i] - 1.0f) : 0.0f;
-        if (cap.cap > 0) {
-          const float max = cap.max.host<float>()[i], width = static_cast<float>(cap.cap);
-          const float bent = column >= 0 ? (max + std::log(p[i][column])) / width : 0.0f;
-          at_target *= 1.0f - bent * bent;
-          simd<T>().scale_capped(p[i], weight / sum[i], max, width, dlogits[i], p.cols);
-        } else {
-          simd<T>().scale_wide(p[i], weight / sum[i], dlogits[i], p.cols);
-        }
-        if (column >= 0) dlogits[i][column] = T(at_target);
+        logits_gradient(p[i], sum[i], {static_cast<float>(cap.cap), max == nullptr ? 0 : max[i]},
+                        targets[i] < 0, rows::local_column(targets[i], first_id, p.cols),
+                        static_cast<float>(loss_scale), dlogits[i], p.cols);
+      });
+    });
+  }
+
+  // While a row is in a thread's cache.
+  void cross_entropy(InOut tlogits, const Tensor& ttargets, double loss_scale, double cap, Out tmax, Out tsum,
+                     Out ttarget, Out tdlogits) override {
+    with_type(tdlogits, [&]<class T>(T) {
+      const Matrix<float> logits(tlogits);
+      const Matrix<T> dlogits(tdlogits);
+      const std::int32_t* targets = ttargets.host<std::int32_t>();
+      float *max = tmax.host<float>(), *sum = tsum.host<float>(), *target = ttarget.host<float>();
+      team_.each_row(logits.rows, logits.cols, [&](std::int64_t i) {
+        float* const row = logits[i];
+        const std::int64_t column = rows::local_column(targets[i], 0, logits.cols);
+        max[i] = wide_simd().max(row, logits.cols);
+        target[i] = column >= 0 ? row[column] - max[i] : 0.0f;
+        sum[i] = wide_simd().exp_sum(row, max[i], logits.cols);
+        logits_gradient(row, sum[i], {static_cast<float>(cap), max[i]}, targets[i] < 0, column,
+                        static_cast<float>(loss_scale), dlogits[i], logits.cols);
       });
     });
   }
@@ -746,6 +754,28 @@ class CpuKernels final : public HostBackend {
   }
 
  private:
+  struct RowCap {
+    float cap, max;  // 0: none
+  };
+  // What cross_entropy_backward() makes of a row; `column` is the target's, or below 0.
+  template <class T>
+  void logits_gradient(const float* p, float sum, const RowCap& cap, bool ignored, std::int64_t column,
+                       float weight, T* to, std::int64_t cols) {
+    if (ignored) {
+      std::fill_n(to, cols, T{});
+      return;
+    }
+    float at_target = column >= 0 ? weight * (p[column] / sum - 1.0f) : 0.0f;
+    if (cap.cap > 0) {
+      const float bent = column >= 0 ? (cap.max + std::log(p[column])) / cap.cap : 0.0f;
+      at_target *= 1.0f - bent * bent;
+      simd<T>().scale_capped(p, weight / sum, cap.max, cap.cap, to, cols);
+    } else {
+      simd<T>().scale_wide(p, weight / sum, to, cols);
+    }
+    if (column >= 0) to[column] = T(at_target);
+  }
+
   void multiply_all(std::span<const Product> products) {
     for (const Product& p : products)
       for (DType type : {p.a.type, p.b.type, p.c.type}) check_room(type);

@@ -15,6 +15,7 @@
 #pragma once
 
 #include <cstdint>
+#include <span>
 #include <type_traits>
 #include <utility>
 
@@ -43,6 +44,22 @@ class Launching {
   void each_element(const char* name, std::int64_t count, std::int64_t cols, const Kernel& kernel) const {
     const rows::EachElement<Kernel> each{kernel, cols, launch_.piece()};
     launch_.run(name, count * each.pieces(cols, each.piece), each);
+  }
+  // Several of one kind, which do not meet, in few launches: kernels that have `blocks` blocks each.
+  template <class Kernel>
+  void run_together(const char* name, std::span<const Kernel> kernels,
+                    std::span<const std::int64_t> blocks) const {
+    for (std::size_t begin = 0; begin < kernels.size();) {
+      rows::Together<Kernel> together;
+      std::int64_t all = 0;
+      for (; begin < kernels.size() && together.count < together.most; ++begin) {
+        if (blocks[begin] == 0) continue;
+        together.kernels[together.count] = kernels[begin];
+        together.first_blocks[together.count++] = all;
+        all += blocks[begin];
+      }
+      launch_.run(name, all, together);
+    }
   }
   // Of the matrix that t is.
   template <class Kernel>

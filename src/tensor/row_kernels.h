@@ -311,20 +311,10 @@ class RowKernels : public Base {
   void adamw(InOut p, const Tensor& g, InOut m, InOut v, const AdamWStep& step, InOut remainder) override {
     with_stored_type(m, [&, this]<class T>(T) {
       using F = Wide<T>;
-      const double t = static_cast<double>(step.step);
-      const rows::AdamWNumbers<F> numbers{.beta1 = F(step.beta1),
-                                          .rest1 = F(1 - step.beta1),
-                                          .correction1 = F(1 - std::pow(step.beta1, t)),
-                                          .beta2 = F(step.beta2),
-                                          .rest2 = F(1 - step.beta2),
-                                          .correction2 = F(1 - std::pow(step.beta2, t)),
-                                          .scale = F(step.gradient_scale),
-                                          .lr = F(step.lr),
-                                          .eps = F(step.eps),
-                                          .keep = F(1 - step.lr * step.weight_decay)};
       const auto update = [&]<class Weights>(const Weights& weights) {
-        this->each_element("adamw", 1, p->numel(),
-                           rows::AdamW<Weights, T>{weights, data<F>(g), data<T>(m), data<T>(v), numbers});
+        this->each_element(
+            "adamw", 1, p->numel(),
+            rows::AdamW<Weights, T>{weights, data<F>(g), data<T>(m), data<T>(v), numbers_of<F>(step)});
       };
       if constexpr (std::is_same_v<T, bf16>) {
         std::vector<rows::PlacedRun> runs;
@@ -345,6 +335,20 @@ class RowKernels : public Base {
   }
 
  protected:
+  template <class F>
+  static rows::AdamWNumbers<F> numbers_of(const AdamWStep& step) {
+    const double t = static_cast<double>(step.step);
+    return {.beta1 = F(step.beta1),
+            .rest1 = F(1 - step.beta1),
+            .beta2 = F(step.beta2),
+            .rest2 = F(1 - step.beta2),
+            .scale = F(step.gradient_scale),
+            .rate = F(step.lr / (1 - std::pow(step.beta1, t))),
+            .root_scale = F(1 / std::sqrt(1 - std::pow(step.beta2, t))),
+            .eps = F(step.eps),
+            .keep = F(1 - step.lr * step.weight_decay)};
+  }
+
   // Of x in bf16, which is not empty; for kernels that follow.
   auto fp8_scale_of(const Tensor& x, Fp8 format) const {
     const auto largest = this->launch().template scratch<double>(x.rows());

@@ -59,12 +59,13 @@ static std::vector<double> sums_of_squares(const Rank& rank, const ParameterStor
     }
     copy_from_host(std::vector<double>(static_cast<std::size_t>(total)), blocks);
     std::int64_t begin = 0;
+    std::vector<SquaresOf> squares;
     for (const Parameter* p : counted) {
       const std::int64_t first = begin + p->own.begin / norm_block;
-      rank.kernels().sum_squares(p->own_gradient, norm_block,
-                                 blocks.flat_range(first, first + norm_blocks(p->own.size())));
+      squares.push_back({p->own_gradient, blocks.flat_range(first, first + norm_blocks(p->own.size()))});
       begin += norm_blocks(p->value.numel());
     }
+    rank.kernels().sum_squares(squares, norm_block);
     std::vector<double> of_blocks = copy_to_host(blocks, 0.0);
     if (group != nullptr) of_blocks = HostGroup(*group).sum(of_blocks);
     const double* at = of_blocks.data();
@@ -179,15 +180,21 @@ void adamw_step(const Rank& rank, const ParameterStore& parameters, const Optimi
                 double learning_rate, std::int64_t updates, double gradient_scale) {
   const Doing doing = rank.doing(Activity::optimizer);
   parameters.begin_update();
+  // All at once, unless moments are there for one after another.
+  std::vector<AdamWUpdate> together;
   for (const Parameter& p : parameters.all())
     if (p.own.size() > 0 && !p.spec.frozen)
       parameters.with_moments(p, [&](Range part, const Tensor& first, const Tensor& second) {
         const auto of = [&](const Tensor& own) { return own.flat().flat_range(part.begin, part.end); };
-        adamw_part(rank, parameters, p, {p.own.begin + part.begin, p.own.begin + part.end},
-                   {of(p.own_value), p.own_remainder.defined() ? of(p.own_remainder) : Tensor(),
-                    of(p.own_gradient), first, second},
-                   adamw_update(p.spec, options, learning_rate, updates, gradient_scale));
+        const Updated u{of(p.own_value), p.own_remainder.defined() ? of(p.own_remainder) : Tensor(),
+                        of(p.own_gradient), first, second};
+        const AdamWStep step = adamw_update(p.spec, options, learning_rate, updates, gradient_scale);
+        if (parameters.offloads_moments() || rank.precision().rounds_stochastically())
+          adamw_part(rank, parameters, p, {p.own.begin + part.begin, p.own.begin + part.end}, u, step);
+        else
+          together.push_back({u.value, u.gradient, u.exp_avg, u.exp_avg_sq, u.remainder, step});
       });
+  rank.kernels().adamw(together);
   parameters.share_values();
 }
 

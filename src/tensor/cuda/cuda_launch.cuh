@@ -22,16 +22,26 @@
 
 namespace echelon {
 
-constexpr int cuda_block_lanes = 128;
+constexpr int usual_block_lanes = 128;
 
-// A thread block, of whole warps. How many lanes there are the compiler knows: a loop over what they share
-// is no loop where each has one turn.
+// How many lanes a block of this kernel has: whole warps.
+template <class Kernel>
+constexpr int block_lanes_of() {
+  if constexpr (requires { Kernel::block_lanes; })
+    return Kernel::block_lanes;
+  else
+    return usual_block_lanes;
+}
+
+// A thread block. How many lanes there are the compiler knows: a loop over what they share is no loop where
+// each has one turn.
+template <int block_lanes>
 class CudaTeam {
  public:
   __device__ CudaTeam(std::int64_t block, std::byte* shared) : block_(block), shared_(shared) {}
   __device__ std::int64_t block() const { return block_; }
   __device__ std::int64_t lane() const { return threadIdx.x; }
-  __device__ static constexpr std::int64_t lanes() { return cuda_block_lanes; }
+  __device__ static constexpr std::int64_t lanes() { return block_lanes; }
   __device__ void sync() const { __syncthreads(); }
   __device__ std::byte* shared() const { return shared_; }
   __device__ static CudaWarp warp() { return {}; }
@@ -45,7 +55,7 @@ class CudaTeam {
     if (threadIdx.x % 32 == 0) of_warps[threadIdx.x / 32] = x;
     __syncthreads();
     x = of_warps[0];
-    for (unsigned warp = 1; warp < blockDim.x / 32; ++warp) x = op(x, of_warps[warp]);
+    for (int warp = 1; warp < block_lanes / 32; ++warp) x = op(x, of_warps[warp]);
     return x;
   }
 
@@ -84,18 +94,19 @@ constexpr int blocks_at_once() {
 }
 
 template <class Kernel>
-__global__ void __launch_bounds__(cuda_block_lanes, blocks_at_once<Kernel>())
-    run_blocks(const Kernel kernel, std::int64_t blocks) {
+__global__ void __launch_bounds__(block_lanes_of<Kernel>(), blocks_at_once<Kernel>())
+    run_blocks(const __grid_constant__ Kernel kernel, std::int64_t blocks) {
   extern __shared__ __align__(16) std::byte shared[];
   for (std::int64_t block = blockIdx.x; block < blocks; block += gridDim.x) {
-    kernel(CudaTeam(block, shared));
+    kernel(CudaTeam<block_lanes_of<Kernel>()>(block, shared));
     if (block + gridDim.x < blocks) __syncthreads();
   }
 }
 
 template <class Kernel>
-__global__ void __launch_bounds__(cuda_block_lanes) run_warps(const Kernel kernel, std::int64_t rows) {
-  constexpr int warps = cuda_block_lanes / rows::warp_lanes;
+__global__ void __launch_bounds__(usual_block_lanes)
+    run_warps(const __grid_constant__ Kernel kernel, std::int64_t rows) {
+  constexpr int warps = usual_block_lanes / rows::warp_lanes;
   const std::int64_t step = static_cast<std::int64_t>(gridDim.x) * warps;
   for (std::int64_t row = static_cast<std::int64_t>(blockIdx.x) * warps + threadIdx.x / rows::warp_lanes;
        row < rows; row += step)
@@ -122,7 +133,7 @@ class CudaLaunch {
     driver().use(arena_->stream().device());
     if (shared > default_shared_bytes)
       allow_shared(name, reinterpret_cast<const void*>(&run_blocks<Kernel>), shared);
-    run_blocks<Kernel><<<grid_of(blocks), block_lanes, shared, stream()>>>(kernel, blocks);
+    run_blocks<Kernel><<<grid_of(blocks), block_lanes_of<Kernel>(), shared, stream()>>>(kernel, blocks);
     driver().check_launch(name);
   }
   // A warp for a short row, whose lanes meet without waiting for other warps; by the row's length alone.
@@ -184,7 +195,7 @@ class CudaLaunch {
   cudaStream_t stream() const { return static_cast<cudaStream_t>(arena_->stream().handle().handle); }
 
  private:
-  static constexpr int block_lanes = cuda_block_lanes;
+  static constexpr int block_lanes = usual_block_lanes;
   static constexpr std::int64_t short_row = 1024;
   static unsigned grid_of(std::int64_t blocks) {
     constexpr std::int64_t most_blocks = (std::int64_t{1} << 31) - 1;

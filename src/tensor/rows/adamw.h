@@ -52,10 +52,10 @@ struct WeightsRoundedAtRandom {
   }
 };
 
-// What is the same for all elements.
+// What is the same for all elements: rate is lr / (1 - beta1^step), root_scale 1 / sqrt(1 - beta2^step).
 template <class F>
 struct AdamWNumbers {
-  F beta1, rest1, correction1, beta2, rest2, correction2, scale, lr, eps, keep;
+  F beta1, rest1, beta2, rest2, scale, rate, root_scale, eps, keep;
 };
 
 template <class Weights, class M>
@@ -70,8 +70,7 @@ struct AdamW {
     const F first = n.beta1 * m[i] + n.rest1 * g, second = n.beta2 * v[i] + n.rest2 * g * g;
     m[i] = M(first);
     v[i] = M(second);
-    weights.store(
-        n.keep * weight - n.lr * (first / n.correction1) / (std::sqrt(second / n.correction2) + n.eps), i);
+    weights.store(n.keep * weight - n.rate * first / (std::sqrt(second) * n.root_scale + n.eps), i);
   }
 };
 

@@ -71,18 +71,32 @@ struct Matrix {
   ECHELON_HOST_DEVICE T* operator[](std::int64_t row) const { return data + row * stride; }
 };
 
-// visit(column, element) of those of a row that are a lane's, in their order. Several are read before the
-// first is visited, so that what a visit writes, which might be what is read next, holds up none of them.
+// visit(column, elements, count) of those of a row that are a lane's, in their order, several at once:
+// `count` of them, the first at `column`, each as many columns behind the one before as there are lanes. They
+// are read before the first is visited, so that what a visit writes, which might be what is read next, holds
+// up none of them.
+template <class Team, class T, class Visit>
+ECHELON_HOST_DEVICE void groups_of_row(const Team& team, const T* row, std::int64_t cols,
+                                       const Visit& visit) {
+  constexpr int at_once = 64 / sizeof(T);
+  T elements[at_once];
+  std::int64_t begin = team.lane();
+  for (; begin + (at_once - 1) * team.lanes() < cols; begin += at_once * team.lanes()) {
+    for (int k = 0; k < at_once; ++k) elements[k] = row[begin + k * team.lanes()];
+    visit(begin, elements, at_once);
+  }
+  if (begin >= cols) return;
+  const int left = static_cast<int>((cols - begin + team.lanes() - 1) / team.lanes());
+  for (int k = 0; k < at_once; ++k) elements[k] = k < left ? row[begin + k * team.lanes()] : T{};
+  visit(begin, elements, left);
+}
+// visit(column, element) of each of them.
 template <class Team, class T, class Visit>
 ECHELON_HOST_DEVICE void each_of_row(const Team& team, const T* row, std::int64_t cols, const Visit& visit) {
-  constexpr int at_once = 8;
-  T elements[at_once];
-  for (std::int64_t begin = team.lane(); begin < cols; begin += at_once * team.lanes()) {
-    for (int k = 0; k < at_once; ++k)
-      if (begin + k * team.lanes() < cols) elements[k] = row[begin + k * team.lanes()];
-    for (int k = 0; k < at_once; ++k)
-      if (begin + k * team.lanes() < cols) visit(begin + k * team.lanes(), elements[k]);
-  }
+  groups_of_row(team, row, cols, [&]<int N>(std::int64_t begin, const T(&elements)[N], int count) {
+    for (int k = 0; k < N; ++k)
+      if (k < count) visit(begin + k * team.lanes(), elements[k]);
+  });
 }
 
 // body(team, row): a block for each row.
@@ -92,6 +106,37 @@ struct EachRow {
   template <class Team>
   ECHELON_HOST_DEVICE void operator()(const Team& team) const {
     body(team, team.block());
+  }
+};
+
+// Blocks of a launch from `first` on, as if they were all.
+template <class Team>
+class BlocksFrom : public Team {
+ public:
+  ECHELON_HOST_DEVICE BlocksFrom(const Team& team, std::int64_t first) : Team(team), first_(first) {}
+  ECHELON_HOST_DEVICE std::int64_t block() const { return Team::block() - first_; }
+
+ private:
+  std::int64_t first_;
+};
+
+// Several kernels of one kind in one launch, the blocks of one after those of the last: as many as the
+// arguments of a launch have room for.
+template <class Kernel>
+struct Together {
+  static constexpr int most = 4000 / (sizeof(Kernel) + sizeof(std::int64_t));
+  Kernel kernels[most];
+  std::int64_t first_blocks[most];  // the first is 0
+  std::int64_t count = 0;
+
+  template <class Team>
+  ECHELON_HOST_DEVICE void operator()(const Team& team) const {
+    std::int64_t begin = 0, end = count;  // the kernel lies in [begin, end)
+    while (end - begin > 1) {
+      const std::int64_t middle = begin + (end - begin) / 2;
+      (first_blocks[middle] <= team.block() ? begin : end) = middle;
+    }
+    kernels[begin](BlocksFrom<Team>(team, first_blocks[begin]));
   }
 };
 

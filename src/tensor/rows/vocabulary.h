@@ -171,6 +171,58 @@ struct CrossEntropyBackward {
   }
 };
 
+// All three at once, by a block for each row: its maximum and its sum in one pass over it, as what a lane has
+// summed is brought down whenever it finds something larger, and the gradients in another. They may lie where
+// the logits do.
+template <class F, class T>
+struct CrossEntropy {
+  Matrix<F> logits;
+  const std::int32_t* targets;
+  F loss_scale, cap;  // cap 0: none
+  F *max, *sum, *target;
+  Matrix<T> dlogits;
+  // Few rows are under way at a time: a row is long, and what is left of it in a cache is read again.
+  static constexpr int block_lanes = 512;
+
+  template <class Team>
+  ECHELON_HOST_DEVICE void operator()(const Team& team) const {
+    const std::int64_t i = team.block(), column = local_column(targets[i], 0, logits.cols);
+    const F* const row = logits[i];
+    const F at_target = column >= 0 ? row[column] : F(0);
+    F most = -static_cast<F>(INFINITY), total = 0;
+    groups_of_row(team, row, logits.cols, [&]<int N>(std::int64_t, const F(&x)[N], int count) {
+      F larger = most;
+      for (int k = 0; k < N; ++k)
+        if (k < count) larger = Larger()(larger, x[k]);
+      if (larger > most) total *= std::exp(most - larger), most = larger;
+      const F base = most == -static_cast<F>(INFINITY) ? F(0) : most;
+      for (int k = 0; k < N; ++k)
+        if (k < count) total += std::exp(x[k] - base);
+    });
+    const F of_row = largest_of(team, most);
+    total = sum_of(team, total * std::exp(most - of_row));
+    if (team.lane() == 0)
+      max[i] = of_row, sum[i] = total, target[i] = column >= 0 ? at_target - of_row : F(0);
+
+    T* const to = dlogits[i];
+    if (targets[i] < 0) {
+      for (std::int64_t j = team.lane(); j < logits.cols; j += team.lanes()) to[j] = T{};
+      return;
+    }
+    const F factor = loss_scale / total;
+    groups_of_row(team, row, logits.cols, [&]<int N>(std::int64_t first, const F(&x)[N], int count) {
+      for (int k = 0; k < N; ++k) {
+        if (k >= count) continue;
+        const std::int64_t j = first + k * team.lanes();
+        const F p = std::exp(x[k] - of_row);
+        F d = j == column ? loss_scale * (p / total - 1) : p * factor;
+        if (cap > 0) d *= 1 - x[k] / cap * (x[k] / cap);
+        to[j] = T(d);
+      }
+    });
+  }
+};
+
 // loss += what the targets that are not ignored lose, in double precision, by itself before it is added. One
 // block.
 template <class F>
