@@ -296,7 +296,6 @@ class EmulatedLaunch {
 
   std::int64_t piece() const { return piece_; }
   std::int64_t rows_at_once(std::int64_t, std::int64_t) const { return rows_; }
-  std::int64_t column_blocks(std::int64_t cols) const { return (cols + lanes_ - 1) / lanes_; }
   std::int64_t lanes() const { return lanes_; }
   std::size_t most_shared_bytes() const { return most_shared_bytes_; }
 

@@ -3,7 +3,6 @@
 // overrides matmul. Nothing here depends on the vendor: tests run it in threads of the host.
 //
 // Beyond tensor/launching.h a Launch has
-//   lanes()               of a block
 //   most_shared_bytes()   that a block may ask for
 #pragma once
 

@@ -37,7 +37,7 @@ class HostLaunch {
   // A row is one block, and a column is one sum.
   static constexpr std::int64_t piece() { return std::int64_t{1} << 62; }
   static constexpr std::int64_t rows_at_once(std::int64_t rows, std::int64_t) { return rows; }
-  static constexpr std::int64_t column_blocks(std::int64_t cols) { return cols; }
+  static constexpr std::int64_t lanes() { return 1; }
 
   template <class T>
   static std::span<const T> upload(std::span<const T> numbers) {

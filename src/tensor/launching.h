@@ -6,7 +6,7 @@
 //                                        row before it writes it
 //   piece()                              how many elements of a row are a block's
 //   rows_at_once(rows, cols)             how many rows of a column sum are a block's
-//   column_blocks(cols)                  how many blocks of column sums lie side by side
+//   lanes()                              of a block
 //   upload(span), scratch<T>(count)      a copy of the host's numbers, and room for some, until the call
 //   ends:
 //                                        each has data()
@@ -21,6 +21,8 @@
 
 #include "tensor/kernel_backend.h"
 #include "tensor/reference_view.h"
+#include "tensor/rows/column_sums.h"
+#include "tensor/rows/columns.h"
 #include "tensor/rows/team.h"
 
 namespace echelon {
@@ -42,8 +44,13 @@ class Launching {
   }
   template <class Kernel>
   void each_element(const char* name, std::int64_t count, std::int64_t cols, const Kernel& kernel) const {
-    const rows::EachElement<Kernel> each{kernel, cols, launch_.piece()};
-    launch_.run(name, count * each.pieces(cols, each.piece), each);
+    if constexpr (rows::TakesColumns<Kernel>) {
+      const rows::EachRun<Kernel> each(kernel, count, cols);
+      launch_.run(name, each.num_blocks(launch_.lanes()), each);
+    } else {
+      const rows::EachElement<Kernel> each{kernel, cols, launch_.piece()};
+      launch_.run(name, count * each.pieces(cols, each.piece), each);
+    }
   }
   // Several of one kind, which do not meet, in few launches: kernels that have `blocks` blocks each.
   template <class Kernel>
@@ -67,22 +74,24 @@ class Launching {
     each_element(name, t.rows(), t.cols(), kernel);
   }
 
-  // total (C) += sum over the rows of x of term(row, column), which is summed by itself first.
+  // Each of the totals (C) += the sum over `rows` of its terms (rows/column_sums.h), which is summed by
+  // itself first.
   template <class Term>
-  void add_column_sums(const char* name, const Tensor& x, const Tensor& total, const Term& term) const {
-    using F = decltype(term(0, 0));
-    F* const to = launch_.template data<F>(total);
-    const std::int64_t count = x.rows(), cols = x.cols(), chunk = launch_.rows_at_once(count, cols);
-    const std::int64_t chunks = chunk == 0 ? 1 : (count + chunk - 1) / chunk;
-    const std::int64_t wide = launch_.column_blocks(cols);
-    if (chunks <= 1)
-      return launch_.run(name, wide, rows::ColumnSums<F, Term>{term, to, count, cols, count, true});
-    const auto parts = launch_.template scratch<F>(chunks * cols);
-    launch_.run(name, wide * chunks,
-                rows::ColumnSums<F, Term>{term, parts.data(), count, cols, chunk, false});
-    using Parts = rows::PartOfColumn<F>;
-    launch_.run(name, wide,
-                rows::ColumnSums<F, Parts>{Parts{parts.data(), cols}, to, chunks, cols, chunks, true});
+  void add_column_sums(const char* name, std::int64_t rows, std::int64_t cols, const Term& term,
+                       rows::ColumnTotals<Term> totals) const {
+    const std::int64_t chunk = launch_.rows_at_once(rows, cols);
+    const std::int64_t chunks = chunk == 0 ? 1 : (rows + chunk - 1) / chunk;
+    if (chunks <= 1) return add_up(name, rows::ColumnSums<Term>{term, totals, rows, cols, rows, true});
+    const std::int64_t width = Term::sums * cols;  // of the parts of a chunk
+    const auto parts = launch_.template scratch<typename Term::F>(chunks * width);
+    rows::ColumnTotals<Term> of_first{.to = {}, .stride = width};
+    for (int s = 0; s < Term::sums; ++s) of_first.to[s] = parts.data() + s * cols;
+    add_up(name, rows::ColumnSums<Term>{term, of_first, rows, cols, chunk, false});
+    using Parts = rows::PartsOfColumns<typename Term::F, Term::sums>;
+    rows::ColumnTotals<Parts> of_all{};
+    for (int s = 0; s < Term::sums; ++s) of_all.to[s] = totals.to[s];
+    add_up(name, rows::ColumnSums<Parts>{Parts{{parts.data(), chunks, width, width}, cols}, of_all, chunks,
+                                         cols, chunks, true});
   }
 
   // body(matrix of x, matrix of y) where both are of one type, or one is bf16 and the other f32.
@@ -97,6 +106,11 @@ class Launching {
   }
 
  private:
+  template <class Sums>
+  void add_up(const char* name, const Sums& sums) const {
+    launch_.run(name, sums.num_blocks(launch_.lanes()), sums, sums.shared_bytes(launch_.lanes()));
+  }
+
   Launch launch_;
 };
 

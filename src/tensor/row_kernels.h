@@ -84,7 +84,8 @@ class RowKernels : public Base {
 
   void bias_gradient(const Tensor& dy, InOut dbias) override {
     with_stored_type(dy, [&, this]<class T>(T) {
-      this->add_column_sums("bias_gradient", dy, dbias, rows::Element<T>{matrix<T>(dy)});
+      this->add_column_sums("bias_gradient", dy.rows(), dy.cols(), rows::Element<T>{matrix<T>(dy)},
+                            {{data<Wide<T>>(dbias)}});
     });
   }
 
@@ -118,10 +119,11 @@ class RowKernels : public Base {
   void layer_norm_backward_weight(const Tensor& dy, const Tensor& x, const Tensor& stats, InOut dw,
                                   InOut db) override {
     with_stored_type(x, [&, this]<class T>(T) {
-      this->add_column_sums("layer_norm_backward_weight", dy, dw,
-                            rows::LayerNormWeightTerm<T>{matrix<T>(dy), matrix<T>(x), data<Wide<T>>(stats)});
+      using F = Wide<T>;
+      this->add_column_sums("layer_norm_backward_weight", x.rows(), x.cols(),
+                            rows::LayerNormWeightTerms<T>{matrix<T>(dy), matrix<T>(x), data<F>(stats)},
+                            {{data<F>(dw), data<F>(db)}});
     });
-    bias_gradient(dy, db);
   }
 
   void rms_norm(const Tensor& x, const Tensor& w, double eps, Out y, Out stats) override {
@@ -150,8 +152,10 @@ class RowKernels : public Base {
 
   void rms_norm_backward_weight(const Tensor& dy, const Tensor& x, const Tensor& stats, InOut dw) override {
     with_stored_type(x, [&, this]<class T>(T) {
-      this->add_column_sums("rms_norm_backward_weight", dy, dw,
-                            rows::RmsNormWeightTerm<T>{matrix<T>(dy), matrix<T>(x), data<Wide<T>>(stats)});
+      using F = Wide<T>;
+      this->add_column_sums("rms_norm_backward_weight", x.rows(), x.cols(),
+                            rows::RmsNormWeightTerm<T>{matrix<T>(dy), matrix<T>(x), data<F>(stats)},
+                            {{data<F>(dw)}});
     });
   }
 

@@ -159,9 +159,6 @@ class CudaLaunch {
     while (chunk * chunk < rows) chunk *= 2;
     return chunk;
   }
-  static constexpr std::int64_t column_blocks(std::int64_t cols) {
-    return (cols + block_lanes - 1) / block_lanes;
-  }
 
   // From the arena: whoever takes it next queues behind the kernels that use it.
   template <class T>

@@ -3,67 +3,114 @@
 #pragma once
 
 #include <cmath>
+#include <type_traits>
 
 #include "base/bf16.h"
+#include "tensor/rows/columns.h"
 #include "tensor/rows/team.h"
 
 namespace echelon::rows {
 
 template <class T>
 struct Fill {
+  static constexpr int columns = columns_of<T>;
   Matrix<T> x;
   T value;
-  ECHELON_HOST_DEVICE void operator()(std::int64_t i, std::int64_t j) const { x[i][j] = value; }
+  bool is_aligned() const { return are_aligned<columns>(x); }
+  template <int N>
+  ECHELON_HOST_DEVICE void operator()(std::int64_t i, Columns<N> at) const {
+    at.write(x[i], [&](int) { return value; });
+  }
 };
 
 template <class X, class Y>
 struct Copy {
+  static constexpr int columns = columns_of<X, Y>;
   Matrix<X> x;
   Matrix<Y> y;
-  ECHELON_HOST_DEVICE void operator()(std::int64_t i, std::int64_t j) const { y[i][j] = Y(x[i][j]); }
+  bool is_aligned() const { return are_aligned<columns>(x, y); }
+  template <int N>
+  ECHELON_HOST_DEVICE void operator()(std::int64_t i, Columns<N> at) const {
+    const auto from = at.read(x[i]);
+    if constexpr (std::is_same_v<X, Y>)
+      at.write(y[i], from);
+    else
+      at.write(y[i], [&](int k) { return from[k]; });
+  }
 };
 
 template <class X, class Y>
 struct Add {
+  static constexpr int columns = columns_of<X, Y>;
   Matrix<X> x;
   Matrix<Y> y;
-  ECHELON_HOST_DEVICE void operator()(std::int64_t i, std::int64_t j) const {
-    y[i][j] = Y(y[i][j] + x[i][j]);
+  bool is_aligned() const { return are_aligned<columns>(x, y); }
+  template <int N>
+  ECHELON_HOST_DEVICE void operator()(std::int64_t i, Columns<N> at) const {
+    const auto added = at.read(x[i]);
+    const auto to = at.read(y[i]);
+    at.write(y[i], [&](int k) { return to[k] + added[k]; });
   }
 };
 
 template <class T>
 struct Scale {
+  static constexpr int columns = columns_of<T>;
   Matrix<T> x;
   Wide<T> factor;
-  ECHELON_HOST_DEVICE void operator()(std::int64_t i, std::int64_t j) const { x[i][j] = T(x[i][j] * factor); }
+  bool is_aligned() const { return are_aligned<columns>(x); }
+  template <int N>
+  ECHELON_HOST_DEVICE void operator()(std::int64_t i, Columns<N> at) const {
+    const auto of = at.read(x[i]);
+    at.write(x[i], [&](int k) { return of[k] * factor; });
+  }
 };
 
 template <class T>
 struct AddBias {
+  static constexpr int columns = columns_of<T>;
   Matrix<T> y;
   const T* bias;
-  ECHELON_HOST_DEVICE void operator()(std::int64_t i, std::int64_t j) const {
-    y[i][j] = T(y[i][j] + bias[j]);
+  bool is_aligned() const { return are_aligned<columns>(y, bias); }
+  template <int N>
+  ECHELON_HOST_DEVICE void operator()(std::int64_t i, Columns<N> at) const {
+    const auto to = at.read(y[i]), added = at.read(bias);
+    at.write(y[i], [&](int k) { return to[k] + added[k]; });
   }
 };
 
 template <class T>
 struct Residual {
+  static constexpr int columns = columns_of<T>;
   Matrix<T> x, y;
   const T* bias;  // or null
   Matrix<T> out;
-  ECHELON_HOST_DEVICE void operator()(std::int64_t i, std::int64_t j) const {
-    const Wide<T> sum = x[i][j] + y[i][j];
-    out[i][j] = T(bias == nullptr ? sum : sum + bias[j]);
+  bool is_aligned() const { return are_aligned<columns>(x, y, bias, out); }
+  template <int N>
+  ECHELON_HOST_DEVICE void operator()(std::int64_t i, Columns<N> at) const {
+    const auto from = at.read(x[i]), added = at.read(y[i]);
+    const auto sum = [&](int k) -> Wide<T> { return from[k] + added[k]; };
+    if (bias == nullptr) {
+      at.write(out[i], sum);
+    } else {
+      const auto b = at.read(bias);
+      at.write(out[i], [&](int k) { return sum(k) + b[k]; });
+    }
   }
 };
 
 // A term of a bias's gradient.
 template <class T>
 struct Element {
+  using F = Wide<T>;
+  static constexpr int columns = columns_of<T>, sums = 1;
   Matrix<T> x;
-  ECHELON_HOST_DEVICE Wide<T> operator()(std::int64_t i, std::int64_t j) const { return x[i][j]; }
+  ECHELON_HOST_DEVICE bool is_aligned() const { return are_aligned<columns>(x); }
+  template <int N>
+  ECHELON_HOST_DEVICE void operator()(std::int64_t i, Columns<N> at, F (&terms)[sums][N]) const {
+    const auto of = at.read(x[i]);
+    for (int k = 0; k < N; ++k) terms[0][k] = of[k];
+  }
 };
 
 // sums[row] = the sum of the squares of elements [row * each, (row + 1) * each) of `count`.

@@ -4,6 +4,7 @@
 #include <cmath>
 
 #include "base/bf16.h"
+#include "tensor/rows/columns.h"
 #include "tensor/rows/team.h"
 
 namespace echelon::rows {
@@ -87,13 +88,22 @@ struct LayerNormBackwardInput {
   }
 };
 
-// A term of dw.
+// The terms of dw and db.
 template <class T>
-struct LayerNormWeightTerm {
+struct LayerNormWeightTerms {
+  using F = Wide<T>;
+  static constexpr int columns = columns_of<T>, sums = 2;
   Matrix<T> dy, x;
-  const Wide<T>* stats;
-  ECHELON_HOST_DEVICE Wide<T> operator()(std::int64_t i, std::int64_t j) const {
-    return dy[i][j] * (x[i][j] - stats[2 * i]) * stats[2 * i + 1];
+  const F* stats;
+  ECHELON_HOST_DEVICE bool is_aligned() const { return are_aligned<columns>(dy, x); }
+  template <int N>
+  ECHELON_HOST_DEVICE void operator()(std::int64_t i, Columns<N> at, F (&terms)[sums][N]) const {
+    const auto d = at.read(dy[i]), of = at.read(x[i]);
+    const F mean = stats[2 * i], rstd = stats[2 * i + 1];
+    for (int k = 0; k < N; ++k) {
+      terms[0][k] = d[k] * (of[k] - mean) * rstd;
+      terms[1][k] = d[k];
+    }
   }
 };
 
@@ -211,10 +221,15 @@ struct RmsNormBackwardInputOfSums {
 template <class T>
 struct RmsNormWeightTerm {
   Matrix<T> dy, x;
-  const Wide<T>* rstd;
-  ECHELON_HOST_DEVICE Wide<T> operator()(std::int64_t i, std::int64_t j) const {
-    return dy[i][j] * x[i][j] * rstd[i];
+  const F* rstd;
+  ECHELON_HOST_DEVICE bool is_aligned() const { return are_aligned<columns>(dy, x); }
+  template <int N>
+  ECHELON_HOST_DEVICE void operator()(std::int64_t i, Columns<N> at, F (&terms)[sums][N]) const {
+    const auto d = at.read(dy[i]), of = at.read(x[i]);
+    for (int k = 0; k < N; ++k) terms[0][k] = d[k] * of[k] * rstd[i];
   }
 };
 
 }  // namespace echelon::rows
+  using F = Wide<T>;
+  static constexpr int columns = columns_of<T>, sums = 1;

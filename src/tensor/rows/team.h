@@ -140,7 +140,8 @@ struct Together {
   }
 };
 
-// body(row, column): a block for each `piece` columns of a row.
+// body(row, column): a block for each `piece` columns of a row. What moves many bytes takes several columns
+// at once instead (rows/columns.h).
 template <class Body>
 struct EachElement {
   Body body;
@@ -154,34 +155,6 @@ struct EachElement {
     const std::int64_t begin = team.block() % each * piece, end = begin + piece < cols ? begin + piece : cols;
     for (std::int64_t j = begin + team.lane(); j < end; j += team.lanes()) body(row, j);
   }
-};
-
-// Sums over rows of term(row, column), each column by one lane, `chunk` rows by one block: out (chunks, cols)
-// = the sums, or where there is one chunk out (cols) += them.
-template <class F, class Term>
-struct ColumnSums {
-  Term term;
-  F* out;
-  std::int64_t rows, cols, chunk;
-  bool add;
-  template <class Team>
-  ECHELON_HOST_DEVICE void operator()(const Team& team) const {
-    const std::int64_t blocks = (cols + team.lanes() - 1) / team.lanes();
-    const std::int64_t j = team.block() % blocks * team.lanes() + team.lane(), part = team.block() / blocks;
-    if (j >= cols) return;
-    const std::int64_t end = (part + 1) * chunk < rows ? (part + 1) * chunk : rows;
-    F sum = 0;
-    for (std::int64_t i = part * chunk; i < end; ++i) sum += term(i, j);
-    F& to = out[part * cols + j];
-    to = add ? to + sum : sum;
-  }
-};
-// What they are terms of, a second time: parts (chunks, cols).
-template <class F>
-struct PartOfColumn {
-  const F* parts;
-  std::int64_t cols;
-  ECHELON_HOST_DEVICE F operator()(std::int64_t i, std::int64_t j) const { return parts[i * cols + j]; }
 };
 
 }  // namespace echelon::rows

@@ -1,0 +1,271 @@
+// Passes over rows at the speed of a device's memory: a lane takes several neighbouring columns at once, as
+// many as 16 bytes hold, reads all that it needs of them, and then writes. One lane of the host takes one
+// column after another.
+//
+// A body says how many columns at most it takes, whether its rows begin where that many can be read at once,
+// and what it makes of some of them:
+//   static constexpr int columns
+//   bool is_aligned() const
+//   body(row, Columns<n>), n = columns or 1
+// Which columns are a lane's depends on the length of the row and the types alone, never on addresses.
+#pragma once
+
+#include <bit>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <type_traits>
+#include <utility>
+
+#include "base/bf16.h"
+#include "base/error.h"
+#include "base/host_device.h"
+#include "tensor/rows/team.h"
+
+namespace echelon::rows {
+
+// Of elements that are stored as these types.
+template <class... T>
+inline constexpr int columns_of = [] {
+  std::size_t largest = 1;
+  ((largest = largest < sizeof(T) ? sizeof(T) : largest), ...);
+  return static_cast<int>(16 / largest);
+}();
+
+// N elements as memory has them.
+template <class T, int N>
+struct alignas(N * sizeof(T)) Values {
+  T of[N];
+  ECHELON_HOST_DEVICE T operator[](int k) const { return of[k]; }
+};
+// Widened by one instruction each.
+template <int N>
+requires(N % 2 == 0) struct alignas(N * sizeof(bf16)) Values<bf16, N> {
+  std::uint32_t pairs[N / 2];
+  ECHELON_HOST_DEVICE float operator[](int k) const {
+    return std::bit_cast<float>(k % 2 == 0 ? pairs[k / 2] << 16 : pairs[k / 2] & 0xffff0000u);
+  }
+};
+
+// T(number(k)) of each.
+template <class T, int N, class Number>
+ECHELON_HOST_DEVICE Values<T, N> make_values(const Number& number) {
+  Values<T, N> values;
+  if constexpr (std::is_same_v<T, bf16> && N % 2 == 0) {
+    for (int k = 0; k < N; k += 2)
+      values.pairs[k / 2] = bf16(number(k)).bits | static_cast<std::uint32_t>(bf16(number(k + 1)).bits) << 16;
+  } else {
+    for (int k = 0; k < N; ++k) values.of[k] = T(number(k));
+  }
+  return values;
+}
+
+// N neighbouring columns. Of several, rows are aligned to them (are_aligned()).
+template <int N>
+struct Columns {
+  static constexpr int count = N;
+  std::int64_t begin;
+
+  template <class T>
+  ECHELON_HOST_DEVICE Values<T, N> read(const T* row) const {
+#ifdef __CUDA_ARCH__
+    return *reinterpret_cast<const Values<T, N>*>(row + begin);
+#else
+    Values<T, N> values;
+    std::memcpy(&values, checked<T>(row + begin), sizeof values);
+    return values;
+#endif
+  }
+  // What `row` is without: null.
+  template <class T>
+  ECHELON_HOST_DEVICE Values<T, N> read_or(const T* row, Wide<T> without) const {
+    return row == nullptr ? make_values<T, N>([&](int) { return without; }) : read(row);
+  }
+  template <class T>
+  ECHELON_HOST_DEVICE void write(T* row, const Values<std::type_identity_t<T>, N>& values) const {
+#ifdef __CUDA_ARCH__
+    *reinterpret_cast<Values<T, N>*>(row + begin) = values;
+#else
+    std::memcpy(static_cast<void*>(const_cast<T*>(checked<T>(row + begin))), &values, sizeof values);
+#endif
+  }
+  // T(number(k)) of each, which it returns.
+  template <class T, class Number>
+  requires std::is_invocable_v<Number, int> ECHELON_HOST_DEVICE Values<T, N> write(T* row,
+                                                                                   const Number& number)
+  const {
+    const auto values = make_values<T, N>(number);
+    write(row, values);
+    return values;
+  }
+
+ private:
+  template <class T>
+  static const T* checked(const T* at) {
+    if constexpr (N > 1)
+      check(reinterpret_cast<std::uintptr_t>(at) % sizeof(Values<T, N>) == 0,
+            "columns that are read at once are aligned");
+    return at;
+  }
+};
+
+template <int N, class T>
+ECHELON_HOST_DEVICE bool is_aligned(const T* numbers) {
+  return reinterpret_cast<std::uintptr_t>(numbers) % (N * sizeof(T)) == 0;
+}
+template <int N, class T>
+ECHELON_HOST_DEVICE bool is_aligned(const Matrix<T>& m) {
+  return is_aligned<N>(m.data) && (m.rows <= 1 || m.stride % N == 0);
+}
+// Whether N columns from a multiple of N on can be read at once of each; null is.
+template <int N, class... Rows>
+ECHELON_HOST_DEVICE bool are_aligned(const Rows&... rows) {
+  return (is_aligned<N>(rows) && ...);
+}
+
+// The columns [begin, begin + N) that a row of `cols` has: at once where they are all there and `whole`, else
+// one by one.
+template <int N, class Visit>
+ECHELON_HOST_DEVICE void visit_columns(std::int64_t begin, std::int64_t cols, bool whole,
+                                       const Visit& visit) {
+  if (whole && begin + N <= cols) return visit(Columns<N>{begin});
+  const std::int64_t end = begin + N < cols ? begin + N : cols;
+  for (std::int64_t j = begin; j < end; ++j) visit(Columns<1>{j});
+}
+
+template <class Team>
+inline constexpr bool takes_one_column = std::is_same_v<Team, OneLane>;
+
+// n / divisor by a multiplication, for n < 2^31. (Granlund & Montgomery 1994.)
+class QuickDivision {
+ public:
+  static constexpr std::int64_t limit = std::int64_t{1} << 31;
+  explicit QuickDivision(std::uint32_t divisor)
+      : shift_(31 + static_cast<int>(std::bit_width(divisor - 1))),
+        multiplier_(static_cast<std::uint32_t>((std::uint64_t{1} << shift_) / divisor + 1)) {}
+  ECHELON_HOST_DEVICE std::uint32_t operator()(std::uint32_t n) const {
+    return static_cast<std::uint32_t>(static_cast<std::uint64_t>(n) * multiplier_ >> shift_);
+  }
+
+ private:
+  int shift_;
+  std::uint32_t multiplier_;
+};
+
+// body(row, columns) of a whole matrix: the runs of Body::columns columns are numbered from row to row, and
+// each lane has one. Where a block is one lane it has a row.
+template <class Body>
+class EachRun {
+ public:
+  EachRun(const Body& body, std::int64_t rows, std::int64_t cols)
+      : body_(body),
+        whole_(body.is_aligned()),
+        rows_(rows),
+        cols_(cols),
+        runs_((cols + Body::columns - 1) / Body::columns),
+        is_small_(rows * runs_ < QuickDivision::limit && runs_ > 0),
+        by_runs_(is_small_ ? static_cast<std::uint32_t>(runs_) : 1) {}
+  std::int64_t num_blocks(std::int64_t lanes) const {
+    return lanes == 1 ? rows_ : (rows_ * runs_ + lanes - 1) / lanes;
+  }
+  template <class Team>
+  ECHELON_HOST_DEVICE void operator()(const Team& team) const {
+    if constexpr (takes_one_column<Team>) {
+      for (std::int64_t j = 0; j < cols_; ++j) body_(team.block(), Columns<1>{j});
+    } else {
+      if (team.lanes() == 1) {
+        for (std::int64_t run = 0; run < runs_; ++run) take(team.block(), run);
+        return;
+      }
+      const std::int64_t run = team.block() * team.lanes() + team.lane();
+      if (run >= rows_ * runs_) return;
+      const std::int64_t row = is_small_ ? by_runs_(static_cast<std::uint32_t>(run)) : run / runs_;
+      take(row, run - row * runs_);
+    }
+  }
+
+ private:
+  ECHELON_HOST_DEVICE void take(std::int64_t row, std::int64_t run) const {
+    visit_columns<Body::columns>(run * Body::columns, cols_, whole_, [&](auto at) { body_(row, at); });
+  }
+
+  Body body_;
+  bool whole_;
+  std::int64_t rows_, cols_, runs_;
+  bool is_small_;
+  QuickDivision by_runs_;
+};
+
+// Whether a body is for EachRun, or for EachElement.
+template <class Body>
+concept TakesColumns = requires {
+  Body::columns;
+};
+
+// Of a row of `cols` columns those that are a lane's: every so-many-th run of N. The first few runs can be
+// kept in registers (KeptRow), which a pass after another need not read again.
+template <class Team, int N>
+class LaneColumns {
+ public:
+  static constexpr int kept = takes_one_column<Team> ? 0 : 4;
+
+  ECHELON_HOST_DEVICE LaneColumns(const Team& team, std::int64_t cols, bool whole)
+      : first_(N * team.lane()), step_(N * team.lanes()), cols_(cols), whole_(whole) {}
+
+  // visit(columns, place), in their order: `place` says to KeptRow where they are.
+  template <class Visit>
+  ECHELON_HOST_DEVICE void each(const Visit& visit) const {
+    const auto elsewhere = [&](auto at) { visit(at, kept); };
+    if constexpr (takes_one_column<Team>) {
+      for (std::int64_t j = 0; j < cols_; ++j) elsewhere(Columns<1>{j});
+    } else {
+      std::int64_t begin = first_;
+      if (whole_) {
+        each_kept(visit);
+        begin += kept * step_;
+        if (const std::int64_t at_end = first_of_rest(); at_end < begin) begin = at_end;
+      }
+      for (; begin < cols_; begin += step_) visit_columns<N>(begin, cols_, whole_, elsewhere);
+    }
+  }
+  template <class Visit>
+  ECHELON_HOST_DEVICE void each_kept(const Visit& visit) const {
+    if (!whole_) return;
+    each_place(visit, std::make_integer_sequence<int, kept>());
+  }
+
+ private:
+  template <class Visit, int... place>
+  ECHELON_HOST_DEVICE void each_place(const Visit& visit, std::integer_sequence<int, place...>) const {
+    ((first_ + place * step_ + N <= cols_ ? visit(Columns<N>{first_ + place * step_}, place) : void()), ...);
+  }
+  // Of the runs before the last place, the one that is not whole; else cols_ or more.
+  ECHELON_HOST_DEVICE std::int64_t first_of_rest() const {
+    const std::int64_t last = cols_ / N * N;  // where a run that is not whole begins
+    return last < cols_ && last % step_ == first_ ? last : cols_;
+  }
+
+  std::int64_t first_, step_, cols_;
+  bool whole_;
+};
+
+template <class Team, class T, int N>
+class KeptRow {
+ public:
+  using Mine = LaneColumns<Team, N>;
+  ECHELON_HOST_DEVICE KeptRow(const Mine& mine, const T* row) : row_(row) {
+    mine.each_kept([&](auto at, int place) { first_[place] = at.read(row_); });
+  }
+  ECHELON_HOST_DEVICE Values<T, N> at(Columns<N> columns, int place) const {
+    return place < Mine::kept ? first_[place] : columns.read(row_);
+  }
+  ECHELON_HOST_DEVICE Values<T, 1> at(Columns<1> columns, int) const requires(N > 1) {
+    return columns.read(row_);
+  }
+
+ private:
+  const T* row_;
+  Values<T, N> first_[Mine::kept > 0 ? Mine::kept : 1];
+};
+
+}  // namespace echelon::rows
