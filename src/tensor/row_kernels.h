@@ -110,7 +110,7 @@ class RowKernels : public Base {
   void layer_norm_backward_input(const Tensor& dy, const Tensor& x, const Tensor& w, const Tensor& stats,
                                  InOut dx) override {
     with_stored_type(x, [&, this]<class T>(T) {
-      this->each_row("layer_norm_backward_input", x.rows(),
+      this->each_row("layer_norm_backward_input", x,
                      rows::LayerNormBackwardInput<T>{matrix<T>(dy), matrix<T>(x), data<T>(w),
                                                      data<Wide<T>>(stats), matrix<T>(dx)});
     });
@@ -144,7 +144,7 @@ class RowKernels : public Base {
   void rms_norm_backward_input(const Tensor& dy, const Tensor& x, const Tensor& w, const Tensor& stats,
                                InOut dx) override {
     with_stored_type(x, [&, this]<class T>(T) {
-      this->each_row("rms_norm_backward_input", x.rows(),
+      this->each_row("rms_norm_backward_input", x,
                      rows::RmsNormBackwardInput<T>{matrix<T>(dy), matrix<T>(x), data<T>(w),
                                                    data<Wide<T>>(stats), matrix<T>(dx)});
     });

@@ -15,41 +15,45 @@ struct Spread {
   F mean, rstd;
 };
 
-template <class Team, class T>
-ECHELON_HOST_DEVICE Spread<Wide<T>> spread_of(const Team& team, const T* x, std::int64_t cols, Wide<T> eps) {
-  using F = Wide<T>;
+template <class Mine, class Row, class Team, class F>
+ECHELON_HOST_DEVICE Spread<F> spread_of(const Team& team, const Mine& mine, const Row& x, std::int64_t cols,
+                                        F eps) {
   const F columns = static_cast<F>(cols);
   F mean = 0, variance = 0;
-  for (std::int64_t j = team.lane(); j < cols; j += team.lanes()) mean += x[j];
+  mine.each([&](auto at, int place) {
+    const auto of = x.at(at, place);
+    for (int k = 0; k < at.count; ++k) mean += of[k];
+  });
   mean = sum_of(team, mean) / columns;
-  for (std::int64_t j = team.lane(); j < cols; j += team.lanes()) variance += (x[j] - mean) * (x[j] - mean);
+  mine.each([&](auto at, int place) {
+    const auto of = x.at(at, place);
+    for (int k = 0; k < at.count; ++k) variance += (of[k] - mean) * (of[k] - mean);
+  });
   variance = sum_of(team, variance);
   return {mean, 1 / std::sqrt(variance / columns + eps)};
 }
 
-// A column's weight and bias; of a norm without them 1 and 0.
-template <class T>
-ECHELON_HOST_DEVICE Wide<T> weight_at(const T* w, std::int64_t j) {
-  return w == nullptr ? Wide<T>(1) : Wide<T>(w[j]);
-}
-template <class T>
-ECHELON_HOST_DEVICE Wide<T> bias_at(const T* b, std::int64_t j) {
-  return b == nullptr ? Wide<T>(0) : Wide<T>(b[j]);
-}
+// Of a norm without weights and biases these are 1 and 0.
 
 template <class T>
 struct LayerNormAgain {
+  static constexpr int columns = columns_of<T>;
   Matrix<T> x;
   const T *w, *b;
   const Wide<T>* stats;
   Matrix<T> y;
-  ECHELON_HOST_DEVICE void operator()(std::int64_t i, std::int64_t j) const {
-    y[i][j] = T((x[i][j] - stats[2 * i]) * stats[2 * i + 1] * weight_at(w, j) + bias_at(b, j));
+  bool is_aligned() const { return are_aligned<columns>(x, w, b, y); }
+  template <int N>
+  ECHELON_HOST_DEVICE void operator()(std::int64_t i, Columns<N> at) const {
+    const auto of = at.read(x[i]), weight = at.read_or(w, 1), bias = at.read_or(b, 0);
+    const Wide<T> mean = stats[2 * i], rstd = stats[2 * i + 1];
+    at.write(y[i], [&](int k) { return (of[k] - mean) * rstd * weight[k] + bias[k]; });
   }
 };
 
 template <class T>
 struct LayerNorm {
+  static constexpr int columns = columns_of<T>;
   Matrix<T> x;
   const T *w, *b;
   Wide<T> eps;
@@ -57,16 +61,22 @@ struct LayerNorm {
   Wide<T>* stats;
   template <class Team>
   ECHELON_HOST_DEVICE void operator()(const Team& team, std::int64_t i) const {
-    const Spread<Wide<T>> row = spread_of(team, x[i], x.cols, eps);
-    if (team.lane() == 0) stats[2 * i] = row.mean, stats[2 * i + 1] = row.rstd;
-    for (std::int64_t j = team.lane(); j < x.cols; j += team.lanes())
-      y[i][j] = T((x[i][j] - row.mean) * row.rstd * weight_at(w, j) + bias_at(b, j));
+    const LaneColumns<Team, columns> mine(team, x.cols, are_aligned<columns>(x, w, b, y));
+    const KeptRow<Team, T, columns> row(mine, x[i]);
+    const Spread<Wide<T>> spread = spread_of(team, mine, row, x.cols, eps);
+    if (team.lane() == 0) stats[2 * i] = spread.mean, stats[2 * i + 1] = spread.rstd;
+    mine.each([&](auto at, int place) {
+      const auto of = row.at(at, place);
+      const auto weight = at.read_or(w, 1), bias = at.read_or(b, 0);
+      at.write(y[i], [&](int k) { return (of[k] - spread.mean) * spread.rstd * weight[k] + bias[k]; });
+    });
   }
 };
 
 // With n = (x - mean) rstd and g = dy w: dx += rstd (g - mean(g) - n mean(g n)).
 template <class T>
 struct LayerNormBackwardInput {
+  static constexpr int columns = columns_of<T>;
   Matrix<T> dy, x;
   const T* w;
   const Wide<T>* stats;
@@ -74,17 +84,26 @@ struct LayerNormBackwardInput {
   template <class Team>
   ECHELON_HOST_DEVICE void operator()(const Team& team, std::int64_t i) const {
     using F = Wide<T>;
-    const F columns = static_cast<F>(x.cols), mean = stats[2 * i], rstd = stats[2 * i + 1];
+    const LaneColumns<Team, columns> mine(team, x.cols, are_aligned<columns>(dy, x, w, dx));
+    const KeptRow<Team, T, columns> gradients(mine, dy[i]), row(mine, x[i]), sums(mine, dx[i]);
+    const F num_columns = static_cast<F>(x.cols), mean = stats[2 * i], rstd = stats[2 * i + 1];
     F mean_g = 0, mean_gn = 0;
-    for (std::int64_t j = team.lane(); j < x.cols; j += team.lanes()) {
-      mean_g += dy[i][j] * weight_at(w, j);
-      mean_gn += dy[i][j] * weight_at(w, j) * (x[i][j] - mean) * rstd;
-    }
-    mean_g = sum_of(team, mean_g) / columns;
-    mean_gn = sum_of(team, mean_gn) / columns;
-    for (std::int64_t j = team.lane(); j < x.cols; j += team.lanes())
-      dx[i][j] =
-          T(dx[i][j] + rstd * (dy[i][j] * weight_at(w, j) - mean_g - (x[i][j] - mean) * rstd * mean_gn));
+    mine.each([&](auto at, int place) {
+      const auto d = gradients.at(at, place), of = row.at(at, place), weight = at.read_or(w, 1);
+      for (int k = 0; k < at.count; ++k) {
+        mean_g += d[k] * weight[k];
+        mean_gn += d[k] * weight[k] * (of[k] - mean) * rstd;
+      }
+    });
+    mean_g = sum_of(team, mean_g) / num_columns;
+    mean_gn = sum_of(team, mean_gn) / num_columns;
+    mine.each([&](auto at, int place) {
+      const auto d = gradients.at(at, place), of = row.at(at, place), to = sums.at(at, place);
+      const auto weight = at.read_or(w, 1);
+      at.write(dx[i], [&](int k) {
+        return to[k] + rstd * (d[k] * weight[k] - mean_g - (of[k] - mean) * rstd * mean_gn);
+      });
+    });
   }
 };
 
@@ -109,17 +128,23 @@ struct LayerNormWeightTerms {
 
 template <class T>
 struct RmsNormAgain {
+  static constexpr int columns = columns_of<T>;
   Matrix<T> x;
   const T* w;
   const Wide<T>* rstd;
   Matrix<T> y;
-  ECHELON_HOST_DEVICE void operator()(std::int64_t i, std::int64_t j) const {
-    y[i][j] = T(x[i][j] * rstd[i] * weight_at(w, j));
+  bool is_aligned() const { return are_aligned<columns>(x, w, y); }
+  template <int N>
+  ECHELON_HOST_DEVICE void operator()(std::int64_t i, Columns<N> at) const {
+    const auto of = at.read(x[i]), weight = at.read_or(w, 1);
+    const Wide<T> of_row = rstd[i];
+    at.write(y[i], [&](int k) { return of[k] * of_row * weight[k]; });
   }
 };
 
 template <class T>
 struct RmsNorm {
+  static constexpr int columns = columns_of<T>;
   Matrix<T> x;
   const T* w;
   Wide<T> eps;
@@ -128,19 +153,28 @@ struct RmsNorm {
   template <class Team>
   ECHELON_HOST_DEVICE void operator()(const Team& team, std::int64_t i) const {
     using F = Wide<T>;
+    const LaneColumns<Team, columns> mine(team, x.cols, are_aligned<columns>(x, w, y));
+    const KeptRow<Team, T, columns> row(mine, x[i]);
     F squares = 0;
-    for (std::int64_t j = team.lane(); j < x.cols; j += team.lanes()) squares += x[i][j] * x[i][j];
+    mine.each([&](auto at, int place) {
+      const auto of = row.at(at, place);
+      for (int k = 0; k < at.count; ++k) squares += of[k] * of[k];
+    });
     squares = sum_of(team, squares);
     const F of_row = 1 / std::sqrt(squares / static_cast<F>(x.cols) + eps);
     if (team.lane() == 0) rstd[i] = of_row;
-    for (std::int64_t j = team.lane(); j < x.cols; j += team.lanes())
-      y[i][j] = T(x[i][j] * of_row * weight_at(w, j));
+    mine.each([&](auto at, int place) {
+      const auto of = row.at(at, place);
+      const auto weight = at.read_or(w, 1);
+      at.write(y[i], [&](int k) { return of[k] * of_row * weight[k]; });
+    });
   }
 };
 
 // With n = x rstd and g = dy w: dx += rstd (g - n mean(g n)).
 template <class T>
 struct RmsNormBackwardInput {
+  static constexpr int columns = columns_of<T>;
   Matrix<T> dy, x;
   const T* w;
   const Wide<T>* rstd;
@@ -148,25 +182,39 @@ struct RmsNormBackwardInput {
   template <class Team>
   ECHELON_HOST_DEVICE void operator()(const Team& team, std::int64_t i) const {
     using F = Wide<T>;
+    const LaneColumns<Team, columns> mine(team, x.cols, are_aligned<columns>(dy, x, w, dx));
+    const KeptRow<Team, T, columns> gradients(mine, dy[i]), row(mine, x[i]), sums(mine, dx[i]);
+    const F of_row = rstd[i];
     F mean_gn = 0;
-    for (std::int64_t j = team.lane(); j < x.cols; j += team.lanes())
-      mean_gn += dy[i][j] * weight_at(w, j) * x[i][j] * rstd[i];
+    mine.each([&](auto at, int place) {
+      const auto d = gradients.at(at, place), of = row.at(at, place), weight = at.read_or(w, 1);
+      for (int k = 0; k < at.count; ++k) mean_gn += d[k] * weight[k] * of[k] * of_row;
+    });
     mean_gn = sum_of(team, mean_gn) / static_cast<F>(x.cols);
-    for (std::int64_t j = team.lane(); j < x.cols; j += team.lanes())
-      dx[i][j] = T(dx[i][j] + rstd[i] * (dy[i][j] * weight_at(w, j) - x[i][j] * rstd[i] * mean_gn));
+    mine.each([&](auto at, int place) {
+      const auto d = gradients.at(at, place), of = row.at(at, place), to = sums.at(at, place);
+      const auto weight = at.read_or(w, 1);
+      at.write(dx[i], [&](int k) { return to[k] + of_row * (d[k] * weight[k] - of[k] * of_row * mean_gn); });
+    });
   }
 };
 
 // Of rows whose columns are cut over ranks: Kernels says what is added up in between.
 template <class T>
 struct RowSquares {
+  static constexpr int columns = columns_of<T>;
   Matrix<T> x;
   Wide<T>* squares;
   template <class Team>
   ECHELON_HOST_DEVICE void operator()(const Team& team, std::int64_t i) const {
     using F = Wide<T>;
+    const LaneColumns<Team, columns> mine(team, x.cols, are_aligned<columns>(x));
+    const KeptRow<Team, T, columns> row(mine, x[i]);
     F sum = 0;
-    for (std::int64_t j = team.lane(); j < x.cols; j += team.lanes()) sum += F(x[i][j]) * x[i][j];
+    mine.each([&](auto at, int place) {
+      const auto of = row.at(at, place);
+      for (int k = 0; k < at.count; ++k) sum += F(of[k]) * of[k];
+    });
     sum = sum_of(team, sum);
     if (team.lane() == 0) squares[i] = sum;
   }
@@ -174,15 +222,20 @@ struct RowSquares {
 
 template <class T>
 struct RmsNormOfSquares {
+  static constexpr int columns = columns_of<T>;
   Matrix<T> x;
   const T* w;
-  Wide<T> eps, columns;
+  Wide<T> eps, all_columns;
   Matrix<T> y;
   Wide<T>* stats;
   template <class Team>
   ECHELON_HOST_DEVICE void operator()(const Team& team, std::int64_t i) const {
-    const Wide<T> of_row = 1 / std::sqrt(stats[i] / columns + eps);
-    for (std::int64_t j = team.lane(); j < x.cols; j += team.lanes()) y[i][j] = T(x[i][j] * of_row * w[j]);
+    const LaneColumns<Team, columns> mine(team, x.cols, are_aligned<columns>(x, w, y));
+    const Wide<T> of_row = 1 / std::sqrt(stats[i] / all_columns + eps);
+    mine.each([&](auto at, int) {
+      const auto of = at.read(x[i]), weight = at.read(w);
+      at.write(y[i], [&](int k) { return of[k] * of_row * weight[k]; });
+    });
     team.sync();  // all have read it
     if (team.lane() == 0) stats[i] = of_row;
   }
@@ -190,15 +243,21 @@ struct RmsNormOfSquares {
 
 template <class T>
 struct RmsNormBackwardSums {
+  static constexpr int columns = columns_of<T>;
   Matrix<T> dy, x;
   const T* w;
   const Wide<T>* rstd;
   Wide<T>* sums;
   template <class Team>
   ECHELON_HOST_DEVICE void operator()(const Team& team, std::int64_t i) const {
+    const LaneColumns<Team, columns> mine(team, x.cols, are_aligned<columns>(dy, x, w));
+    const KeptRow<Team, T, columns> gradients(mine, dy[i]), row(mine, x[i]);
+    const Wide<T> of_row = rstd[i];
     Wide<T> sum = 0;
-    for (std::int64_t j = team.lane(); j < x.cols; j += team.lanes())
-      sum += dy[i][j] * w[j] * x[i][j] * rstd[i];
+    mine.each([&](auto at, int place) {
+      const auto d = gradients.at(at, place), of = row.at(at, place), weight = at.read(w);
+      for (int k = 0; k < at.count; ++k) sum += d[k] * weight[k] * of[k] * of_row;
+    });
     sum = sum_of(team, sum);
     if (team.lane() == 0) sums[i] = sum;
   }
@@ -206,20 +265,26 @@ struct RmsNormBackwardSums {
 
 template <class T>
 struct RmsNormBackwardInputOfSums {
+  static constexpr int columns = columns_of<T>;
   Matrix<T> dy, x;
   const T* w;
   const Wide<T>* rstd;
   const Wide<T>* sums;
-  Wide<T> columns;
+  Wide<T> all_columns;
   Matrix<T> dx;
-  ECHELON_HOST_DEVICE void operator()(std::int64_t i, std::int64_t j) const {
-    const Wide<T> mean_gn = sums[i] / columns;
-    dx[i][j] = T(dx[i][j] + rstd[i] * (dy[i][j] * w[j] - x[i][j] * rstd[i] * mean_gn));
+  bool is_aligned() const { return are_aligned<columns>(dy, x, w, dx); }
+  template <int N>
+  ECHELON_HOST_DEVICE void operator()(std::int64_t i, Columns<N> at) const {
+    const auto d = at.read(dy[i]), of = at.read(x[i]), weight = at.read(w), to = at.read(dx[i]);
+    const Wide<T> mean_gn = sums[i] / all_columns, of_row = rstd[i];
+    at.write(dx[i], [&](int k) { return to[k] + of_row * (d[k] * weight[k] - of[k] * of_row * mean_gn); });
   }
 };
 
 template <class T>
 struct RmsNormWeightTerm {
+  using F = Wide<T>;
+  static constexpr int columns = columns_of<T>, sums = 1;
   Matrix<T> dy, x;
   const F* rstd;
   ECHELON_HOST_DEVICE bool is_aligned() const { return are_aligned<columns>(dy, x); }
@@ -231,5 +296,3 @@ struct RmsNormWeightTerm {
 };
 
 }  // namespace echelon::rows
-  using F = Wide<T>;
-  static constexpr int columns = columns_of<T>, sums = 1;
