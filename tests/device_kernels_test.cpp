@@ -67,12 +67,17 @@ class DeviceKernels : public ::testing::TestWithParam<DeviceUnderTest> {
     for (double& x : numbers) x *= scale;
     return numbers;
   }
-  // A column range of a wider matrix.
+  // A column range of a wider matrix: whose rows begin at multiples of 16 bytes, or hardly ever.
+  bool is_aligned = false;
   Operand random(DType dtype, std::int64_t rows, std::int64_t cols, double scale = 1) {
-    const Operand wide = of(std::vector<double>(static_cast<std::size_t>(rows * (cols + 3)), 0.25),
-                            make(dtype, {rows, cols + 3}));
-    return of(normal(rows * cols, scale),
-              {wide.expected.column_range(2, 2 + cols), wide.tested.column_range(2, 2 + cols)});
+    return of(normal(rows * cols, scale), range_of_wider(dtype, rows, cols));
+  }
+  Operand range_of_wider(DType dtype, std::int64_t rows, std::int64_t cols) {
+    const std::int64_t before = is_aligned ? 8 : 1, width = is_aligned ? (cols + 15) / 8 * 8 : cols + 3;
+    const Operand wide =
+        of(std::vector<double>(static_cast<std::size_t>(rows * width), 0.25), make(dtype, {rows, width}));
+    return {wide.expected.column_range(before, before + cols),
+            wide.tested.column_range(before, before + cols)};
   }
   Operand vector(DType dtype, std::int64_t count, double scale = 1) {
     return of(normal(count, scale), make(dtype, {count}));
@@ -172,166 +177,215 @@ struct Size {
   std::int64_t rows, cols;
 };
 const std::vector<Size> sizes{{1, 1}, {3, 7}, {14, 33}, {0, 5}};
+// Of what takes several columns at once: more of them than lanes keep, with and without a rest.
+const std::vector<Size> with_long_rows{{1, 1}, {3, 7}, {14, 33}, {0, 5}, {6, 320}, {2, 601}};
 const std::vector<DType> stored{DType::f64, DType::f32, DType::bf16};
 
 TEST_P(DeviceKernels, Elements) {
-  for (const auto& [rows, cols] : sizes)
-    for (DType tx : stored)
-      for (DType ty : stored) {
-        if (wide(tx) != wide(ty)) continue;
-        const Operand x = random(tx, rows, cols), y = random(ty, rows, cols);
-        run([&](Kernels& on, auto of) { on.add(of(x), of(y)); });
-        expect_close(y, 1, "add");
-        run([&](Kernels& on, auto of) { on.copy(of(x), of(y)); });
-        expect_close(y, 1, "copy", 0);
-        run([&](Kernels& on, auto of) { on.scale(of(y), 1.0 / 3); });
-        expect_close(y, 1, "scale");
-        run([&](Kernels& on, auto of) { on.fill(of(y), 1.0 / 3); });
-        expect_close(y, 1, "fill", 0);
+  for (bool aligned : {false, true}) {
+    is_aligned = aligned;
+    for (const auto& [rows, cols] : with_long_rows)
+      for (DType tx : stored)
+        for (DType ty : stored) {
+          if (wide(tx) != wide(ty)) continue;
+          const Operand x = random(tx, rows, cols), y = random(ty, rows, cols);
+          run([&](Kernels& on, auto of) { on.add(of(x), of(y)); });
+          expect_close(y, 1, "add");
+          run([&](Kernels& on, auto of) { on.copy(of(x), of(y)); });
+          expect_close(y, 1, "copy", 0);
+          run([&](Kernels& on, auto of) { on.scale(of(y), 1.0 / 3); });
+          expect_close(y, 1, "scale");
+          run([&](Kernels& on, auto of) { on.fill(of(y), 1.0 / 3); });
+          expect_close(y, 1, "fill", 0);
+        }
+    for (const auto& [rows, cols] : with_long_rows)
+      for (DType t : stored) {
+        const Operand x = random(t, rows, cols), y = random(t, rows, cols), out = random(t, rows, cols);
+        const Operand bias = vector(t, cols), dbias = vector(wide(t), cols);
+        run([&](Kernels& on, auto of) { on.add_bias(of(bias), of(y)); });
+        expect_close(y, 1, "add_bias");
+        run([&](Kernels& on, auto of) { on.residual(of(x), of(y), of(bias), of(out)); });
+        expect_close(out, 2, "residual");
+        run([&](Kernels& on, auto of) { on.residual(of(x), of(y), Tensor(), of(out)); });
+        expect_close(out, 1, "residual");
+        run([&](Kernels& on, auto of) { on.bias_gradient(of(x), of(dbias)); });
+        expect_close(dbias, rows + 1, "bias_gradient");
       }
-  for (const auto& [rows, cols] : sizes)
-    for (DType t : stored) {
-      const Operand x = random(t, rows, cols), y = random(t, rows, cols), out = random(t, rows, cols);
-      const Operand bias = vector(t, cols), dbias = vector(wide(t), cols);
-      run([&](Kernels& on, auto of) { on.add_bias(of(bias), of(y)); });
-      expect_close(y, 1, "add_bias");
-      run([&](Kernels& on, auto of) { on.residual(of(x), of(y), of(bias), of(out)); });
-      expect_close(out, 2, "residual");
-      run([&](Kernels& on, auto of) { on.residual(of(x), of(y), Tensor(), of(out)); });
-      expect_close(out, 1, "residual");
-      run([&](Kernels& on, auto of) { on.bias_gradient(of(x), of(dbias)); });
-      expect_close(dbias, rows + 1, "bias_gradient");
-    }
+  }
 }
 
 TEST_P(DeviceKernels, Norms) {
-  for (const auto& [rows, cols] : sizes)
-    for (DType t : stored) {
-      const Operand x = random(t, rows, cols), y = random(t, rows, cols), dx = random(t, rows, cols);
-      const Operand w = vector(t, cols), b = vector(t, cols), stats = vector(wide(t), 2 * rows),
-                    rstd = vector(wide(t), rows), dw = vector(wide(t), cols), db = vector(wide(t), cols);
-      run([&](Kernels& on, auto of) { on.layer_norm(of(x), of(w), of(b), 1e-5, of(y), of(stats)); });
-      expect_close(stats, cols, "layer_norm's statistics");
-      expect_close(y, cols, "layer_norm");
-      run([&](Kernels& on, auto of) { on.layer_norm_again(of(x), of(w), of(b), of(stats), of(y)); });
-      expect_close(y, 4, "layer_norm_again");
-      const double of_layer_norm = backward_summand(y, w, stats, 2, dx);
-      run([&](Kernels& on, auto of) {
-        on.layer_norm_backward_input(of(y), of(x), of(w), of(stats), of(dx));
-        on.layer_norm_backward_weight(of(y), of(x), of(stats), of(dw), of(db));
-      });
-      expect_close(dx, 4 * cols, "layer_norm_backward_input", 4, of_layer_norm);
-      expect_close(dw, 4 * (rows + 1), "layer_norm_backward_weight");
-      expect_close(db, rows + 1, "layer_norm_backward_weight's bias");
-      for (bool weighted : {true, false}) {
-        const Operand weight = weighted ? w : Operand();
+  for (bool aligned : {false, true}) {
+    is_aligned = aligned;
+    for (const auto& [rows, cols] : with_long_rows)
+      for (DType t : stored) {
+        const Operand x = random(t, rows, cols), y = random(t, rows, cols), dx = random(t, rows, cols);
+        const Operand w = vector(t, cols), b = vector(t, cols), stats = vector(wide(t), 2 * rows),
+                      rstd = vector(wide(t), rows), dw = vector(wide(t), cols), db = vector(wide(t), cols);
+        run([&](Kernels& on, auto of) { on.layer_norm(of(x), of(w), of(b), 1e-5, of(y), of(stats)); });
+        expect_close(stats, cols, "layer_norm's statistics");
+        expect_close(y, cols, "layer_norm");
+        run([&](Kernels& on, auto of) { on.layer_norm_again(of(x), of(w), of(b), of(stats), of(y)); });
+        expect_close(y, 4, "layer_norm_again");
+        const double of_layer_norm = backward_summand(y, w, stats, 2, dx);
         run([&](Kernels& on, auto of) {
-          on.layer_norm(of(x), of(weight), Tensor(), 1e-5, of(y), of(stats));
+          on.layer_norm_backward_input(of(y), of(x), of(w), of(stats), of(dx));
+          on.layer_norm_backward_weight(of(y), of(x), of(stats), of(dw), of(db));
         });
-        expect_close(stats, cols, "layer_norm's statistics without");
-        expect_close(y, cols, "layer_norm without");
-        const double summand = backward_summand(y, weight, stats, 2, dx);
+        expect_close(dx, 4 * cols, "layer_norm_backward_input", 4, of_layer_norm);
+        expect_close(dw, 4 * (rows + 1), "layer_norm_backward_weight");
+        expect_close(db, rows + 1, "layer_norm_backward_weight's bias");
+        for (bool weighted : {true, false}) {
+          const Operand weight = weighted ? w : Operand();
+          run([&](Kernels& on, auto of) {
+            on.layer_norm(of(x), of(weight), Tensor(), 1e-5, of(y), of(stats));
+          });
+          expect_close(stats, cols, "layer_norm's statistics without");
+          expect_close(y, cols, "layer_norm without");
+          const double summand = backward_summand(y, weight, stats, 2, dx);
+          run([&](Kernels& on, auto of) {
+            on.layer_norm_backward_input(of(y), of(x), of(weight), of(stats), of(dx));
+          });
+          expect_close(dx, 4 * cols, "layer_norm_backward_input without", 4, summand);
+        }
+        run([&](Kernels& on, auto of) { on.rms_norm(of(x), of(w), 1e-5, of(y), of(rstd)); });
+        expect_close(rstd, cols, "rms_norm's statistics");
+        expect_close(y, cols, "rms_norm");
+        run([&](Kernels& on, auto of) { on.rms_norm_again(of(x), of(w), of(rstd), of(y)); });
+        expect_close(y, 4, "rms_norm_again");
+        const double of_rms_norm = backward_summand(y, w, rstd, 1, dx);
         run([&](Kernels& on, auto of) {
-          on.layer_norm_backward_input(of(y), of(x), of(weight), of(stats), of(dx));
+          on.rms_norm_backward_input(of(y), of(x), of(w), of(rstd), of(dx));
+          on.rms_norm_backward_weight(of(y), of(x), of(rstd), of(dw));
         });
-        expect_close(dx, 4 * cols, "layer_norm_backward_input without", 4, summand);
+        expect_close(dx, 4 * cols, "rms_norm_backward_input", 4, of_rms_norm);
+        expect_close(dw, 4 * (rows + 1), "rms_norm_backward_weight");
+        const Operand none;
+        run([&](Kernels& on, auto of) { on.rms_norm(of(x), of(none), 1e-5, of(y), of(rstd)); });
+        expect_close(y, cols, "rms_norm without");
+        run([&](Kernels& on, auto of) { on.rms_norm_again(of(x), of(none), of(rstd), of(y)); });
+        expect_close(y, 4, "rms_norm_again without");
+        const double without = backward_summand(y, none, rstd, 1, dx);
+        run([&](Kernels& on, auto of) {
+          on.rms_norm_backward_input(of(y), of(x), of(none), of(rstd), of(dx));
+        });
+        expect_close(dx, 4 * cols, "rms_norm_backward_input without", 4, without);
+        const double columns = 2.0 * static_cast<double>(cols);
+        const Operand sums = vector(wide(t), rows);
+        run([&](Kernels& on, auto of) { on.row_squares(of(x), of(rstd)); });
+        expect_close(rstd, cols, "row_squares");
+        run([&](Kernels& on, auto of) {
+          on.rms_norm_of_squares(of(x), of(w), 1e-5, columns, of(y), of(rstd));
+        });
+        expect_close(rstd, 4, "rms_norm_of_squares' statistics");
+        expect_close(y, cols, "rms_norm_of_squares");
+        run([&](Kernels& on, auto of) {
+          on.rms_norm_backward_sums(of(y), of(x), of(w), of(rstd), of(sums));
+        });
+        expect_close(sums, 4 * cols, "rms_norm_backward_sums");
+        const double of_sums = backward_summand(y, w, rstd, 1, dx);
+        run([&](Kernels& on, auto of) {
+          on.rms_norm_backward_input_of_sums(of(y), of(x), of(w), of(rstd), of(sums), columns, of(dx));
+        });
+        expect_close(dx, 8, "rms_norm_backward_input_of_sums", 4, of_sums);
       }
-      run([&](Kernels& on, auto of) { on.rms_norm(of(x), of(w), 1e-5, of(y), of(rstd)); });
-      expect_close(rstd, cols, "rms_norm's statistics");
-      expect_close(y, cols, "rms_norm");
-      run([&](Kernels& on, auto of) { on.rms_norm_again(of(x), of(w), of(rstd), of(y)); });
-      expect_close(y, 4, "rms_norm_again");
-      const double of_rms_norm = backward_summand(y, w, rstd, 1, dx);
-      run([&](Kernels& on, auto of) {
-        on.rms_norm_backward_input(of(y), of(x), of(w), of(rstd), of(dx));
-        on.rms_norm_backward_weight(of(y), of(x), of(rstd), of(dw));
-      });
-      expect_close(dx, 4 * cols, "rms_norm_backward_input", 4, of_rms_norm);
-      expect_close(dw, 4 * (rows + 1), "rms_norm_backward_weight");
-      const Operand none;
-      run([&](Kernels& on, auto of) { on.rms_norm(of(x), of(none), 1e-5, of(y), of(rstd)); });
-      expect_close(y, cols, "rms_norm without");
-      run([&](Kernels& on, auto of) { on.rms_norm_again(of(x), of(none), of(rstd), of(y)); });
-      expect_close(y, 4, "rms_norm_again without");
-      const double without = backward_summand(y, none, rstd, 1, dx);
-      run([&](Kernels& on, auto of) {
-        on.rms_norm_backward_input(of(y), of(x), of(none), of(rstd), of(dx));
-      });
-      expect_close(dx, 4 * cols, "rms_norm_backward_input without", 4, without);
-      const double columns = 2.0 * static_cast<double>(cols);
-      const Operand sums = vector(wide(t), rows);
-      run([&](Kernels& on, auto of) { on.row_squares(of(x), of(rstd)); });
-      expect_close(rstd, cols, "row_squares");
-      run([&](Kernels& on, auto of) {
-        on.rms_norm_of_squares(of(x), of(w), 1e-5, columns, of(y), of(rstd));
-      });
-      expect_close(rstd, 4, "rms_norm_of_squares' statistics");
-      expect_close(y, cols, "rms_norm_of_squares");
-      run([&](Kernels& on, auto of) { on.rms_norm_backward_sums(of(y), of(x), of(w), of(rstd), of(sums)); });
-      expect_close(sums, 4 * cols, "rms_norm_backward_sums");
-      const double of_sums = backward_summand(y, w, rstd, 1, dx);
-      run([&](Kernels& on, auto of) {
-        on.rms_norm_backward_input_of_sums(of(y), of(x), of(w), of(rstd), of(sums), columns, of(dx));
-      });
-      expect_close(dx, 8, "rms_norm_backward_input_of_sums", 4, of_sums);
+  }
+}
+
+// Where rows lie says how they are read, not what is made of them.
+TEST_P(DeviceKernels, SameBitsWhereverRowsLie) {
+  for (const auto& [rows, cols] : with_long_rows)
+    for (DType t : stored) {
+      SCOPED_TRACE(::testing::Message() << rows << " x " << cols << " in " << dtype_name(t));
+      const std::vector<double> of_x = normal(rows * cols), of_dy = normal(rows * cols), of_w = normal(cols);
+      const auto all_of = [&](bool aligned) {
+        is_aligned = aligned;
+        const Operand x = of(of_x, range_of_wider(t, rows, cols)),
+                      dy = of(of_dy, range_of_wider(t, rows, cols)),
+                      dx = of(of_dy, range_of_wider(t, rows, cols)), y = random(t, rows, cols),
+                      w = of(of_w, make(t, {cols})), stats = vector(wide(t), 2 * rows),
+                      rstd = vector(wide(t), rows), dw = of(of_w, make(wide(t), {cols})),
+                      db = of(of_w, make(wide(t), {cols}));
+        std::vector<std::vector<double>> made;
+        const auto keep = [&](std::initializer_list<Tensor> results) {
+          for (const Tensor& one : results) made.push_back(copy_numbers_to_host(one));
+        };
+        tested->layer_norm(x.tested, w.tested, w.tested, 1e-5, y.tested, stats.tested);
+        tested->layer_norm_backward_input(dy.tested, x.tested, w.tested, stats.tested, dx.tested);
+        tested->layer_norm_backward_weight(dy.tested, x.tested, stats.tested, dw.tested, db.tested);
+        keep({y.tested, stats.tested, dx.tested, dw.tested, db.tested});
+        tested->rms_norm(x.tested, w.tested, 1e-5, y.tested, rstd.tested);
+        tested->rms_norm_backward_input(dy.tested, x.tested, w.tested, rstd.tested, dx.tested);
+        tested->rms_norm_backward_weight(dy.tested, x.tested, rstd.tested, dw.tested);
+        keep({y.tested, rstd.tested, dx.tested, dw.tested});
+        tested->residual(x.tested, y.tested, w.tested, y.tested);
+        tested->activate(Activation::gelu, x.tested, w.tested, y.tested);
+        tested->activate_backward(Activation::gelu, x.tested, dy.tested);
+        keep({x.tested, y.tested, dy.tested});
+        return made;
+      };
+      EXPECT_EQ(all_of(true), all_of(false));
     }
 }
 
 TEST_P(DeviceKernels, Activations) {
-  for (const auto& [rows, cols] : sizes)
-    for (DType t : stored) {
-      for (Activation a : {Activation::gelu, Activation::gelu_erf, Activation::relu2}) {
-        const Operand h = random(t, rows, cols), y = random(t, rows, cols), bias = vector(t, cols);
-        run([&](Kernels& on, auto of) { on.activate(a, of(h), of(bias), of(y)); });
-        expect_close(h, 1, "activate's input");
-        expect_close(y, 4, "activate");
-        run([&](Kernels& on, auto of) { on.activate(a, of(h), Tensor(), of(y)); });
-        expect_close(y, 4, "activate");
-        run([&](Kernels& on, auto of) { on.activate_backward(a, of(h), of(y)); });
-        expect_close(h, 4, "activate_backward's output");
-        expect_close(y, 16, "activate_backward");
+  for (bool aligned : {false, true}) {
+    is_aligned = aligned;
+    for (const auto& [rows, cols] : with_long_rows)
+      for (DType t : stored) {
+        for (Activation a : {Activation::gelu, Activation::gelu_erf, Activation::relu2}) {
+          const Operand h = random(t, rows, cols), y = random(t, rows, cols), bias = vector(t, cols);
+          run([&](Kernels& on, auto of) { on.activate(a, of(h), of(bias), of(y)); });
+          expect_close(h, 1, "activate's input");
+          expect_close(y, 4, "activate");
+          run([&](Kernels& on, auto of) { on.activate(a, of(h), Tensor(), of(y)); });
+          expect_close(y, 4, "activate");
+          run([&](Kernels& on, auto of) { on.activate_backward(a, of(h), of(y)); });
+          expect_close(h, 4, "activate_backward's output");
+          expect_close(y, 16, "activate_backward");
+        }
+        {
+          const Operand x = random(t, rows, cols), gate = random(t, rows, cols), y = random(t, rows, cols),
+                        dy = random(t, rows, cols);
+          run([&](Kernels& on, auto of) { on.sigmoid_gate(of(x), of(gate), of(y)); });
+          expect_close(y, 4, "sigmoid_gate");
+          run([&](Kernels& on, auto of) { on.sigmoid_gate_backward(of(x), of(gate), of(dy), of(y)); });
+          expect_close(gate, 16, "sigmoid_gate_backward's gate");
+          expect_close(dy, 4, "sigmoid_gate_backward");
+          expect_close(y, 4, "sigmoid_gate_backward's output");
+        }
+        {
+          const Operand h = random(t, rows, cols), y = random(t, rows, cols), alphas = vector(t, 2),
+                        dalphas = vector(wide(t), 2 * rows);
+          run([&](Kernels& on, auto of) { on.xielu(of(h), of(alphas), of(y)); });
+          expect_close(y, 4, "xielu");
+          run([&](Kernels& on, auto of) { on.xielu_backward(of(h), of(alphas), of(y), of(dalphas)); });
+          expect_close(h, 4, "xielu_backward's output");
+          expect_close(y, 16, "xielu_backward");
+          expect_close(dalphas, static_cast<int>(16 * std::sqrt(static_cast<double>(cols))),
+                       "xielu_backward's alphas");
+        }
+        const SwigluClamp clamp{.alpha = 1.7, .limit = 0.8};
+        for (Activation a : {Activation::swiglu, Activation::geglu, Activation::clamped_swiglu}) {
+          const Operand x = random(t, rows, 2 * cols), y = random(t, rows, cols);
+          run([&](Kernels& on, auto of) { on.gated(a, of(x), of(y), clamp); });
+          expect_close(y, 4, "gated");
+          run([&](Kernels& on, auto of) { on.gated_backward(a, of(x), of(y), clamp); });
+          expect_close(x, 16, "gated_backward");
+          expect_close(y, 4, "gated_backward's output");
+        }
+        for (Activation a : {Activation::clamped_swiglu, Activation::relu2}) {
+          const Operand x = random(t, rows, is_gated(a) ? 2 * cols : cols), y = random(t, rows, cols),
+                        weights = vector(wide(t), rows), dweights = vector(wide(t), rows);
+          run([&](Kernels& on, auto of) {
+            on.weighted_activation_backward(a, of(x), of(y), of(weights), of(dweights), clamp);
+          });
+          expect_close(x, 16, "weighted_activation_backward");
+          expect_close(y, 4, "weighted_activation_backward's output");
+          expect_close(dweights, 4 * cols, "weighted_activation_backward's weights");
+        }
       }
-      {
-        const Operand x = random(t, rows, cols), gate = random(t, rows, cols), y = random(t, rows, cols),
-                      dy = random(t, rows, cols);
-        run([&](Kernels& on, auto of) { on.sigmoid_gate(of(x), of(gate), of(y)); });
-        expect_close(y, 4, "sigmoid_gate");
-        run([&](Kernels& on, auto of) { on.sigmoid_gate_backward(of(x), of(gate), of(dy), of(y)); });
-        expect_close(gate, 16, "sigmoid_gate_backward's gate");
-        expect_close(dy, 4, "sigmoid_gate_backward");
-        expect_close(y, 4, "sigmoid_gate_backward's output");
-      }
-      {
-        const Operand h = random(t, rows, cols), y = random(t, rows, cols), alphas = vector(t, 2),
-                      dalphas = vector(wide(t), 2 * rows);
-        run([&](Kernels& on, auto of) { on.xielu(of(h), of(alphas), of(y)); });
-        expect_close(y, 4, "xielu");
-        run([&](Kernels& on, auto of) { on.xielu_backward(of(h), of(alphas), of(y), of(dalphas)); });
-        expect_close(h, 4, "xielu_backward's output");
-        expect_close(y, 16, "xielu_backward");
-        expect_close(dalphas, static_cast<int>(16 * std::sqrt(static_cast<double>(cols))),
-                     "xielu_backward's alphas");
-      }
-      const SwigluClamp clamp{.alpha = 1.7, .limit = 0.8};
-      for (Activation a : {Activation::swiglu, Activation::geglu, Activation::clamped_swiglu}) {
-        const Operand x = random(t, rows, 2 * cols), y = random(t, rows, cols);
-        run([&](Kernels& on, auto of) { on.gated(a, of(x), of(y), clamp); });
-        expect_close(y, 4, "gated");
-        run([&](Kernels& on, auto of) { on.gated_backward(a, of(x), of(y), clamp); });
-        expect_close(x, 16, "gated_backward");
-        expect_close(y, 4, "gated_backward's output");
-      }
-      for (Activation a : {Activation::clamped_swiglu, Activation::relu2}) {
-        const Operand x = random(t, rows, is_gated(a) ? 2 * cols : cols), y = random(t, rows, cols),
-                      weights = vector(wide(t), rows), dweights = vector(wide(t), rows);
-        run([&](Kernels& on, auto of) {
-          on.weighted_activation_backward(a, of(x), of(y), of(weights), of(dweights), clamp);
-        });
-        expect_close(x, 16, "weighted_activation_backward");
-        expect_close(y, 4, "weighted_activation_backward's output");
-        expect_close(dweights, 4 * cols, "weighted_activation_backward's weights");
-      }
-    }
+  }
 }
 
 TEST_P(DeviceKernels, RowsOfTablesAndPositions) {

@@ -2,40 +2,63 @@
 #pragma once
 
 #include <cmath>
+#include <type_traits>
 
 #include "base/bf16.h"
 #include "spec/activation.h"
+#include "tensor/rows/columns.h"
 #include "tensor/rows/team.h"
 
 namespace echelon::rows {
 
-template <class F>
-ECHELON_HOST_DEVICE F gelu_tanh_argument(F x) {
-  constexpr F c = F(0.797884560802865355879892119868763737);  // sqrt(2 / pi)
-  return c * (x + F(0.044715) * x * x * x);
+// Of an x of at least 1, infinity too.
+ECHELON_HOST_DEVICE inline double reciprocal(double x) { return 1 / x; }
+ECHELON_HOST_DEVICE inline float reciprocal(float x) {
+#ifdef __CUDA_ARCH__
+  float y;  // within one unit of the last place, in one instruction and not ten
+  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+#else
+  return 1 / x;
+#endif
 }
 
+template <class F>
+ECHELON_HOST_DEVICE F sigmoid(F x) {
+  return reciprocal(1 + std::exp(-x));
+}
+
+// An activation at x and its slope there.
+template <class F>
+struct AtPoint {
+  F y, slope;
+};
+
+// As x sigmoid(2u), which is x (1 + tanh(u)) / 2, of u = sqrt(2 / pi) (x + 0.044715 x^3).
+template <class F>
+struct GeluTanh {
+  static constexpr F linear = F(1.595769121605730711759542397382635471);  // 2 sqrt(2 / pi)
+  static constexpr F cubic = linear * F(0.044715);
+  ECHELON_HOST_DEVICE static F y(F x) { return x * sigmoid(x * (linear + cubic * (x * x))); }
+  ECHELON_HOST_DEVICE static AtPoint<F> at(F x) {
+    // Where the square is larger the sigmoid is 0 or 1, and the product of no number and 0 is kept away.
+    constexpr F largest = F(1e4);
+    const F square = x * x < largest ? x * x : largest, open = sigmoid(x * (linear + cubic * square));
+    return {x * open, open + x * (open * (1 - open)) * (linear + 3 * cubic * square)};
+  }
+};
 template <class F>
 ECHELON_HOST_DEVICE F gelu_of(F x) {
-  return F(0.5) * x * (1 + std::tanh(gelu_tanh_argument(x)));
+  return GeluTanh<F>::y(x);
 }
-
 template <class F>
 ECHELON_HOST_DEVICE F gelu_slope(F x) {
-  constexpr F c = F(0.797884560802865355879892119868763737);
-  const F tanh = std::tanh(gelu_tanh_argument(x));
-  return F(0.5) * (1 + tanh) + F(0.5) * x * (1 - tanh * tanh) * c * (1 + 3 * F(0.044715) * x * x);
+  return GeluTanh<F>::at(x).slope;
 }
 
 template <class F>
 ECHELON_HOST_DEVICE F normal_distribution(F x) {
   return F(0.5) * (1 + std::erf(x * F(0.707106781186547524400844362104849039)));
-}
-
-template <class F>
-ECHELON_HOST_DEVICE F gelu_erf_slope(F x) {
-  constexpr F density = F(0.398942280401432677939946059934381868);  // 1 / sqrt(2 pi)
-  return normal_distribution(x) + x * density * std::exp(F(-0.5) * x * x);
 }
 
 // Of an activation without a gate.
@@ -45,16 +68,31 @@ ECHELON_HOST_DEVICE F activation_of(Activation a, F x) {
   if (a == Activation::gelu_erf) return x * normal_distribution(x);
   return a == Activation::relu2 ? positive * positive : gelu_of(x);
 }
-
 template <class F>
-ECHELON_HOST_DEVICE F activation_slope(Activation a, F x) {
-  if (a == Activation::gelu_erf) return gelu_erf_slope(x);
-  return a == Activation::relu2 ? 2 * (x < F(0) ? F(0) : x) : gelu_slope(x);
+ECHELON_HOST_DEVICE AtPoint<F> activation_at(Activation a, F x) {
+  if (a == Activation::gelu_erf) {
+    constexpr F density = F(0.398942280401432677939946059934381868);  // 1 / sqrt(2 pi)
+    const F below = normal_distribution(x);
+    return {x * below, below + x * density * std::exp(F(-0.5) * x * x)};
+  }
+  const F positive = x < F(0) ? F(0) : x;
+  if (a == Activation::relu2) return {positive * positive, 2 * positive};
+  return GeluTanh<F>::at(x);
 }
 
-template <class F>
-ECHELON_HOST_DEVICE F sigmoid(F x) {
-  return 1 / (1 + std::exp(-x));
+// call(constant), which is `a` as the compiler knows it: a loop over elements has no branch.
+template <class Call>
+ECHELON_HOST_DEVICE void with_constant(Activation a, const Call& call) {
+  if (a == Activation::gelu_erf) return call(std::integral_constant<Activation, Activation::gelu_erf>());
+  if (a == Activation::relu2) return call(std::integral_constant<Activation, Activation::relu2>());
+  call(std::integral_constant<Activation, Activation::gelu>());
+}
+template <class Call>
+ECHELON_HOST_DEVICE void with_constant_gate(Activation a, const Call& call) {
+  if (a == Activation::geglu) return call(std::integral_constant<Activation, Activation::geglu>());
+  if (a == Activation::clamped_swiglu)
+    return call(std::integral_constant<Activation, Activation::clamped_swiglu>());
+  call(std::integral_constant<Activation, Activation::swiglu>());
 }
 
 // clamped_swiglu of one gate and of what it opens, and its parts.
@@ -80,59 +118,76 @@ ECHELON_HOST_DEVICE F gated_of(Activation a, F gate, F up, const SwigluClamp& cl
   return (a == Activation::geglu ? gelu_of(gate) : gate * sigmoid(gate)) * up;
 }
 
-// On entry gate, up and d, the gradient of y; on exit gate and up are their gradients. Returns y. (T is what
-// they are stored as.)
-template <class T, class F>
-ECHELON_HOST_DEVICE F gated_gradient(Activation a, T& gate_at, T& up_at, F d, const SwigluClamp& clamp) {
-  const F gate = gate_at, up = up_at;
+// What is left of them where d is the gradient of y.
+template <class F>
+struct GatedGradient {
+  F y, d_gate, d_up;
+};
+template <class F>
+ECHELON_HOST_DEVICE GatedGradient<F> gated_gradient(Activation a, F gate, F up, F d,
+                                                    const SwigluClamp& clamp) {
   if (a == Activation::clamped_swiglu) {
     const ClampedSwiglu<F> at(gate, up, clamp);
     const F limit = F(clamp.limit);
-    gate_at = T(limit < gate ? F(0) : d * at.slope());
-    up_at = T(limit < up || up < -limit ? F(0) : d * at.gate * at.open);
-    return at.y();
+    return {at.y(), limit < gate ? F(0) : d * at.slope(),
+            limit < up || up < -limit ? F(0) : d * at.gate * at.open};
   }
   if (a == Activation::geglu) {
-    gate_at = T(d * up * gelu_slope(gate));
-    up_at = T(d * gelu_of(gate));
-    return gelu_of(gate) * up;
+    const AtPoint<F> at = GeluTanh<F>::at(gate);
+    return {at.y * up, d * up * at.slope, d * at.y};
   }
   const F open = sigmoid(gate);
-  gate_at = T(d * up * open * (1 + gate * (1 - open)));
-  up_at = T(d * gate * open);
-  return gate * open * up;
+  return {gate * open * up, d * up * open * (1 + gate * (1 - open)), d * gate * open};
 }
 
 template <class T>
 struct Activate {
+  static constexpr int columns = columns_of<T>;
   Activation a;
   Matrix<T> h, y;
-  ECHELON_HOST_DEVICE void operator()(std::int64_t i, std::int64_t j) const {
-    y[i][j] = T(activation_of<Wide<T>>(a, h[i][j]));
+  bool is_aligned() const { return are_aligned<columns>(h, y); }
+  template <int N>
+  ECHELON_HOST_DEVICE void operator()(std::int64_t i, Columns<N> at) const {
+    const auto x = at.read(h[i]);
+    with_constant(a,
+                  [&](auto of) { at.write(y[i], [&](int k) { return activation_of<Wide<T>>(of, x[k]); }); });
   }
 };
 
 // The same, and the bias on the way: h keeps it.
 template <class T>
 struct ActivateBiased {
+  static constexpr int columns = columns_of<T>;
   Activation a;
   Matrix<T> h;
   const T* bias;
   Matrix<T> y;
-  ECHELON_HOST_DEVICE void operator()(std::int64_t i, std::int64_t j) const {
-    h[i][j] = T(h[i][j] + bias[j]);
-    y[i][j] = T(activation_of<Wide<T>>(a, h[i][j]));
+  bool is_aligned() const { return are_aligned<columns>(h, bias, y); }
+  template <int N>
+  ECHELON_HOST_DEVICE void operator()(std::int64_t i, Columns<N> at) const {
+    const auto of_h = at.read(h[i]), b = at.read(bias);
+    const auto x = at.write(h[i], [&](int k) { return of_h[k] + b[k]; });
+    with_constant(a,
+                  [&](auto of) { at.write(y[i], [&](int k) { return activation_of<Wide<T>>(of, x[k]); }); });
   }
 };
 
 template <class T>
 struct ActivateBackward {
+  static constexpr int columns = columns_of<T>;
   Activation a;
   Matrix<T> h, dy;
-  ECHELON_HOST_DEVICE void operator()(std::int64_t i, std::int64_t j) const {
+  bool is_aligned() const { return are_aligned<columns>(h, dy); }
+  template <int N>
+  ECHELON_HOST_DEVICE void operator()(std::int64_t i, Columns<N> at) const {
     using F = Wide<T>;
-    dy[i][j] = T(dy[i][j] * activation_slope<F>(a, h[i][j]));
-    h[i][j] = T(activation_of<F>(a, h[i][j]));
+    const auto x = at.read(h[i]), d = at.read(dy[i]);
+    with_constant(a, [&](auto of) {
+      AtPoint<F> points[N];
+      for (int k = 0; k < N; ++k) points[k] = activation_at<F>(of, x[k]);
+      at.write(dy[i], [&](int k) { return d[k] * points[k].slope; });
+      at.write(h[i], [&](int k) { return points[k].y; });
+    });
   }
 };
 
@@ -199,23 +254,39 @@ struct XieluBackward {
 
 template <class T>
 struct Gated {
+  static constexpr int columns = columns_of<T>;
   Activation a;
   SwigluClamp clamp;
   Matrix<T> gate_up, y;
-  ECHELON_HOST_DEVICE void operator()(std::int64_t i, std::int64_t j) const {
-    y[i][j] = T(gated_of<Wide<T>>(a, gate_up[i][j], gate_up[i][y.cols + j], clamp));
+  bool is_aligned() const { return are_aligned<columns>(gate_up, y) && y.cols % columns == 0; }
+  template <int N>
+  ECHELON_HOST_DEVICE void operator()(std::int64_t i, Columns<N> at) const {
+    const auto gate = at.read(gate_up[i]), up = at.read(gate_up[i] + y.cols);
+    with_constant_gate(a, [&](auto of) {
+      at.write(y[i], [&](int k) { return gated_of<Wide<T>>(of, gate[k], up[k], clamp); });
+    });
   }
 };
 
+// On exit gate and up are their gradients, and dy is y.
 template <class T>
 struct GatedBackward {
+  static constexpr int columns = columns_of<T>;
   Activation a;
   SwigluClamp clamp;
   Matrix<T> gate_up, dy;
-  ECHELON_HOST_DEVICE void operator()(std::int64_t i, std::int64_t j) const {
+  bool is_aligned() const { return are_aligned<columns>(gate_up, dy) && dy.cols % columns == 0; }
+  template <int N>
+  ECHELON_HOST_DEVICE void operator()(std::int64_t i, Columns<N> at) const {
     using F = Wide<T>;
-    const F y = gated_gradient(a, gate_up[i][j], gate_up[i][dy.cols + j], F(dy[i][j]), clamp);
-    dy[i][j] = T(y);
+    const auto gate = at.read(gate_up[i]), up = at.read(gate_up[i] + dy.cols), d = at.read(dy[i]);
+    with_constant_gate(a, [&](auto of) {
+      GatedGradient<F> of_columns[N];
+      for (int k = 0; k < N; ++k) of_columns[k] = gated_gradient<F>(of, gate[k], up[k], d[k], clamp);
+      at.write(gate_up[i], [&](int k) { return of_columns[k].d_gate; });
+      at.write(gate_up[i] + dy.cols, [&](int k) { return of_columns[k].d_up; });
+      at.write(dy[i], [&](int k) { return of_columns[k].y; });
+    });
   }
 };
 
@@ -241,27 +312,51 @@ struct SigmoidGateBackward {
 
 template <class T>
 struct WeightedActivationBackward {
+  static constexpr int columns = columns_of<T>;
   Activation a;
   SwigluClamp clamp;
   Matrix<T> hidden, dy;
   const Wide<T>* weights;
   Wide<T>* dweights;
-  ECHELON_HOST_DEVICE Wide<T> gradient(T* row, std::int64_t j, Wide<T> d) const {
-    if (is_gated(a)) return gated_gradient(a, row[j], row[dy.cols + j], d, clamp);
-    const Wide<T> h = row[j];
-    row[j] = T(d * activation_slope<Wide<T>>(a, h));
-    return activation_of<Wide<T>>(a, h);
+  // What the hidden columns make; afterwards they are their gradients, `d` times the weight being that of it.
+  template <int N, class Number>
+  ECHELON_HOST_DEVICE void take(T* row, Columns<N> at, const Number& d, Wide<T> (&y)[N]) const {
+    using F = Wide<T>;
+    const auto x = at.read(row);
+    if (is_gated(a)) {
+      const auto up = at.read(row + dy.cols);
+      with_constant_gate(a, [&](auto of) {
+        GatedGradient<F> of_columns[N];
+        for (int k = 0; k < N; ++k) of_columns[k] = gated_gradient<F>(of, x[k], up[k], d(k), clamp);
+        at.write(row, [&](int k) { return of_columns[k].d_gate; });
+        at.write(row + dy.cols, [&](int k) { return of_columns[k].d_up; });
+        for (int k = 0; k < N; ++k) y[k] = of_columns[k].y;
+      });
+    } else {
+      with_constant(a, [&](auto of) {
+        AtPoint<F> points[N];
+        for (int k = 0; k < N; ++k) points[k] = activation_at<F>(of, x[k]);
+        at.write(row, [&](int k) { return d(k) * points[k].slope; });
+        for (int k = 0; k < N; ++k) y[k] = points[k].y;
+      });
+    }
   }
   template <class Team>
   ECHELON_HOST_DEVICE void operator()(const Team& team, std::int64_t i) const {
     using F = Wide<T>;
+    const bool whole = are_aligned<columns>(hidden, dy) && (!is_gated(a) || dy.cols % columns == 0);
+    const LaneColumns<Team, columns> mine(team, dy.cols, whole);
+    const F weight = weights[i];
     F sum = 0;
-    for (std::int64_t j = team.lane(); j < dy.cols; j += team.lanes()) {
-      const F d = dy[i][j];
-      const F y = gradient(hidden[i], j, d * weights[i]);
-      sum += d * y;
-      dy[i][j] = T(y * weights[i]);
-    }
+    mine.each([&](auto at, int) {
+      constexpr int n = decltype(at)::count;
+      const auto d = at.read(dy[i]);
+      F y[n];
+      take(
+          hidden[i], at, [&](int k) { return d[k] * weight; }, y);
+      for (int k = 0; k < n; ++k) sum += d[k] * y[k];
+      at.write(dy[i], [&](int k) { return y[k] * weight; });
+    });
     sum = sum_of(team, sum);
     if (team.lane() == 0) dweights[i] = sum;
   }

@@ -85,7 +85,7 @@ struct StoreFollowed {
     if (hidden.data != nullptr) {
       C& h = hidden[i][j];
       const F given = h;
-      sum *= activation_slope<F>(activation, given);
+      sum *= activation_at<F>(activation, given).slope;
       h = C(activation_of<F>(activation, given));
     }
     c = C(sum);
