@@ -5,6 +5,7 @@
 
 #include "base/bf16.h"
 #include "tensor/rows/check_anywhere.h"
+#include "tensor/rows/columns.h"
 #include "tensor/rows/team.h"
 
 namespace echelon::rows {
@@ -18,13 +19,16 @@ ECHELON_HOST_DEVICE inline std::int64_t local_column(std::int32_t id, std::int64
 
 template <class T>
 struct Embedding {
+  static constexpr int columns = columns_of<T>;
   const std::int32_t* ids;
   Matrix<T> table;
   std::int64_t first_id;
   Matrix<T> y;
-  ECHELON_HOST_DEVICE void operator()(std::int64_t i, std::int64_t j) const {
+  bool is_aligned() const { return are_aligned<columns>(table, y); }
+  template <int N>
+  ECHELON_HOST_DEVICE void operator()(std::int64_t i, Columns<N> at) const {
     const std::int64_t row = local_column(ids[i], first_id, table.rows);
-    y[i][j] = row >= 0 ? table[row][j] : T{};
+    at.write(y[i], at.read_or(row >= 0 ? table[row] : nullptr, 0));
   }
 };
 
@@ -74,19 +78,24 @@ struct EmbeddingBackward {
 
 template <class T>
 struct CombineRows {
+  static constexpr int columns = columns_of<T>;
   Matrix<T> x;
   const std::int32_t* places;
   const Wide<T>* weights;  // or null: ones
   std::int64_t each;
   Matrix<T> y;
-  ECHELON_HOST_DEVICE void operator()(std::int64_t i, std::int64_t c) const {
-    Wide<T> sum = 0;
+  bool is_aligned() const { return are_aligned<columns>(x, y); }
+  template <int N>
+  ECHELON_HOST_DEVICE void operator()(std::int64_t i, Columns<N> at) const {
+    Wide<T> sums[N] = {};
     for (std::int64_t j = i * each; j < (i + 1) * each; ++j) {
       if (places[j] < 0) continue;
       check_anywhere(places[j] < x.rows, "combine_rows: a place lies after the last row");
-      sum += (weights == nullptr ? Wide<T>(1) : weights[j]) * x[places[j]][c];
+      const auto of = at.read(x[places[j]]);
+      const Wide<T> weight = weights == nullptr ? Wide<T>(1) : weights[j];
+      for (int k = 0; k < N; ++k) sums[k] += weight * of[k];
     }
-    y[i][c] = T(sum);
+    at.write(y[i], [&](int k) { return sums[k]; });
   }
 };
 
