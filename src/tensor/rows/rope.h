@@ -25,15 +25,36 @@ struct Rope {
   ECHELON_HOST_DEVICE void operator()(const Team& team, std::int64_t r) const {
     using F = Wide<T>;
     const double grown = grown_factor(factor, growth, growth_length, positions[r]);
+    constexpr int at_once = 8;  // heads whose elements are read before any is written
     for (std::int64_t pair = team.lane(); pair < pairs; pair += team.lanes()) {
-      const double angle = static_cast<double>(positions[r]) * frequencies[pair];
-      const F c = F(grown * std::cos(angle)), s = F(grown * (inverse ? -std::sin(angle) : std::sin(angle)));
-      for (std::int64_t j = pair; j < x.cols; j += head_dim) {
-        const F low = x[r][j], high = x[r][j + pairs];
-        x[r][j] = T(low * c - high * s);
-        x[r][j + pairs] = T(high * c + low * s);
+      const Turn turn = turn_by(static_cast<double>(positions[r]) * frequencies[pair]);
+      const F c = F(grown * turn.cosine), s = F(grown * (inverse ? -turn.sine : turn.sine));
+      for (std::int64_t begin = pair; begin < x.cols; begin += at_once * head_dim) {
+        F low[at_once], high[at_once];
+        for (int k = 0; k < at_once; ++k)
+          if (const std::int64_t j = begin + k * head_dim; j < x.cols)
+            low[k] = x[r][j], high[k] = x[r][j + pairs];
+        for (int k = 0; k < at_once; ++k)
+          if (const std::int64_t j = begin + k * head_dim; j < x.cols) {
+            x[r][j] = T(low[k] * c - high[k] * s);
+            x[r][j + pairs] = T(high[k] * c + low[k] * s);
+          }
       }
     }
+  }
+
+ private:
+  struct Turn {
+    double sine, cosine;
+  };
+  ECHELON_HOST_DEVICE static Turn turn_by(double angle) {
+#ifdef __CUDA_ARCH__
+    Turn turn;  // the angle is brought near to 0 once for both
+    sincos(angle, &turn.sine, &turn.cosine);
+    return turn;
+#else
+    return {std::sin(angle), std::cos(angle)};
+#endif
   }
 };
 
