@@ -86,7 +86,7 @@ struct Problem {
 
 // What a call gives.
 struct Results {
-  Numbers out, lse, dq, dk, dv;
+  Numbers out, lse, dq, dk, dv, delta;
 };
 
 class WarpAttention : public ::testing::TestWithParam<checks::TensorCoresUnderTest> {
@@ -141,11 +141,14 @@ class WarpAttention : public ::testing::TestWithParam<checks::TensorCoresUnderTe
     const Held q = held(p.q), k = held(p.k), v = held(p.v), out = held(p.out), dout = held(p.dout),
                dq = held(p.dq), dk = held(p.dk), dv = held(p.dv);
     const Tensor lse = vector(arena, p.lse), given_lse = vector(arena, p.lse), delta = vector(arena, p.delta);
+    const Tensor made_delta = vector(arena, p.delta);
+    on.kernels->attention_delta(out.part, dout.part, shape, made_delta);
     on.kernels->attention(q.part, k.part, v.part, shape, out.part, lse);
     // Of an lse that is not that of these keys alone: there may be others.
     on.kernels->attention_backward(q.part, k.part, v.part, dout.part, given_lse, delta, shape, dq.part,
                                    dk.part, dv.part);
-    return {back(out), {1, copy_numbers_to_host(lse)}, back(dq), back(dk), back(dv)};
+    return {back(out), {1, copy_numbers_to_host(lse)},       back(dq), back(dk),
+            back(dv),  {1, copy_numbers_to_host(made_delta)}};
   }
 };
 
@@ -168,7 +171,7 @@ void expect_attention(const Problem& p, const Results& found) {
   const std::int64_t D = c.head_dim, key_stride = c.kv_stride > 0 ? c.kv_stride : c.kv_len;
   const auto terms = static_cast<double>(c.kv_len + 8), width = static_cast<double>(D + 4);
   std::vector<Bounded> out(p.out.all.size()), lse(p.lse.all.size()), dq(p.dq.all.size()), dk(p.dk.all.size()),
-      dv(p.dv.all.size());
+      dv(p.dv.all.size()), made_delta(p.delta.all.size());
   struct Sum {
     double value = 0, weights = 0, sums = 0;  // with the errors of its terms' weights, and of its additions
     void add(double weight, double error, double x) {
@@ -236,6 +239,9 @@ void expect_attention(const Problem& p, const Results& found) {
           out[static_cast<std::size_t>(row * p.out.cols + h * D + d)] =
               stored(total == 0 ? 0 : sum.value, sum.weights + (2 * off + terms * eps) * sum.sums);
         }
+        Sum of_output;  // as it is given
+        for (std::int64_t d = 0; d < D; ++d) of_output.add(gradient[d], 0, p.out[row][h * D + d]);
+        made_delta[static_cast<std::size_t>(at)] = {of_output.value, width * eps * of_output.sums};
         // And backwards, with the lse and the delta that are given.
         std::vector<Sum> query_sums(static_cast<std::size_t>(D));
         const double given = p.lse.all[static_cast<std::size_t>(at)],
@@ -280,12 +286,13 @@ void expect_attention(const Problem& p, const Results& found) {
   expect_within(dq, found.dq, "dq");
   expect_within(dk, found.dk, "dk");
   expect_within(dv, found.dv, "dv");
+  expect_within(made_delta, found.delta, "delta");
 }
 
 bool same(const Results& x, const Results& y) {
   const auto bits = [](const Results& r) {
     std::vector<double> all;
-    for (const Numbers* n : {&r.out, &r.lse, &r.dq, &r.dk, &r.dv})
+    for (const Numbers* n : {&r.out, &r.lse, &r.dq, &r.dk, &r.dv, &r.delta})
       all.insert(all.end(), n->all.begin(), n->all.end());
     return all;
   };

@@ -6,6 +6,7 @@
 #include <initializer_list>
 
 #include "tensor/kernels.h"
+#include "tensor/rows/attention_delta.h"
 #include "tensor/rows/warp_attention.h"
 #include "tensor/rows/warp_attention_backward.h"
 
@@ -28,6 +29,14 @@ class WarpAttentionLaunch {
           Kernel{sizes_, matrix(q), matrix(k), matrix(v), matrix(out), numbers(lse)});
       return true;
     });
+  }
+
+  // Of any queries and keys; not on tensor cores, but by what is aligned, as the others are.
+  bool delta(const Tensor& out, const Tensor& dout, const Tensor& delta) {
+    if (!are_whole({&out, &dout}) || !rows::WarpAttentionDelta::takes(sizes_)) return false;
+    const rows::WarpAttentionDelta kernel(sizes_, matrix(out), matrix(dout), numbers(delta));
+    launch_.run("attention_delta", kernel.num_blocks(launch_.lanes()), kernel);
+    return true;
   }
 
   bool backward(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& dout, const Tensor& lse,
@@ -57,9 +66,12 @@ class WarpAttentionLaunch {
   // a multiple of 8, rows that begin at multiples of 16 bytes, and as much shared memory as the kernels ask
   // for, which has_memory() says.
   bool fits(std::initializer_list<const Tensor*> heads) const {
-    if (shape_.q_step != 1 || shape_.k_step != 1) return false;
-    if (launch_.lanes() % rows::warp_lanes != 0 || shape_.head_dim % at_once != 0 || shape_.head_dim > 256)
-      return false;
+    return shape_.q_step == 1 && shape_.k_step == 1 && shape_.head_dim % at_once == 0 &&
+           shape_.head_dim <= 256 && are_whole(heads);
+  }
+  // Whole warps, and rows of bf16 that begin at multiples of 16 bytes.
+  bool are_whole(std::initializer_list<const Tensor*> heads) const {
+    if (launch_.lanes() % rows::warp_lanes != 0) return false;
     for (const Tensor* x : heads)
       if (x->dtype() != DType::bf16 || x->row_stride() % at_once != 0 ||
           reinterpret_cast<std::uintptr_t>(matrix(*x).data) % (at_once * sizeof(bf16)) != 0)

@@ -140,6 +140,7 @@ class DeviceKernels : public RowKernels<Launch, TokenKernels<Launch>> {
 
   void attention_delta(const Tensor& out, const Tensor& dout, const AttentionShape& shape,
                        Out delta) override {
+    if (numerics_ == Numerics::ordinary && by_warps(shape).delta(out, dout, delta)) return;
     with_stored_type(out, [&, this]<class T>(T) {
       const rows::AttentionDelta<T> kernel{sizes_of(shape, 1), matrix<T>(out), matrix<T>(dout),
                                            data<Wide<T>>(delta)};
