@@ -310,16 +310,14 @@ class DeviceKernels : public RowKernels<Launch, TokenKernels<Launch>> {
  private:
   template <class F, class Weights, class WeightsOf>
   void update_together(const std::vector<const AdamWUpdate*>& updates, const WeightsOf& weights_of) {
-    using Kernel = rows::EachElement<rows::AdamW<Weights, F>>;
+    using Kernel = rows::EachRun<rows::AdamW<Weights, F>>;
     std::vector<Kernel> kernels;
     std::vector<std::int64_t> blocks;
     for (const AdamWUpdate* u : updates) {
-      const std::int64_t count = u->p.numel(), piece = this->launch().piece();
-      kernels.push_back({{weights_of(*u), data<F>(u->g), data<F>(u->m), data<F>(u->v),
-                          this->template numbers_of<F>(u->step)},
-                         count,
-                         piece});
-      blocks.push_back(Kernel::pieces(count, piece));
+      kernels.emplace_back(rows::AdamW<Weights, F>{weights_of(*u), data<F>(u->g), data<F>(u->m),
+                                                   data<F>(u->v), this->template numbers_of<F>(u->step)},
+                           1, u->p.numel());
+      blocks.push_back(kernels.back().num_blocks(this->launch().lanes()));
     }
     this->template run_together<Kernel>("adamw", kernels, blocks);
   }

@@ -7,28 +7,49 @@
 #include "base/bf16.h"
 #include "base/philox_words.h"
 #include "base/split_weight.h"
-#include "tensor/rows/team.h"
+#include "tensor/rows/columns.h"
 
 namespace echelon::rows {
 
 // How weights are kept: as they are; as values and remainders; or in bf16 alone, rounded at random by the
-// word of the logical element.
+// word of the logical element. Of several neighbours: read() gives those weights widened, write() takes
+// weight(k) of each.
 template <class F>
 struct WholeWeights {
   F* weights;
-  ECHELON_HOST_DEVICE F operator()(std::int64_t i) const { return weights[i]; }
-  ECHELON_HOST_DEVICE void store(F weight, std::int64_t i) const { weights[i] = weight; }
+  template <int N>
+  bool are_aligned() const {
+    return is_aligned<N>(weights);
+  }
+  template <int N>
+  ECHELON_HOST_DEVICE void read(Columns<N> at, F (&to)[N]) const {
+    const auto from = at.read(weights);
+    for (int k = 0; k < N; ++k) to[k] = from[k];
+  }
+  template <int N, class Weight>
+  ECHELON_HOST_DEVICE void write(Columns<N> at, const Weight& weight) const {
+    at.write(weights, weight);
+  }
 };
 struct SplitWeights {
   bf16* values;
   std::int16_t* remainders;
-  ECHELON_HOST_DEVICE float operator()(std::int64_t i) const {
-    return SplitWeight(values[i], remainders[i]).joined();
+  template <int N>
+  bool are_aligned() const {
+    return rows::are_aligned<N>(values, remainders);
   }
-  ECHELON_HOST_DEVICE void store(float weight, std::int64_t i) const {
-    const SplitWeight split(weight);
-    values[i] = split.value;
-    remainders[i] = split.remainder;
+  template <int N>
+  ECHELON_HOST_DEVICE void read(Columns<N> at, float (&to)[N]) const {
+    const auto value = at.read(values);
+    const auto remainder = at.read(remainders);
+    for (int k = 0; k < N; ++k) to[k] = SplitWeight(bf16(value[k]), remainder[k]).joined();
+  }
+  template <int N, class Weight>
+  ECHELON_HOST_DEVICE void write(Columns<N> at, const Weight& weight) const {
+    SplitWeight split[N];
+    for (int k = 0; k < N; ++k) split[k] = SplitWeight(weight(k));
+    at.write(values, [&](int k) { return split[k].value; });
+    at.write(remainders, [&](int k) { return split[k].remainder; });
   }
 };
 // Element first and those behind it are logical elements from `logical` on.
@@ -40,15 +61,29 @@ struct WeightsRoundedAtRandom {
   PhiloxKey key;
   const PlacedRun* runs;  // by `first`; the first is 0
   std::int64_t num_runs;
-  ECHELON_HOST_DEVICE float operator()(std::int64_t i) const { return weights[i]; }
-  ECHELON_HOST_DEVICE void store(float weight, std::int64_t i) const {
+  template <int N>
+  bool are_aligned() const {
+    return is_aligned<N>(weights);
+  }
+  template <int N>
+  ECHELON_HOST_DEVICE void read(Columns<N> at, float (&to)[N]) const {
+    const auto from = at.read(weights);
+    for (int k = 0; k < N; ++k) to[k] = from[k];
+  }
+  template <int N, class Weight>
+  ECHELON_HOST_DEVICE void write(Columns<N> at, const Weight& weight) const {
+    at.write(weights, [&](int k) {
+      return bf16::stochastic(weight(k),
+                              static_cast<std::uint16_t>(philox_word(key, logical(at.begin + k)) >> 16));
+    });
+  }
+  ECHELON_HOST_DEVICE std::uint64_t logical(std::int64_t i) const {
     std::int64_t begin = 0, end = num_runs;  // the run lies in [begin, end)
     while (end - begin > 1) {
       const std::int64_t middle = begin + (end - begin) / 2;
       (runs[middle].first <= i ? begin : end) = middle;
     }
-    const auto element = static_cast<std::uint64_t>(runs[begin].logical + i - runs[begin].first);
-    weights[i] = bf16::stochastic(weight, static_cast<std::uint16_t>(philox_word(key, element) >> 16));
+    return static_cast<std::uint64_t>(runs[begin].logical + i - runs[begin].first);
   }
 };
 
@@ -60,17 +95,30 @@ struct AdamWNumbers {
 
 template <class Weights, class M>
 struct AdamW {
+  using F = Wide<M>;
+  static constexpr int columns = columns_of<F>;
   Weights weights;
-  const Wide<M>* gradient;
+  const F* gradient;
   M *m, *v;
-  AdamWNumbers<Wide<M>> n;
-  ECHELON_HOST_DEVICE void operator()(std::int64_t, std::int64_t i) const {
-    using F = Wide<M>;
-    const F weight = weights(i), g = n.scale * gradient[i];  // all is read before anything is written
-    const F first = n.beta1 * m[i] + n.rest1 * g, second = n.beta2 * v[i] + n.rest2 * g * g;
-    m[i] = M(first);
-    v[i] = M(second);
-    weights.store(n.keep * weight - n.rate * first / (std::sqrt(second) * n.root_scale + n.eps), i);
+  AdamWNumbers<F> n;
+  bool is_aligned() const {
+    return weights.template are_aligned<columns>() && are_aligned<columns>(gradient, m, v);
+  }
+  template <int N>
+  ECHELON_HOST_DEVICE void operator()(std::int64_t, Columns<N> at) const {
+    F weight[N], first[N], second[N];
+    weights.read(at, weight);
+    const auto gradients = at.read(gradient);
+    const auto means = at.read(m), squares = at.read(v);
+    for (int k = 0; k < N; ++k) {
+      const F g = n.scale * gradients[k];
+      first[k] = n.beta1 * means[k] + n.rest1 * g;
+      second[k] = n.beta2 * squares[k] + n.rest2 * g * g;
+      weight[k] = n.keep * weight[k] - n.rate * first[k] / (std::sqrt(second[k]) * n.root_scale + n.eps);
+    }
+    at.write(m, [&](int k) { return first[k]; });
+    at.write(v, [&](int k) { return second[k]; });
+    weights.write(at, [&](int k) { return weight[k]; });
   }
 };
 

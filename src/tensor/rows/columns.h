@@ -140,6 +140,7 @@ inline constexpr bool takes_one_column = std::is_same_v<Team, OneLane>;
 class QuickDivision {
  public:
   static constexpr std::int64_t limit = std::int64_t{1} << 31;
+  QuickDivision() = default;
   explicit QuickDivision(std::uint32_t divisor)
       : shift_(31 + static_cast<int>(std::bit_width(divisor - 1))),
         multiplier_(static_cast<std::uint32_t>((std::uint64_t{1} << shift_) / divisor + 1)) {}
@@ -148,8 +149,8 @@ class QuickDivision {
   }
 
  private:
-  int shift_;
-  std::uint32_t multiplier_;
+  int shift_ = 0;
+  std::uint32_t multiplier_ = 0;
 };
 
 // body(row, columns) of a whole matrix: the runs of Body::columns columns are numbered from row to row, and
@@ -157,6 +158,7 @@ class QuickDivision {
 template <class Body>
 class EachRun {
  public:
+  EachRun() = default;
   EachRun(const Body& body, std::int64_t rows, std::int64_t cols)
       : body_(body),
         whole_(body.is_aligned()),

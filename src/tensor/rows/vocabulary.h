@@ -157,6 +157,7 @@ struct ExpSum {
 
 template <class F, class T>
 struct CrossEntropyBackward {
+  static constexpr int columns = columns_of<F>;
   Matrix<F> p;
   const F* sum;
   const std::int32_t* targets;
@@ -165,18 +166,24 @@ struct CrossEntropyBackward {
   Matrix<T> dlogits;
   F cap;         // 0: none
   const F* max;  // with a cap
-  ECHELON_HOST_DEVICE void operator()(std::int64_t i, std::int64_t j) const {
+  bool is_aligned() const { return are_aligned<columns>(p, dlogits); }
+  template <int N>
+  ECHELON_HOST_DEVICE void operator()(std::int64_t i, Columns<N> at) const {
     if (targets[i] < 0) {
-      dlogits[i][j] = T{};
+      at.write(dlogits[i], [](int) { return F(0); });
       return;
     }
-    const std::int64_t column = local_column(targets[i], first_id, p.cols);
-    F slope = 1;  // of the cap at the logit that p is made of
-    if (cap > 0) {
-      const F bent = (max[i] + std::log(p[i][j])) / cap;
-      slope -= bent * bent;
-    }
-    dlogits[i][j] = T(loss_scale * (p[i][j] / sum[i] - (j == column ? F(1) : F(0))) * slope);
+    const auto e = at.read(p[i]);
+    const std::int64_t column = local_column(targets[i], first_id, p.cols) - at.begin;
+    const F whole = sum[i], most = cap > 0 ? max[i] : F(0);
+    at.write(dlogits[i], [&](int k) {
+      F slope = 1;  // of the cap at the logit that e is made of
+      if (cap > 0) {
+        const F bent = (most + std::log(e[k])) / cap;
+        slope -= bent * bent;
+      }
+      return loss_scale * (e[k] / whole - (k == column ? F(1) : F(0))) * slope;
+    });
   }
 };
 
