@@ -161,14 +161,15 @@ class EachRun {
   EachRun() = default;
   EachRun(const Body& body, std::int64_t rows, std::int64_t cols)
       : body_(body),
-        whole_(body.is_aligned()),
         rows_(rows),
         cols_(cols),
         runs_((cols + Body::columns - 1) / Body::columns),
-        is_small_(rows * runs_ < QuickDivision::limit && runs_ > 0),
+        all_runs_(rows * runs_),
+        at_once_(body.is_aligned() ? cols / Body::columns : 0),
+        is_small_(all_runs_ > 0 && all_runs_ < QuickDivision::limit),
         by_runs_(is_small_ ? static_cast<std::uint32_t>(runs_) : 1) {}
   std::int64_t num_blocks(std::int64_t lanes) const {
-    return lanes == 1 ? rows_ : (rows_ * runs_ + lanes - 1) / lanes;
+    return lanes == 1 ? rows_ : (all_runs_ + lanes - 1) / lanes;
   }
   template <class Team>
   ECHELON_HOST_DEVICE void operator()(const Team& team) const {
@@ -180,7 +181,7 @@ class EachRun {
         return;
       }
       const std::int64_t run = team.block() * team.lanes() + team.lane();
-      if (run >= rows_ * runs_) return;
+      if (run >= all_runs_) return;
       const std::int64_t row = is_small_ ? by_runs_(static_cast<std::uint32_t>(run)) : run / runs_;
       take(row, run - row * runs_);
     }
@@ -188,12 +189,14 @@ class EachRun {
 
  private:
   ECHELON_HOST_DEVICE void take(std::int64_t row, std::int64_t run) const {
-    visit_columns<Body::columns>(run * Body::columns, cols_, whole_, [&](auto at) { body_(row, at); });
+    const std::int64_t begin = run * Body::columns;
+    if (run < at_once_) return body_(row, Columns<Body::columns>{begin});
+    for (std::int64_t j = begin; j < cols_ && j < begin + Body::columns; ++j) body_(row, Columns<1>{j});
   }
 
   Body body_;
-  bool whole_;
-  std::int64_t rows_, cols_, runs_;
+  std::int64_t rows_, cols_, runs_, all_runs_;
+  std::int64_t at_once_;  // of a row's runs; the others are taken one column after another
   bool is_small_;
   QuickDivision by_runs_;
 };
