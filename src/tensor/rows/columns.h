@@ -130,6 +130,9 @@ ECHELON_HOST_DEVICE void visit_columns(std::int64_t begin, std::int64_t cols, bo
                                        const Visit& visit) {
   if (whole && begin + N <= cols) return visit(Columns<N>{begin});
   const std::int64_t end = begin + N < cols ? begin + N : cols;
+#ifdef __CUDA_ARCH__  // seldom: short code rather than fast
+#pragma unroll 1
+#endif
   for (std::int64_t j = begin; j < end; ++j) visit(Columns<1>{j});
 }
 
@@ -191,6 +194,9 @@ class EachRun {
   ECHELON_HOST_DEVICE void take(std::int64_t row, std::int64_t run) const {
     const std::int64_t begin = run * Body::columns;
     if (run < at_once_) return body_(row, Columns<Body::columns>{begin});
+#ifdef __CUDA_ARCH__  // seldom: short code rather than fast
+#pragma unroll 1
+#endif
     for (std::int64_t j = begin; j < cols_ && j < begin + Body::columns; ++j) body_(row, Columns<1>{j});
   }
 
