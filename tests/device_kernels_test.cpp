@@ -25,6 +25,7 @@
 #include "spec/token_router.h"
 #include "tensor/host.h"
 #include "tensor/kernels.h"
+#include "tensor/rows/columns.h"
 #include "tensor/split_weights.h"
 
 namespace echelon::device_kernels_test {
@@ -1205,6 +1206,20 @@ TEST_P(DeviceKernels, OrthonormalRows) {
       for (std::size_t i = 0; i < found.size(); ++i)
         EXPECT_EQ(std::isnan(found[i]), std::isnan(expected[i])) << "element " << i;
     }
+}
+
+TEST(QuickDivision, IsDivision) {
+  constexpr auto most = static_cast<std::uint32_t>(rows::QuickDivision::limit - 1);
+  const Philox draw(29, Stream::test, 0);
+  for (std::uint64_t i = 0; i < 2000; ++i) {
+    const auto divisor = static_cast<std::uint32_t>(
+        1 + (i < 200 ? i : draw.below(2 * i, i % 2 == 0 ? most : std::uint64_t{1} << i % 31)));
+    const rows::QuickDivision by(divisor);
+    for (const std::uint32_t n :
+         {0u, divisor - 1, divisor, most / divisor * divisor, most / divisor * divisor - 1, most - 1, most,
+          static_cast<std::uint32_t>(draw.below(2 * i + 1, most))})
+      if (n <= most) ASSERT_EQ(by(n), n / divisor) << n << " / " << divisor;
+  }
 }
 
 INSTANTIATE_TEST_SUITE_P(On, DeviceAttention, ::testing::ValuesIn(checks::devices_under_test()),
