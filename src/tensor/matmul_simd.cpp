@@ -176,6 +176,8 @@ void pack_across(const typename From::Stored* x, Size stride, Size there, Size k
   for (Size at = 0; at < k; at += From::elements) {
     const auto* row = x + at * stride;
     const bool alone = k - at < From::elements;
+    // Panels further on: of so many rows the processor does not foresee by itself what is read next.
+    for (Size i = 0; i < From::elements; ++i) __builtin_prefetch(row + i * stride + 4 * width);
     Size r = 0;
     const auto words = [&](auto tag, const auto* from) HWY_ATTR {
       if constexpr (From::elements == 1)
