@@ -390,36 +390,39 @@ TEST_P(DeviceKernels, Activations) {
 }
 
 TEST_P(DeviceKernels, RowsOfTablesAndPositions) {
-  for (const auto& [rows, cols] : sizes)
-    for (DType t : stored) {
-      std::vector<std::int32_t> some, places;
-      for (std::int64_t i = 0; i < rows; ++i) some.push_back(static_cast<std::int32_t>(i * 7 % 11 - 1));
-      for (std::int64_t i = 0; i < 3 * rows; ++i)
-        places.push_back(static_cast<std::int32_t>(i * 5 % (rows + 1) - 1));
-      const Operand id = ids(some), table = random(t, 6, cols), y = random(t, rows, cols);
-      const Operand dtable = random(wide(t), 6, cols);
-      run([&](Kernels& on, auto of) { on.embedding(of(id), of(table), 2, of(y)); });
-      expect_close(y, 1, "embedding", 0);
-      run([&](Kernels& on, auto of) { on.embedding_backward(of(id), of(y), 2, of(dtable)); });
-      expect_close(dtable, 1, "embedding_backward", 0);  // in the order of the rows
+  for (bool aligned : {false, true}) {
+    is_aligned = aligned;
+    for (const auto& [rows, cols] : sizes)
+      for (DType t : stored) {
+        std::vector<std::int32_t> some, places;
+        for (std::int64_t i = 0; i < rows; ++i) some.push_back(static_cast<std::int32_t>(i * 7 % 11 - 1));
+        for (std::int64_t i = 0; i < 3 * rows; ++i)
+          places.push_back(static_cast<std::int32_t>(i * 5 % (rows + 1) - 1));
+        const Operand id = ids(some), table = random(t, 6, cols), y = random(t, rows, cols);
+        const Operand dtable = random(wide(t), 6, cols);
+        run([&](Kernels& on, auto of) { on.embedding(of(id), of(table), 2, of(y)); });
+        expect_close(y, 1, "embedding", 0);
+        run([&](Kernels& on, auto of) { on.embedding_backward(of(id), of(y), 2, of(dtable)); });
+        expect_close(dtable, 1, "embedding_backward", 0);  // in the order of the rows
 
-      const Operand x = random(t, rows, cols), place = ids(places), weights = vector(wide(t), 3 * rows);
-      run([&](Kernels& on, auto of) { on.combine_rows(of(x), of(place), of(weights), of(y)); });
-      expect_close(y, 4, "combine_rows");
-      run([&](Kernels& on, auto of) { on.combine_rows(of(x), of(place), Tensor(), of(y)); });
-      expect_close(y, 4, "combine_rows without weights");
+        const Operand x = random(t, rows, cols), place = ids(places), weights = vector(wide(t), 3 * rows);
+        run([&](Kernels& on, auto of) { on.combine_rows(of(x), of(place), of(weights), of(y)); });
+        expect_close(y, 4, "combine_rows");
+        run([&](Kernels& on, auto of) { on.combine_rows(of(x), of(place), Tensor(), of(y)); });
+        expect_close(y, 4, "combine_rows without weights");
 
-      RopeTurns turns = RopeTurns::plain(1e4, 6);
-      turns.factor = 1.25, turns.growth = 0.5, turns.growth_length = 3;
-      const Operand q = random(t, rows, 24);
-      for (bool inverse : {false, true}) {
-        run([&](Kernels& on, auto of) { on.rope(of(q), 8, of(id), turns, inverse); });
-        expect_close(q, 4, "rope");
+        RopeTurns turns = RopeTurns::plain(1e4, 6);
+        turns.factor = 1.25, turns.growth = 0.5, turns.growth_length = 3;
+        const Operand q = random(t, rows, 24);
+        for (bool inverse : {false, true}) {
+          run([&](Kernels& on, auto of) { on.rope(of(q), 8, of(id), turns, inverse); });
+          expect_close(q, 4, "rope");
+        }
+        const Operand first = ids(some);
+        run([&](Kernels& on, auto of) { on.first_keys(of(id), 3, 2, 3, of(first)); });
+        expect_same_ids(first, "first_keys");
       }
-      const Operand first = ids(some);
-      run([&](Kernels& on, auto of) { on.first_keys(of(id), 3, 2, 3, of(first)); });
-      expect_same_ids(first, "first_keys");
-    }
+  }
 }
 
 TEST_P(DeviceKernels, CrossEntropy) {
