@@ -57,7 +57,7 @@ static std::vector<double> sums_of_squares(const Rank& rank, const ParameterStor
       if (group != nullptr) group->all_reduce(blocks).wait();
       continue;
     }
-    copy_from_host(std::vector<double>(static_cast<std::size_t>(total)), blocks);
+    if (group != nullptr) fill_with_zero(blocks);  // those that are others'
     std::int64_t begin = 0;
     std::vector<SquaresOf> squares;
     for (const Parameter* p : counted) {
