@@ -1,5 +1,7 @@
 #include "train/random_tokens.h"
 
+#include <algorithm>
+
 #include "base/philox.h"
 
 namespace echelon {
@@ -14,10 +16,9 @@ SampleSource random_tokens(const Plan& plan, std::uint64_t seed) {
       const auto id = static_cast<std::int32_t>(random.below(place, vocab));
       return document_end >= 0 && random.below(place ^ (std::uint64_t{1} << 62), 16) == 0 ? document_end : id;
     };
-    for (std::int64_t t = 0; t < seq_len; ++t) {
-      tokens[t] = token(t);
-      targets[t] = token(t + 1);
-    }
+    for (std::int64_t t = 0; t < seq_len; ++t) targets[t] = token(t + 1);
+    tokens[0] = token(0);
+    std::copy_n(targets, seq_len - 1, tokens + 1);
   };
 }
 

@@ -71,24 +71,32 @@ struct Matrix {
   ECHELON_HOST_DEVICE T* operator[](std::int64_t row) const { return data + row * stride; }
 };
 
-// visit(column, elements, count) of those of a row that are a lane's, in their order, several at once:
-// `count` of them, the first at `column`, each as many columns behind the one before as there are lanes. They
-// are read before the first is visited, so that what a visit writes, which might be what is read next, holds
-// up none of them.
-template <class Team, class T, class Visit>
+// visit(column, elements, count) of those of a row that are a lane's, several at once: `count` of them, the
+// first at `column`, each as many columns behind the one before as there are lanes. They are read before the
+// first is visited, so that what a visit writes, which might be what is read next, holds up none of them. In
+// their order, or from the last group to the first: of a row that has just been read the end is in a cache.
+template <bool backwards = false, class Team, class T, class Visit>
 ECHELON_HOST_DEVICE void groups_of_row(const Team& team, const T* row, std::int64_t cols,
                                        const Visit& visit) {
   constexpr int at_once = 64 / sizeof(T);
+  const std::int64_t step = at_once * team.lanes(), first = team.lane();
+  const std::int64_t mine = first < cols ? (cols - first + team.lanes() - 1) / team.lanes() : 0;
+  const std::int64_t whole = mine / at_once;
+  const int left = static_cast<int>(mine % at_once);
   T elements[at_once];
-  std::int64_t begin = team.lane();
-  for (; begin + (at_once - 1) * team.lanes() < cols; begin += at_once * team.lanes()) {
+  const auto visit_rest = [&] {
+    if (left == 0) return;
+    const std::int64_t begin = first + whole * step;
+    for (int k = 0; k < at_once; ++k) elements[k] = k < left ? row[begin + k * team.lanes()] : T{};
+    visit(begin, elements, left);
+  };
+  if (backwards) visit_rest();
+  for (std::int64_t g = 0; g < whole; ++g) {
+    const std::int64_t begin = first + (backwards ? whole - 1 - g : g) * step;
     for (int k = 0; k < at_once; ++k) elements[k] = row[begin + k * team.lanes()];
     visit(begin, elements, at_once);
   }
-  if (begin >= cols) return;
-  const int left = static_cast<int>((cols - begin + team.lanes() - 1) / team.lanes());
-  for (int k = 0; k < at_once; ++k) elements[k] = k < left ? row[begin + k * team.lanes()] : T{};
-  visit(begin, elements, left);
+  if (!backwards) visit_rest();
 }
 // visit(column, element) of each of them.
 template <class Team, class T, class Visit>

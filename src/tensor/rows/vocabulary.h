@@ -226,7 +226,7 @@ struct CrossEntropy {
       return;
     }
     const F factor = loss_scale / total;
-    groups_of_row(team, row, logits.cols, [&]<int N>(std::int64_t first, const F(&x)[N], int count) {
+    groups_of_row<true>(team, row, logits.cols, [&]<int N>(std::int64_t first, const F(&x)[N], int count) {
       for (int k = 0; k < N; ++k) {
         if (k >= count) continue;
         const std::int64_t j = first + k * team.lanes();
