@@ -1,4 +1,4 @@
-// The configuration that transformers reads: the other way of spec/model_hugging_face.cpp, which is asked
+// The configuration that transformers reads: the other way of spec/model_types.cpp, which is asked
 // whether it says the model.
 #include <fmt/format.h>
 
@@ -55,7 +55,7 @@ double rotary_part(const ModelSpec& m) {
   return static_cast<std::int64_t>(whole * part) < m.turned_width() ? std::nextafter(part, 2.0) : part;
 }
 
-// The mscale_all_dim of a DeepSeek whose scores are sharpened by scales.attention (model_hugging_face.cpp).
+// The mscale_all_dim of a DeepSeek whose scores are sharpened by scales.attention (model_types_latent.cpp).
 double sharpening(const ModelSpec& m) {
   const double root = std::sqrt(m.scales.attention * std::sqrt(static_cast<double>(m.head_dim)));
   const double by = (root - 1) / (0.1 * std::log(m.rope.factor));

@@ -1,0 +1,53 @@
+#include <algorithm>
+
+#include "spec/config_json.h"
+
+namespace echelon {
+
+std::int64_t even_head_dim(const Config& config, const char* heads_key, const char* width_key) {
+  const std::int64_t heads = config.integer(heads_key), width = config.integer(width_key);
+  if (heads < 1 || width % heads != 0) {
+    refuse("{}: {} = {} does not divide {} = {}", config.where(), heads_key, heads, width_key, width);
+  }
+  return width / heads;
+}
+
+std::vector<double> numbers(const Config& config, const char* key) {
+  std::vector<double> values;
+  const Json& list = config.required(key);
+  if (!list.is_array()) config.wrong(key, "a list of numbers");
+  for (const Json& value : list) {
+    if (!value.is_number()) config.wrong(key, "a list of numbers");
+    values.push_back(value.get<double>());
+  }
+  return values;
+}
+
+std::vector<std::int64_t> listed_layers(const Config& config, const char* key, const std::string& legal,
+                                        std::int64_t num_layers) {
+  const Json& list = config.required(key);
+  if (!list.is_array()) config.wrong(key, legal);
+  std::vector<std::int64_t> layers;
+  for (const Json& layer : list) {
+    if (!layer.is_number_integer() || layer < 0 || layer >= num_layers) config.wrong(key, legal);
+    layers.push_back(layer.get<std::int64_t>());
+  }
+  std::sort(layers.begin(), layers.end());
+  layers.erase(std::unique(layers.begin(), layers.end()), layers.end());
+  return layers;
+}
+
+std::int64_t same_in_all(const Config& config, const char* key) {
+  const Json& list = config.required(key);
+  if (!list.is_array()) return config.integer(key);
+  if (list.empty() || !list.front().is_number_unsigned() ||
+      std::any_of(list.begin(), list.end(), [&list](const Json& one) { return one != list.front(); }))
+    config.wrong(key, "a number, or a list of the same one for each layer,");
+  return list.front().get<std::int64_t>();
+}
+
+const char* one_of(const Config& config, const char* name, const char* other) {
+  return config.has(other) ? other : name;
+}
+
+}  // namespace echelon

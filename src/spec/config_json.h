@@ -1,0 +1,106 @@
+// The keys of a config.json of transformers: read, with a default where there is one, or refused by name.
+#pragma once
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <cstdint>
+#include <initializer_list>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <vector>
+
+#include "base/error.h"
+
+namespace echelon {
+
+using Json = nlohmann::json;
+
+class Config {
+ public:
+  Config(const Json& object, const std::string& where) : object_(object), where_(where) {}
+
+  bool has(const char* key) const { return object_.contains(key) && !object_.at(key).is_null(); }
+
+  bool names(const char* key) const { return object_.contains(key); }  // null, it may be
+
+  std::int64_t integer(const char* key) const {
+    constexpr std::int64_t largest =
+        2147483647;  // sums of products of sizes then stay in range until validate()
+    const Json& value = required(key);
+    const bool whole = value.is_number_integer();
+    const bool fits =
+        whole && value.get<double>() >= 1 && value.get<double>() <= static_cast<double>(largest);
+    if (!fits) wrong(key, fmt::format("a whole number from 1 to {}", largest));
+    return value.get<std::int64_t>();
+  }
+  std::int64_t integer_or(const char* key, std::int64_t otherwise) const {
+    return has(key) ? integer(key) : otherwise;
+  }
+  double real_or(const char* key, double otherwise) const {
+    if (!has(key)) return otherwise;
+    if (!required(key).is_number()) wrong(key, "a number");
+    return required(key).get<double>();
+  }
+  bool boolean_or(const char* key, bool otherwise) const {
+    if (!has(key)) return otherwise;
+    if (!required(key).is_boolean()) wrong(key, "true or false");
+    return required(key).get<bool>();
+  }
+  std::string text_or(const char* key, const char* otherwise) const {
+    if (!has(key)) return otherwise;
+    if (!required(key).is_string()) wrong(key, "a text");
+    return required(key).get<std::string>();
+  }
+
+  void only_boolean(const char* key, bool supported) const {
+    if (boolean_or(key, supported) != supported) wrong(key, supported ? "true" : "false");
+  }
+  void only_text(const char* key, const char* otherwise, std::initializer_list<const char*> supported) const {
+    const std::string value = text_or(key, otherwise);
+    for (const char* one : supported) {
+      if (value == one) return;
+    }
+    wrong(key, fmt::format("{}", fmt::join(supported, " or ")));
+  }
+  void only_real(const char* key, double supported) const {
+    if (real_or(key, supported) < supported || real_or(key, supported) > supported) {
+      wrong(key, fmt::format("{}", supported));
+    }
+  }
+  void only_null(const char* key) const {
+    if (has(key)) wrong(key, "null");
+  }
+  [[noreturn]] void wrong(const char* key, const std::string& supported) const {
+    const std::string value = required(key).dump(-1, ' ', false, Json::error_handler_t::replace);
+    refuse("{}: {} = {} is not supported: only {} is", where_, key, value, supported);
+  }
+  const Json& required(const char* key) const {
+    if (!has(key)) refuse("{}: the key {} is missing", where_, key);
+    return object_.at(key);
+  }
+  const std::string& where() const { return where_; }
+  const Json& object() const { return object_; }
+
+ private:
+  const Json& object_;
+  const std::string& where_;
+};
+
+// Of heads that share a width evenly.
+std::int64_t even_head_dim(const Config& config, const char* heads_key, const char* width_key);
+
+// A list of numbers.
+std::vector<double> numbers(const Config& config, const char* key);
+
+// The layers of a list, rising: in any order, and twice, transformers takes them too.
+std::vector<std::int64_t> listed_layers(const Config& config, const char* key, const std::string& legal,
+                                        std::int64_t num_layers);
+
+// A number for all layers, or a list of the same one for each.
+std::int64_t same_in_all(const Config& config, const char* key);
+
+// What transformers calls otherwise elsewhere; both names are read.
+const char* one_of(const Config& config, const char* name, const char* other);
+
+}  // namespace echelon

@@ -1,0 +1,60 @@
+#include <cmath>
+
+#include "spec/config_llama.h"
+#include "spec/config_rope.h"
+#include "spec/config_window.h"
+
+namespace echelon {
+
+void read_llama(const Config& config, const LlamaDefaults& defaults, ModelSpec& m) {
+  m.family = Family::llama;
+  m.num_layers = config.integer("num_hidden_layers");
+  m.hidden = config.integer("hidden_size");
+  m.num_heads = config.integer("num_attention_heads");
+  m.num_kv_heads = config.integer_or("num_key_value_heads", m.num_heads);
+  m.head_dim = defaults.head_dim > 0    ? defaults.head_dim
+               : config.has("head_dim") ? config.integer("head_dim")
+                                        : even_head_dim(config, "num_attention_heads", "hidden_size");
+  m.mlp_hidden = config.integer(defaults.mlp_hidden_key);
+  m.vocab = config.integer("vocab_size");
+  m.max_seq = config.integer("max_position_embeddings");
+  m.tied_embedding = config.boolean_or("tie_word_embeddings", defaults.tied);
+  m.norm_eps = config.real_or(defaults.norm_eps_key, defaults.norm_eps);
+  read_rope(config, defaults.rope_theta, defaults.rotary_part, defaults.rotary_part_on_top, m);
+  m.activation = defaults.activation;
+  const char* const geglu = config.has("hidden_activation") ? "hidden_activation" : "hidden_act";
+  if (m.activation == Activation::geglu && defaults.gelu_is_tanh)
+    config.only_text(geglu, "gelu_pytorch_tanh", {"gelu_pytorch_tanh", "gelu"});
+  else if (m.activation == Activation::geglu)
+    config.only_text(geglu, "gelu_pytorch_tanh", {"gelu_pytorch_tanh"});
+  else if (m.activation == Activation::relu2 || m.activation == Activation::xielu)
+    config.only_text("hidden_act", name_of(m.activation), {name_of(m.activation)});
+  else if (m.activation == Activation::gelu)
+    config.only_text("hidden_act", "gelu_pytorch_tanh", {"gelu_pytorch_tanh", "gelu_new"});
+  else
+    config.only_text("hidden_act", "silu", {"silu"});
+  if (defaults.biased)
+    m.qkv_bias = m.attention_out_bias = config.boolean_or(defaults.bias_key, *defaults.biased);
+  else
+    config.only_boolean(defaults.bias_key, false);
+  m.mlp_bias = defaults.mlp_biased && config.boolean_or("mlp_bias", false);
+  if (!defaults.mlp_biased) config.only_boolean("mlp_bias", false);
+  if (!defaults.dropped) config.only_real("attention_dropout", 0.0);
+  if (m.num_layers > 100000) config.wrong("num_hidden_layers", "at most 100000");
+  if (!defaults.mixed)
+    read_window(config, defaults.windowed && config.has("sliding_window"), defaults.typed, m);
+}
+
+void read_granite_factors(const Config& config, ModelSpec& m) {
+  m.scales.embedding = config.real_or("embedding_multiplier", 1);
+  const double attention = config.real_or("attention_multiplier", 1);
+  m.scales.attention = attention == 1 / std::sqrt(static_cast<double>(m.head_dim)) ? 0 : attention;
+  m.scales.residual = config.real_or("residual_multiplier", 1);
+  m.scales.logits_divisor = config.real_or("logits_scaling", 1);
+}
+
+double read_cap(const Config& config, const char* key, double otherwise) {
+  return config.names(key) && !config.has(key) ? 0 : config.real_or(key, otherwise);
+}
+
+}  // namespace echelon

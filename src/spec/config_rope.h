@@ -1,0 +1,16 @@
+// What config.json says of rotary positions.
+#pragma once
+
+#include <optional>
+
+#include "spec/config_json.h"
+#include "spec/model_spec.h"
+
+namespace echelon {
+
+// `rotary_part`: of a head that is turned, where none is named; without a value the type turns whole heads.
+// `heeded`: not of rope_parameters alone, as Bamba's is.
+void read_rope(const Config& config, double theta, std::optional<double> rotary_part, bool heeded,
+               ModelSpec& m);
+
+}  // namespace echelon

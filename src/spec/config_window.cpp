@@ -1,0 +1,52 @@
+#include <algorithm>
+
+#include "spec/config_window.h"
+
+namespace echelon {
+
+WindowSpec read_window(const Config& config, bool in_all, bool typed, ModelSpec& m) {
+  std::vector<bool> in(static_cast<std::size_t>(m.num_layers), in_all);
+  if (config.has("layer_types")) {
+    const Json& types = config.required("layer_types");
+    if (!types.is_array() || std::ssize(types) != m.num_layers)
+      config.wrong("layer_types", "a list of one for each layer");
+    for (std::size_t i = 0; i < types.size(); ++i) {
+      if (types[i] != "full_attention" && types[i] != "sliding_attention")
+        config.wrong("layer_types", "full_attention and sliding_attention");
+      in[i] = types[i] == "sliding_attention";
+      if (!typed && in[i] != in_all)
+        config.wrong("layer_types", in_all ? "sliding_attention" : "full_attention");
+    }
+  }
+  if (std::find(in.begin(), in.end(), true) == in.end()) return {};
+  const std::int64_t size = config.integer("sliding_window");
+  const bool full_first = !in.front();
+  const auto first_full = std::find(in.begin() + full_first, in.end(), false);
+  const std::int64_t before = first_full - in.begin();
+  const WindowSpec window{size, full_first ? before : first_full == in.end() ? 0 : before + 1, full_first};
+  for (std::int64_t layer = 0; layer < m.num_layers; ++layer)
+    if (window.in(layer) != in[static_cast<std::size_t>(layer)])
+      config.wrong(
+          "layer_types",
+          "sliding_attention in all layers, in all but each n-th, or in all but the first of each n");
+  if (size < m.max_seq || m.rope.local_theta > 0) m.window = window;
+  return window;
+}
+
+void read_turned_windows(const Config& config, ModelSpec& m, std::int64_t otherwise, const char* interval) {
+  if (config.names("sliding_window")) config.required("sliding_window");
+  WindowSpec window;
+  if (config.has("layer_types")) {
+    window = read_window(config, false, true, m);
+  } else {
+    window = {config.integer_or("sliding_window", otherwise), config.integer_or(interval, 4)};
+    if (window.full_every > m.num_layers) window.full_every = 0;  // this many have no full one
+    if (window.full_every == 1) window = {};
+    if (window.size < m.max_seq) m.window = window;
+  }
+  if (window.full_first)
+    config.wrong("layer_types", "sliding_attention in all layers or in all but each n-th");
+  m.rope.unturned_every = window.size == 0 ? 1 : window.full_every;
+}
+
+}  // namespace echelon

@@ -1,0 +1,158 @@
+// Types whose layers have LayerNorm, with weights or without: the first GPTs, and relatives of Llama.
+#include "spec/config_llama.h"
+#include "spec/config_window.h"
+#include "spec/model_type_readers.h"
+
+namespace echelon {
+
+namespace {
+
+// Of what logit_scale multiplies logits with: transformers has the divisor's inverse.
+void read_logit_scale(const Config& config, ModelSpec& m) {
+  const double scale = config.real_or("logit_scale", 0.0625);
+  if (!(scale > 0)) config.wrong("logit_scale", "a number above 0");
+  m.scales.logits_divisor = 1 / scale;
+}
+
+}  // namespace
+
+void read_gpt2(const Config& config, ModelSpec& m) {
+  m.family = Family::gpt2;
+  m.num_layers = config.integer("n_layer");
+  m.hidden = config.integer("n_embd");
+  m.num_heads = config.integer("n_head");
+  m.num_kv_heads = m.num_heads;
+  m.head_dim = even_head_dim(config, "n_head", "n_embd");
+  m.mlp_hidden = config.integer_or("n_inner", 4 * m.hidden);
+  m.vocab = config.integer("vocab_size");
+  m.max_seq = config.integer("n_positions");
+  m.tied_embedding = config.boolean_or("tie_word_embeddings", true);
+  m.norm_eps = config.real_or("layer_norm_epsilon", 1e-5);
+  config.only_text("activation_function", "gelu_new", {"gelu_new", "gelu_pytorch_tanh"});
+  config.only_boolean("scale_attn_weights", true);
+  config.only_boolean("scale_attn_by_inverse_layer_idx", false);
+  config.only_boolean("add_cross_attention", false);
+}
+
+// In transformers 5 its positions are in rope_parameters.
+void read_neox(const Config& config, ModelSpec& m) {
+  m.family = Family::neox;
+  m.num_layers = config.integer("num_hidden_layers");
+  m.hidden = config.integer("hidden_size");
+  m.num_heads = config.integer("num_attention_heads");
+  m.num_kv_heads = m.num_heads;
+  m.head_dim = even_head_dim(config, "num_attention_heads", "hidden_size");
+  m.mlp_hidden = config.integer("intermediate_size");
+  m.vocab = config.integer("vocab_size");
+  m.max_seq = config.integer("max_position_embeddings");
+  m.tied_embedding = config.boolean_or("tie_word_embeddings", false);
+  m.norm_eps = config.real_or("layer_norm_eps", 1e-5);
+  m.parallel_residual = config.boolean_or("use_parallel_residual", true);
+  m.rope.theta = config.real_or("rotary_emb_base", 1e4);
+  double part = config.real_or("rotary_pct", 0.25);
+  config.only_null("rope_scaling");
+  if (config.has("rope_parameters")) {
+    const std::string where = config.where() + ", rope_parameters";
+    const Config rope(config.required("rope_parameters"), where);
+    rope.only_text("rope_type", "default", {"default"});
+    m.rope.theta = rope.real_or("rope_theta", m.rope.theta);
+    part = rope.real_or("partial_rotary_factor", part);
+  }
+  const auto turned = static_cast<std::int64_t>(static_cast<double>(m.head_dim) * part);
+  if (!(part > 0) || part > 1 || turned < 1)
+    refuse("{}: {} of each head of {} is to be turned: give a part above 0 and up to 1", config.where(), part,
+           m.head_dim);
+  m.rotary_dim = turned == m.head_dim ? 0 : turned;
+  config.only_text("hidden_act", "gelu", {"gelu"});
+  config.only_boolean("attention_bias", true);
+  config.only_real("hidden_dropout", 0.0);
+  config.only_real("attention_dropout", 0.0);
+}
+
+// The first OLMo: norms without weights.
+void read_olmo(const Config& config, ModelSpec& m) {
+  constexpr double eps = 1e-5;  // whatever a configuration says
+  m.norm_kind = NormKind::layer_plain;
+  read_llama(config, {.biased = false}, m);
+  m.norm_eps = eps;
+  config.only_null("clip_qkv");
+}
+
+// Biases of all projections, or of none.
+void read_starcoder2(const Config& config, ModelSpec& m) {
+  config.required("num_key_value_heads");  // transformers would take 2
+  m.norm_kind = NormKind::layer;
+  read_llama(config,
+             {.activation = Activation::gelu,
+              .windowed = true,
+              .norm_eps = 1e-5,
+              .tied = true,
+              .biased = true,
+              .norm_eps_key = "norm_epsilon",
+              .bias_key = "use_bias",
+              .dropped = true},
+             m);
+  m.mlp_bias = m.qkv_bias;
+}
+
+// StableLM, and StableLM 2 but for its largest.
+void read_stablelm(const Config& config, ModelSpec& m) {
+  config.required("num_key_value_heads");  // transformers would take 32
+  m.norm_kind = NormKind::layer;
+  m.parallel_residual = config.boolean_or("use_parallel_residual", false);
+  read_llama(config, {.norm_eps = 1e-5, .norm_eps_key = "layer_norm_eps", .rotary_part = 0.25}, m);
+  m.qkv_bias = config.boolean_or("use_qkv_bias", false);
+  config.only_boolean("qk_layernorm", false);
+  config.only_real("hidden_dropout", 0.0);
+}
+
+// NVIDIA's Nemotron-4 and Minitron.
+void read_nemotron(const Config& config, ModelSpec& m) {
+  m.norm_kind = NormKind::layer;
+  m.norms_less_one = true;
+  read_llama(config,
+             {.activation = Activation::relu2,
+              .norm_eps = 1e-5,
+              .biased = false,
+              .mlp_biased = true,
+              .norm_eps_key = "norm_eps",
+              .rotary_part = 0.5},
+             m);
+}
+
+// Jais 2: LayerNorm, squared ReLUs, biases of all projections.
+void read_jais2(const Config& config, ModelSpec& m) {
+  m.norm_kind = NormKind::layer;
+  read_llama(config,
+             {.activation = Activation::relu2,
+              .norm_eps = 1e-5,
+              .biased = true,
+              .mlp_biased = true,
+              .norm_eps_key = "layer_norm_eps"},
+             m);
+  m.mlp_bias = config.boolean_or("mlp_bias", true);
+}
+
+// Command-R: attention and MLP of the same norm.
+void read_cohere(const Config& config, bool typed, double theta, ModelSpec& m) {
+  m.norm_kind = NormKind::layer_weight;
+  m.parallel_residual = m.interleaved_rope = true;
+  read_llama(config,
+             {.typed = typed,
+              .rope_theta = theta,
+              .norm_eps = 1e-5,
+              .tied = true,
+              .biased = false,
+              .norm_eps_key = "layer_norm_eps"},
+             m);
+  read_logit_scale(config, m);
+  config.only_boolean("use_qk_norm", false);
+}
+
+// Command-R7B and Command A.
+void read_cohere2(const Config& config, ModelSpec& m) {
+  read_cohere(config, true, 1e4, m);
+  read_turned_windows(config, m);
+}
+
+}  // namespace echelon

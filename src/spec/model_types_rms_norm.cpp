@@ -1,0 +1,216 @@
+// Relatives of Llama: RMSNorm, an MLP in every layer, and no window, or one in all layers.
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+
+#include "spec/config_llama.h"
+#include "spec/model_type_readers.h"
+
+namespace echelon {
+
+namespace {
+
+// What YaRN's positions have beside them in these models.
+double read_query_growth(const Config& config, ModelSpec& m) {
+  const char* const key = config.has("rope_scaling") ? "rope_scaling" : "rope_parameters";
+  config.required(key);  // transformers would take some
+  const std::string where = fmt::format("{}, {}", config.where(), key);
+  const Config rope(config.required(key), where);
+  rope.required("llama_4_scaling_beta");
+  const double growth = rope.real_or("llama_4_scaling_beta", 0);
+  if (growth != 0 && m.rope.scaling != RopeScaling::yarn) rope.only_text("rope_type", "default", {"yarn"});
+  return growth;
+}
+
+}  // namespace
+
+// Llamas by other names, InternLM3 and IQuest-Coder.
+void read_llama_relative(const Config& config, ModelSpec& m) {
+  for (const char* key : {"num_key_value_heads", "head_dim"})
+    config.required(key);  // transformers would take numbers of its own
+  for (const char* key : {"qkv_bias", "bias", "use_sliding_window"}) config.only_boolean(key, false);
+  config.only_null("clip_qkv");
+  read_llama(config, {.norm_eps = 1e-5, .biased = false, .mlp_biased = true}, m);
+}
+
+// EXAONE 3 and 3.5: a Llama whose files have names of their own.
+void read_exaone(const Config& config, ModelSpec& m) {
+  constexpr double theta = 500000;
+  Json whole = config.object();
+  for (const auto& [ours, theirs] : {std::pair{"num_hidden_layers", "num_layers"},
+                                     {"rms_norm_eps", "layer_norm_epsilon"},
+                                     {"hidden_act", "activation_function"}})
+    if (config.has(theirs)) whole.emplace(ours, config.required(theirs));
+  const Config named(whole, config.where());
+  named.required("num_key_value_heads");  // transformers would take 8
+  read_llama(named, {.rope_theta = theta, .norm_eps = 1e-5, .biased = false, .mlp_biased = true}, m);
+}
+
+// A squared ReLU, without a gate.
+void read_arcee(const Config& config, ModelSpec& m) {
+  read_llama(config, {.activation = Activation::relu2, .norm_eps = 1e-5, .biased = false, .mlp_biased = true},
+             m);
+}
+
+// transformers' own defaults would be 8 heads and a window of 4096 tokens: too surprising to be assumed here.
+void read_mistral(const Config& config, ModelSpec& m) {
+  if (!config.names("num_key_value_heads")) config.required("num_key_value_heads");
+  if (!config.names("sliding_window")) config.required("sliding_window");
+  read_llama(config, {.windowed = true}, m);
+}
+
+// Ministral 3: Mistral's layers, with queries that grow with their position.
+void read_ministral3(const Config& config, ModelSpec& m) {
+  for (const char* key : {"num_key_value_heads", "head_dim"})
+    config.required(key);  // transformers would take 8 and 128
+  read_llama(config, {.windowed = true, .norm_eps = 1e-5}, m);
+  m.rope.query_growth = read_query_growth(config, m);
+}
+
+// Qwen2 and Qwen3. Their window, where one is named, is of use_sliding_window alone, and of the layers from
+// max_window_layers on.
+void read_qwen(const Config& config, bool qwen2, bool typed, ModelSpec& m) {
+  config.required("num_key_value_heads");
+  if (!qwen2) config.required("head_dim");  // transformers would take 128
+  const bool window = config.boolean_or("use_sliding_window", false);
+  if (window && !config.has("layer_types")) {
+    // transformers' default of 28 would leave a deeper model's last layers alone.
+    if (config.required("max_window_layers") != 0 &&
+        config.integer("max_window_layers") < config.integer("num_hidden_layers"))
+      config.wrong("max_window_layers", "0, or at least num_hidden_layers,");
+  }
+  const bool in_all = window && !config.has("layer_types") && config.required("max_window_layers") == 0;
+  read_llama(config, {.windowed = in_all, .typed = typed, .biased = qwen2 ? std::optional<bool>() : false},
+             m);
+  if (!window && m.window.size > 0) config.wrong("use_sliding_window", "true beside sliding_attention");
+  if (qwen2) m.qkv_bias = true;
+  m.qk_norm = !qwen2;
+}
+
+// SmolLM3: layers without positions, each n-th. These alone would have a window.
+void read_smollm3(const Config& config, ModelSpec& m) {
+  if (config.has("sliding_window") && !config.has("layer_types"))
+    config.only_boolean("use_sliding_window", false);
+  read_llama(config, {.rope_theta = 2e6, .tied = true, .biased = false, .mlp_biased = true}, m);
+  const std::int64_t every = config.integer_or("no_rope_layer_interval", 4);
+  m.rope.unturned_every = every > m.num_layers ? 0 : every;
+  if (!config.has("no_rope_layers")) return;
+  const std::vector<double> turned = numbers(config, "no_rope_layers");
+  if (std::ssize(turned) < m.num_layers) config.wrong("no_rope_layers", "a list of one for each layer");
+  const auto first = std::find(turned.begin(), turned.begin() + m.num_layers, 0.0) - turned.begin();
+  m.rope.unturned_every = first == m.num_layers ? 0 : first + 1;
+  for (std::int64_t layer = 0; layer < m.num_layers; ++layer)
+    if (m.is_turned(layer) != (turned[static_cast<std::size_t>(layer)] != 0))
+      config.wrong("no_rope_layers", "ones with a zero in each n-th place");
+}
+
+// Norms behind attention and MLP, and over all queries and all keys.
+void read_olmo2(const Config& config, ModelSpec& m) {
+  read_llama(config, {.norm_eps = 1e-5}, m);
+  m.norm_place = NormPlace::after;
+  m.qk_norm = m.qk_norm_whole = true;
+}
+
+// Biases of attention's inputs by default, of what it hands on and of MLPs on request.
+void read_seed_oss(const Config& config, ModelSpec& m) {
+  config.required("head_dim");  // transformers would take 128
+  read_llama(config, {.biased = true, .mlp_biased = true, .dropped = true}, m);
+  m.attention_out_bias = config.boolean_or("attention_out_bias", false);
+}
+
+// Phi-3, and Phi-4 with it.
+void read_phi3(const Config& config, ModelSpec& m) {
+  m.fused_projections = true;
+  config.only_real("resid_pdrop", 0.0);
+  config.only_real("embd_pdrop", 0.0);
+  read_llama(config, {.windowed = true, .norm_eps = 1e-5, .rotary_part = 1.0}, m);
+}
+
+// GLM-4 of 2024 and, with norms behind attention and MLP too, of 2025.
+void read_glm(const Config& config, bool glm4, ModelSpec& m) {
+  config.required("num_key_value_heads");  // transformers would take 2
+  config.required("head_dim");             // and 128
+  m.fused_mlp = m.interleaved_rope = true;
+  if (glm4) m.norm_place = NormPlace::both;
+  read_llama(config, {.norm_eps = 1.5625e-7, .biased = true, .rotary_part = 0.5}, m);
+  m.attention_out_bias = false;
+}
+
+void read_ernie(const Config& config, ModelSpec& m) {
+  config.required("head_dim");  // transformers would take 128
+  m.interleaved_rope = true;
+  read_llama(config,
+             {.rope_theta = 500000, .norm_eps = 1e-5, .tied = true, .biased = false, .bias_key = "use_bias"},
+             m);
+  m.mlp_bias = m.qkv_bias;
+}
+
+void read_helium(const Config& config, ModelSpec& m) {
+  config.required("num_key_value_heads");  // transformers would take 20
+  config.required("head_dim");             // and 128
+  m.interleaved_rope = true;
+  read_llama(config, {.rope_theta = 100000, .norm_eps = 1e-8, .biased = false, .mlp_biased = true}, m);
+  m.attention_out_bias = false;
+  if (m.attention_width() != m.hidden)
+    config.wrong("head_dim",
+                 fmt::format("hidden_size / num_attention_heads = {} / {}", m.hidden, m.num_heads));
+}
+
+// Tencent's Hunyuan, without experts: norms of heads behind the rotation. What its files call dynamic is a
+// larger theta, whatever the length, where they have an alpha.
+void read_hunyuan(const Config& config, ModelSpec& m) {
+  config.only_boolean("use_qk_norm", true);
+  config.only_boolean("use_cla", false);
+  read_llama(config, {.norm_eps = 1e-5, .biased = false}, m);
+  m.qk_norm = m.qk_norm_turned = true;
+  if (m.rope.scaling != RopeScaling::dynamic) return;
+  const char* const key = config.has("rope_scaling") ? "rope_scaling" : "rope_parameters";
+  const double alpha = Config(config.required(key), config.where()).real_or("alpha", 0);
+  if (!(alpha > 0) || m.head_dim < 4) return;
+  RopeSpec larger;
+  const double width = static_cast<double>(m.head_dim);
+  larger.theta = m.rope.theta * std::pow(alpha, width / (width - 2));
+  m.rope = larger;
+  m.max_seq = config.integer("max_position_embeddings");
+}
+
+void read_granite(const Config& config, ModelSpec& m) {
+  read_llama(config, {.dropped = true}, m);
+  read_granite_factors(config, m);
+}
+
+// HyperCLOVA X SEED Think: Granite's factors, a factor of logits and not a divisor, and norms behind
+// attention and MLP too.
+void read_hyperclovax(const Config& config, ModelSpec& m) {
+  const char* const factor = "logits_scaling";
+  m.norm_place = NormPlace::both;
+  config.only_boolean("use_post_norm", true);
+  read_llama(config, {.dropped = true}, m);
+  const double own = 1 / std::sqrt(static_cast<double>(m.head_dim));
+  Json whole = config.object();
+  if (!config.has("attention_multiplier")) whole["attention_multiplier"] = own;
+  read_granite_factors(Config(whole, config.where()), m);
+  const double scale = config.real_or(factor, 1);
+  if (!(scale > 0)) config.wrong(factor, "a number above 0");
+  m.scales.logits_divisor = 1 / scale;
+}
+
+// Apertus: an activation that learns, and norms of heads.
+void read_apertus(const Config& config, ModelSpec& m) {
+  if (!config.has("rope_scaling")) config.required("rope_parameters");  // transformers would scale positions
+  read_llama(config, {.activation = Activation::xielu, .rope_theta = 12e6, .norm_eps = 1e-5}, m);
+  m.qk_norm = true;
+}
+
+// nanochat: norms without weights, of the embedding and behind the rotation too, squared ReLUs, soft caps.
+void read_nanochat(const Config& config, ModelSpec& m) {
+  m.norm_kind = NormKind::rms_plain;
+  m.embedding_norm = true;
+  read_llama(config, {.activation = Activation::relu2, .biased = false}, m);
+  m.attention_out_bias = m.qkv_bias;
+  m.qk_norm = m.qk_norm_turned = true;
+  m.caps.logits = read_cap(config, "final_logit_softcapping", 15);
+}
+
+}  // namespace echelon

@@ -1,0 +1,86 @@
+// Types that see images, of which the text model is read.
+#include "spec/model_type_readers.h"
+
+namespace echelon {
+
+namespace {
+
+// Of a Gemma 3 that sees images, which says of its text what is not as usual: with the rest.
+Json text_of_gemma3(const Config& config) {
+  const Json& text = config.required("text_config");
+  if (!text.is_object()) config.wrong("text_config", "an object");
+  Json whole = {{"vocab_size", 262208},  {"num_attention_heads", 8},          {"num_key_value_heads", 4},
+                {"head_dim", 256},       {"max_position_embeddings", 131072}, {"query_pre_attn_scalar", 256},
+                {"sliding_window", 4096}};
+  whole.update(text);
+  whole["model_type"] = "gemma3_text";
+  return whole;
+}
+
+// Of a Mistral that sees images (Small 3.1 and 3.2, Ministral 3). Whether the output matrix is the
+// embedding's, the whole says.
+Json text_of_mistral3(const Config& config) {
+  Json whole = config.required("text_config");
+  if (!whole.is_object()) config.wrong("text_config", "an object");
+  const Config text(whole, config.where());
+  text.only_text("model_type", "mistral", {"mistral", "ministral3"});
+  whole["model_type"] = text.text_or("model_type", "mistral");
+  if (config.has("tie_word_embeddings"))
+    whole["tie_word_embeddings"] = config.boolean_or("tie_word_embeddings", false);
+  return whole;
+}
+
+// Of a Qwen that sees images, which older files have beside what they say of images. A text's positions are
+// the same in all three directions that images have.
+Json text_of_qwen(const Config& config, const char* type, double theta, double eps) {
+  Json whole = config.has("text_config") ? config.required("text_config") : config.object();
+  if (!whole.is_object()) config.wrong("text_config", "an object");
+  whole["model_type"] = type;
+  const bool tied = config.boolean_or("tie_word_embeddings", false) ||
+                    Config(whole, config.where()).boolean_or("tie_word_embeddings", false);
+  whole["tie_word_embeddings"] = tied;
+  whole.emplace("rope_theta", theta);
+  whole.emplace("rms_norm_eps", eps);
+  for (const char* key : {"rope_scaling", "rope_parameters"}) {
+    if (!whole.contains(key) || !whole[key].is_object()) continue;
+    for (const char* named : {"rope_type", "type"})
+      if (whole[key].contains(named) && whole[key][named] == "mrope") whole[key][named] = "default";
+  }
+  return whole;
+}
+
+struct VisionType {
+  const char* name;
+  Json (*text)(const Config& config);
+};
+constexpr VisionType all_vision_types[] = {
+    {"gemma3", text_of_gemma3},
+    {"mistral3", text_of_mistral3},
+    {"qwen2_vl", [](const Config& config) { return text_of_qwen(config, "qwen2", 1e6, 1e-5); }},
+    {"qwen2_5_vl", [](const Config& config) { return text_of_qwen(config, "qwen2", 1e6, 1e-5); }},
+    {"qwen3_vl", [](const Config& config) { return text_of_qwen(config, "qwen3", 5e5, 1e-6); }},
+    {"qwen3_vl_moe",
+     [](const Config& config) { return text_of_qwen(config, "qwen3_vl_moe_text", 5e5, 1e-6); }},
+    {"qwen3_5", [](const Config& config) { return text_of_qwen(config, "qwen3_5_text", 1e4, 1e-6); }},
+    {"qwen3_5_moe", [](const Config& config) { return text_of_qwen(config, "qwen3_5_moe_text", 1e4, 1e-6); }},
+};
+
+}  // namespace
+
+std::vector<std::string> vision_type_names() {
+  std::vector<std::string> names;
+  for (const VisionType& one : all_vision_types) names.emplace_back(one.name);
+  return names;
+}
+
+Json text_of(const Json& object, const std::string& where) {
+  if (!object.is_object()) refuse("{}: not a JSON object", where);
+  const Config config(object, where);
+  config.required("model_type");
+  const std::string type = config.text_or("model_type", "");
+  for (const VisionType& one : all_vision_types)
+    if (type == one.name) return one.text(config);
+  return object;
+}
+
+}  // namespace echelon
