@@ -43,9 +43,7 @@ std::int64_t read_dense_kinds(const Config& config, std::int64_t otherwise) {
   const char* const key = "mlp_layer_types";
   std::int64_t dense = otherwise;
   if (config.has(key)) {
-    const Json& kinds = config.required(key);
-    if (!kinds.is_array() || std::ssize(kinds) != config.integer("num_hidden_layers"))
-      config.wrong(key, "a list of one for each layer");
+    const Json& kinds = one_for_each_layer(config, key, config.integer("num_hidden_layers"));
     const auto sparse = [](const Json& kind) { return kind == "sparse"; };
     const auto first = std::find_if(kinds.begin(), kinds.end(), sparse);
     dense = first - kinds.begin();

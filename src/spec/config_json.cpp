@@ -37,6 +37,12 @@ std::vector<std::int64_t> listed_layers(const Config& config, const char* key, c
   return layers;
 }
 
+const Json& one_for_each_layer(const Config& config, const char* key, std::int64_t num_layers) {
+  const Json& list = config.required(key);
+  if (!list.is_array() || std::ssize(list) != num_layers) config.wrong(key, "a list of one for each layer");
+  return list;
+}
+
 std::int64_t same_in_all(const Config& config, const char* key) {
   const Json& list = config.required(key);
   if (!list.is_array()) return config.integer(key);

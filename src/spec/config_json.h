@@ -97,6 +97,9 @@ std::vector<double> numbers(const Config& config, const char* key);
 std::vector<std::int64_t> listed_layers(const Config& config, const char* key, const std::string& legal,
                                         std::int64_t num_layers);
 
+// A list of one for each layer.
+const Json& one_for_each_layer(const Config& config, const char* key, std::int64_t num_layers);
+
 // A number for all layers, or a list of the same one for each.
 std::int64_t same_in_all(const Config& config, const char* key);
 

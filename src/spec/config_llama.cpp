@@ -1,3 +1,6 @@
+#include <fmt/format.h>
+
+#include <algorithm>
 #include <cmath>
 
 #include "spec/config_llama.h"
@@ -43,6 +46,26 @@ void read_llama(const Config& config, const LlamaDefaults& defaults, ModelSpec& 
   if (m.num_layers > 100000) config.wrong("num_hidden_layers", "at most 100000");
   if (!defaults.mixed)
     read_window(config, defaults.windowed && config.has("sliding_window"), defaults.typed, m);
+}
+
+std::vector<std::int64_t> attention_layers(const Config& config, const std::vector<std::string>& attention,
+                                           const std::vector<std::string>& other, std::int64_t num_layers) {
+  const auto is_of = [](const Json& type, const std::vector<std::string>& names) {
+    return std::find(names.begin(), names.end(), type) != names.end();
+  };
+  const auto legal = [](const std::vector<std::string>& names) {
+    return names.size() > 1 ? fmt::format("{} ({})", names[0], names[1]) : names[0];
+  };
+  const Json& types = one_for_each_layer(config, "layer_types", num_layers);
+  std::vector<std::int64_t> layers;
+  for (std::int64_t layer = 0; layer < num_layers; ++layer) {
+    const Json& type = types[static_cast<std::size_t>(layer)];
+    if (is_of(type, attention))
+      layers.push_back(layer);
+    else if (!is_of(type, other))
+      config.wrong("layer_types", fmt::format("{} and {}", legal(attention), legal(other)));
+  }
+  return layers;
 }
 
 void read_granite_factors(const Config& config, ModelSpec& m) {

@@ -2,6 +2,8 @@
 #pragma once
 
 #include <optional>
+#include <string>
+#include <vector>
 
 #include "spec/config_json.h"
 #include "spec/model_spec.h"
@@ -30,6 +32,11 @@ struct LlamaDefaults {
 
 // Sizes, biases, positions and windows. What else a type has its own reader adds.
 void read_llama(const Config& config, const LlamaDefaults& defaults, ModelSpec& m);
+
+// Of a `mixed` type: the layers whose layer_types are `attention`, where others are `other`; older names
+// stand behind newer ones.
+std::vector<std::int64_t> attention_layers(const Config& config, const std::vector<std::string>& attention,
+                                           const std::vector<std::string>& other, std::int64_t num_layers);
 
 // Granite's.
 void read_granite_factors(const Config& config, ModelSpec& m);

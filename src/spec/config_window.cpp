@@ -7,9 +7,7 @@ namespace echelon {
 WindowSpec read_window(const Config& config, bool in_all, bool typed, ModelSpec& m) {
   std::vector<bool> in(static_cast<std::size_t>(m.num_layers), in_all);
   if (config.has("layer_types")) {
-    const Json& types = config.required("layer_types");
-    if (!types.is_array() || std::ssize(types) != m.num_layers)
-      config.wrong("layer_types", "a list of one for each layer");
+    const Json& types = one_for_each_layer(config, "layer_types", m.num_layers);
     for (std::size_t i = 0; i < types.size(); ++i) {
       if (types[i] != "full_attention" && types[i] != "sliding_attention")
         config.wrong("layer_types", "full_attention and sliding_attention");

@@ -21,16 +21,7 @@ void read_delta_rule(const Config& config, ModelSpec& m) {
   s.kernel = config.integer_or("linear_conv_kernel_dim", 4);
   s.conv_bias = false;
   if (config.has("layer_types")) {
-    const Json& types = config.required("layer_types");
-    if (!types.is_array() || std::ssize(types) != m.num_layers)
-      config.wrong("layer_types", "a list of one for each layer");
-    for (std::int64_t layer = 0; layer < m.num_layers; ++layer) {
-      const Json& type = types[static_cast<std::size_t>(layer)];
-      if (type == "full_attention")
-        s.attention_layers.push_back(layer);
-      else if (type != "linear_attention")
-        config.wrong("layer_types", "full_attention and linear_attention");
-    }
+    s.attention_layers = attention_layers(config, {"full_attention"}, {"linear_attention"}, m.num_layers);
   } else {
     const std::int64_t every = config.integer_or("full_attention_interval", 4);
     for (std::int64_t layer = every - 1; layer < m.num_layers; layer += every)

@@ -11,18 +11,9 @@ namespace {
 // LFM2's layers: those of a short convolution, and attention where layer_types or the older full_attn_idxs
 // say so.
 std::vector<std::int64_t> lfm2_attention_layers(const Config& config, const ModelSpec& m) {
-  std::vector<std::int64_t> layers;
   if (config.has("layer_types") || !config.has("full_attn_idxs")) {
-    const Json& types = config.required("layer_types");  // transformers would take attention in all
-    if (!types.is_array() || std::ssize(types) != m.num_layers)
-      config.wrong("layer_types", "a list of one for each layer");
-    for (std::int64_t layer = 0; layer < m.num_layers; ++layer) {
-      const Json& type = types[static_cast<std::size_t>(layer)];
-      if (type == "full_attention")
-        layers.push_back(layer);
-      else if (type != "conv")
-        config.wrong("layer_types", "full_attention and conv");
-    }
+    // Without either transformers would take attention in all.
+    std::vector<std::int64_t> layers = attention_layers(config, {"full_attention"}, {"conv"}, m.num_layers);
     // A model without convolutions is one of Qwen3's kind here, whose weights have other names.
     if (std::ssize(layers) == m.num_layers) config.wrong("layer_types", "a list with conv at least once");
     return layers;
@@ -30,7 +21,7 @@ std::vector<std::int64_t> lfm2_attention_layers(const Config& config, const Mode
   const char* const key = "full_attn_idxs";
   const std::string legal =
       fmt::format("a list of layers from 0 to {} without at least one", m.num_layers - 1);
-  layers = listed_layers(config, key, legal, m.num_layers);
+  std::vector<std::int64_t> layers = listed_layers(config, key, legal, m.num_layers);
   if (std::ssize(layers) == m.num_layers) config.wrong(key, legal);
   return layers;
 }

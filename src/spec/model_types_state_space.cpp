@@ -178,17 +178,10 @@ void read_granite_hybrid(const Config& config, ModelSpec& m) {
   else
     m.rope.unturned_every = 1;
   config.only_text("position_embedding_type", "nope", {"nope", "rope"});
-  const Json& types = config.required("layer_types");
-  if (!types.is_array() || std::ssize(types) != m.num_layers)
-    config.wrong("layer_types", "a list of one for each layer");
-  std::vector<std::int64_t> layers;
-  for (std::size_t i = 0; i < types.size(); ++i) {
-    const bool attends = types[i] == "full_attention" || types[i] == "attention";
-    if (!attends && types[i] != "linear_attention" && types[i] != "mamba")
-      config.wrong("layer_types", "full_attention (attention) and linear_attention (mamba)");
-    if (attends) layers.push_back(static_cast<std::int64_t>(i));
-  }
-  read_state_space(config, std::move(layers), m);
+  read_state_space(
+      config,
+      attention_layers(config, {"full_attention", "attention"}, {"linear_attention", "mamba"}, m.num_layers),
+      m);
 }
 
 // Nemotron-H, Nemotron Nano 2 and Nemotron 3: layers of one part each, without positions. Its module that
