@@ -578,8 +578,8 @@ TEST_P(DeviceKernels, ManyTensorsTogether) {
                          one.remainder.expected.defined() ? of(one.remainder) : Tensor(), step});
       squares.push_back({of(one.g), of(one.sums)});
     }
-    on.adamw(updates);
-    on.sum_squares(squares, 4);
+    on.adamw_of_all(updates);
+    on.sum_squares_of_all(squares, 4);
   });
   for (const One& one : all) {
     // A value of 8 bits and what it lacks: of weights that differ by a rounding the pairs may differ more.

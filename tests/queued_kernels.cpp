@@ -173,8 +173,7 @@ void QueuedKernels::add(T x, InOut y) { queue("add", &Kernels::add, x, y); }
 void QueuedKernels::scale(InOut x, double factor) { queue("scale", &Kernels::scale, x, factor); }
 
 void QueuedKernels::sum_squares(T x, std::int64_t block, Out sums) {
-  void (Kernels::*const method)(T, std::int64_t, Out) = &Kernels::sum_squares;
-  queue("sum_squares", method, x, block, sums);
+  queue("sum_squares", &Kernels::sum_squares, x, block, sums);
 }
 
 bool QueuedKernels::all_finite(T x) { return ask("all_finite", &Kernels::all_finite, x); }
@@ -363,6 +362,12 @@ void QueuedKernels::cross_entropy_backward(T p, T sum, T targets, std::int64_t f
                                            Out dlogits, const LogitsCap& cap) {
   queue("cross_entropy_backward", &Kernels::cross_entropy_backward, p, sum, targets, first_id, loss_scale,
         dlogits, cap);
+}
+
+void QueuedKernels::cross_entropy(InOut logits, T targets, double loss_scale, double cap, Out max, Out sum,
+                                  Out target, Out dlogits) {
+  queue("cross_entropy", &Kernels::cross_entropy, logits, targets, loss_scale, cap, max, sum, target,
+        dlogits);
 }
 
 void QueuedKernels::merge_softmax(T parts, T targets, std::span<const std::int64_t> bounds, Out sum,

@@ -27,6 +27,9 @@ class QueuedKernels final : public KernelBackend {
   void add(T x, InOut y) override;
   void scale(InOut x, double factor) override;
   void sum_squares(T x, std::int64_t block, Out sums) override;
+  void sum_squares_of_all(std::span<const SquaresOf> all, std::int64_t block) override {
+    for (const SquaresOf& one : all) sum_squares(one.x, block, one.sums);
+  }
   bool all_finite(T x) override;
   double largest(T x) override;
   ExactSum sum_squares_exactly(T x, double scale) override;
@@ -81,6 +84,11 @@ class QueuedKernels final : public KernelBackend {
   void cross_entropy_backward(T p, T sum, T targets, std::int64_t first_id, double loss_scale, Out dlogits,
                               const LogitsCap& cap) override;
   void adamw(InOut p, T g, InOut m, InOut v, const AdamWStep& step, InOut remainder) override;
+  void adamw_of_all(std::span<const AdamWUpdate> updates) override {
+    for (const AdamWUpdate& u : updates) adamw(u.p, u.g, u.m, u.v, u.step, u.remainder);
+  }
+  void cross_entropy(InOut logits, T targets, double loss_scale, double cap, Out max, Out sum, Out target,
+                     Out dlogits) override;
   void merge_softmax(T parts, T targets, std::span<const std::int64_t> bounds, Out sum, Out target,
                      Out scales, Out shares) override;
   void merge_gradients(std::span<const Tensor> means, std::span<const Tensor> shares,

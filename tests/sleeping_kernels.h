@@ -60,6 +60,7 @@ class SleepingKernels final : public KernelBackend {
   void combine_rows(T, T, T, Out) override { never(); }
   void scale(InOut, double) override { never(); }
   void sum_squares(T, std::int64_t, Out) override { never(); }
+  void sum_squares_of_all(std::span<const SquaresOf>, std::int64_t) override { never(); }
   bool all_finite(T) override { return false; }
   double largest(T) override { return 0; }
   ExactSum sum_squares_exactly(T, double) override { return {}; }
@@ -94,6 +95,8 @@ class SleepingKernels final : public KernelBackend {
   void exp_sum(InOut, T, T, std::int64_t, Out, Out) override { never(); }
   void cross_entropy_backward(T, T, T, std::int64_t, double, Out, const LogitsCap&) override { never(); }
   void adamw(InOut, T, InOut, InOut, const AdamWStep&, InOut) override { never(); }
+  void adamw_of_all(std::span<const AdamWUpdate>) override { never(); }
+  void cross_entropy(InOut, T, double, double, Out, Out, Out, Out) override { never(); }
 
   void merge_softmax(const Tensor&, const Tensor&, std::span<const std::int64_t>, Out, Out, Out,
                      Out) override {

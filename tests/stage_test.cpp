@@ -72,7 +72,7 @@ TEST(Stage, CopiesADeferredGradientOnlyWhereItIsReadAgain) {
 
 // The output layer alone, N rows of C, one chunk with room for V logits in each row. Behind its products the input's gradient
 // takes the logits' place: at the peak there are the norm's output and the gradient of it, statistics,
-// logits, and five numbers of each row, two of them of all pieces of the chunk.
+// logits, and three numbers of each row.
 TEST(Stage, TheOutputLayerHoldsItsLogitsAndTwoMatrices) {
   DryStage last(three_stages(1, false), 2);
   ASSERT_FALSE(last.forward().defined());
@@ -86,7 +86,7 @@ TEST(Stage, TheOutputLayerHoldsItsLogitsAndTwoMatrices) {
   const auto N = static_cast<std::uint64_t>(last.microbatch.rows()),
              C = static_cast<std::uint64_t>(last.plan.model.hidden),
              V = static_cast<std::uint64_t>(logits_row_stride(last.plan.model.vocab));
-  EXPECT_EQ(last.arena.peak()[MemoryCategory::activations] - before, 8 * (2 * N * C + N + N * V + 5 * N));
+  EXPECT_EQ(last.arena.peak()[MemoryCategory::activations] - before, 8 * (2 * N * C + N + N * V + 3 * N));
   EXPECT_EQ(other_behind, other);  // a microbatch's own sum has gone when the layers begin
   EXPECT_EQ(dx.numel(), last.microbatch.rows() * last.plan.model.hidden);
 }

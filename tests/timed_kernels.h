@@ -33,6 +33,9 @@ class TimedKernels final : public KernelBackend {
   void add(T x, InOut y) override { inner_->add(x, y); }
   void scale(InOut x, double factor) override { inner_->scale(x, factor); }
   void sum_squares(T x, std::int64_t block, Out sums) override { inner_->sum_squares(x, block, sums); }
+  void sum_squares_of_all(std::span<const SquaresOf> all, std::int64_t block) override {
+    inner_->sum_squares_of_all(all, block);
+  }
   bool all_finite(T x) override { return inner_->all_finite(x); }
   double largest(T x) override { return inner_->largest(x); }
   ExactSum sum_squares_exactly(T x, double scale) override { return inner_->sum_squares_exactly(x, scale); }
@@ -152,6 +155,11 @@ class TimedKernels final : public KernelBackend {
   }
   void adamw(InOut p, T g, InOut m, InOut v, const AdamWStep& step, InOut remainder) override {
     inner_->adamw(p, g, m, v, step, remainder);
+  }
+  void adamw_of_all(std::span<const AdamWUpdate> updates) override { inner_->adamw_of_all(updates); }
+  void cross_entropy(InOut logits, T targets, double loss_scale, double cap, Out max, Out sum, Out target,
+                     Out dlogits) override {
+    inner_->cross_entropy(logits, targets, loss_scale, cap, max, sum, target, dlogits);
   }
 
   void merge_softmax(const Tensor& parts, const Tensor& targets, std::span<const std::int64_t> bounds,

@@ -264,7 +264,7 @@ void Kernels::sum_squares(const Tensor& x, std::int64_t block, Out sums) {
   if (backend_) backend_->sum_squares(x, block, sums);
 }
 
-void Kernels::sum_squares(std::span<const SquaresOf> all, std::int64_t block) {
+void Kernels::sum_squares_of_all(std::span<const SquaresOf> all, std::int64_t block) {
   for (const SquaresOf& one : all) check_squares(one.x, block, one.sums);
   if (backend_) backend_->sum_squares_of_all(all, block);
 }
@@ -718,7 +718,7 @@ void Kernels::adamw(InOut p, const Tensor& g, InOut m, InOut v, const AdamWStep&
   if (backend_) backend_->adamw(p, g, m, v, step, remainder);
 }
 
-void Kernels::adamw(std::span<const AdamWUpdate> updates) {
+void Kernels::adamw_of_all(std::span<const AdamWUpdate> updates) {
   for (const AdamWUpdate& u : updates) check_update(u.p, u.g, u.m, u.v, u.step, u.remainder);
   if (backend_) backend_->adamw_of_all(updates);
 }

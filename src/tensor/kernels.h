@@ -236,7 +236,7 @@ class Kernels {
   // x is contiguous; sums (f64) has one element for each block of `block` elements of x, the last of which
   // may be shorter: the sum of their squares, taken in double precision, the same on any number of threads.
   void sum_squares(const Tensor& x, std::int64_t block, Out sums);
-  void sum_squares(std::span<const SquaresOf> all, std::int64_t block);
+  void sum_squares_of_all(std::span<const SquaresOf> all, std::int64_t block);
   bool all_finite(const Tensor& x);
   // The largest |x|; not a number where one is not.
   double largest(const Tensor& x);
@@ -473,7 +473,7 @@ class Kernels {
   // v are f32. Else p, m and v are of one dtype, and bf16 is all there is of the weights: widened, updated in
   // f32 and rounded, m and v to nearest, p as step.rounding says.
   void adamw(InOut p, const Tensor& g, InOut m, InOut v, const AdamWStep& step, InOut remainder = Tensor());
-  void adamw(std::span<const AdamWUpdate> updates);
+  void adamw_of_all(std::span<const AdamWUpdate> updates);
 
  private:
   std::shared_ptr<KernelBackend> backend_;

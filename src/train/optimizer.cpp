@@ -65,7 +65,7 @@ static std::vector<double> sums_of_squares(const Rank& rank, const ParameterStor
       squares.push_back({p->own_gradient, blocks.flat_range(first, first + norm_blocks(p->own.size()))});
       begin += norm_blocks(p->value.numel());
     }
-    rank.kernels().sum_squares(squares, norm_block);
+    rank.kernels().sum_squares_of_all(squares, norm_block);
     std::vector<double> of_blocks = copy_to_host(blocks, 0.0);
     if (group != nullptr) of_blocks = HostGroup(*group).sum(of_blocks);
     const double* at = of_blocks.data();
@@ -194,7 +194,7 @@ void adamw_step(const Rank& rank, const ParameterStore& parameters, const Optimi
         else
           together.push_back({u.value, u.gradient, u.exp_avg, u.exp_avg_sq, u.remainder, step});
       });
-  rank.kernels().adamw(together);
+  rank.kernels().adamw_of_all(together);
   parameters.share_values();
 }
 
