@@ -415,7 +415,7 @@ TEST_P(HuggingFace, WeightsThatAreNoNumbersAreNamedAndNothingIsWritten) {
   EXPECT_NE(r.output.find(name), std::string::npos) << r.output;
 }
 
-TEST_P(HuggingFace, LogitsAreThoseOfTransformers) {
+TEST_P(HuggingFace, LogitsAreThoseOfTransformers) {  // long
   for (DType dtype : {DType::f64, DType::f32}) {
     if (dtype == DType::f32 && !has_cpu_kernels()) continue;
     const CheckpointInfo info = import(dtype);
@@ -465,7 +465,7 @@ TEST_P(HuggingFace, LossAndGradientsAreThoseOfTransformersOnAnyMesh) {
 // As make_fixtures.py's train(): its optimizer, its batches. What transformers rounds to f32 on the way comes
 // back through AdamW, where a gradient is divided by its own size: hence the bound is not that of one
 // gradient, and eps is above the roundings of a gradient that is next to none.
-TEST_P(HuggingFace, FourStepsOfAdamWAreThoseOfTransformersOnAnyMesh) {
+TEST_P(HuggingFace, FourStepsOfAdamWAreThoseOfTransformersOnAnyMesh) {  // long
   const CheckpointInfo info = import(DType::f64);
   const SafetensorsFile want = expected();
   const auto losses = values_of(want, "train.losses"), norms = values_of(want, "train.norms");

@@ -517,7 +517,7 @@ TEST_F(KernelsCpu, AdamW) {
   }
 }
 
-TEST_F(KernelsCpu, Attention) {
+TEST_F(KernelsCpu, Attention) {  // long
   const std::vector<AttentionShape> shapes{
       {.batch = 1, .q_len = 1, .kv_len = 1, .num_heads = 1, .num_kv_heads = 1, .head_dim = 7},
       {.batch = 2, .q_len = 70, .kv_len = 70, .num_heads = 4, .num_kv_heads = 2, .head_dim = 64},

@@ -648,7 +648,7 @@ TEST_F(InvariantNumerics, StateSpacesHaveTheSameBits) {  // long
 
 // Channels are cut by themselves, wherever a vector of them begins; and so are heads beside attention, whose
 // parts are multiplied and added.
-TEST_F(InvariantNumerics, ShortConvolutionsAndBothSideBySideHaveTheSameBits) {
+TEST_F(InvariantNumerics, ShortConvolutionsAndBothSideBySideHaveTheSameBits) {  // long
   const std::vector<MeshRow> rows{{},
                                   {.tp = 2, .sp = true, .micro_batch = 2, .recompute = "full"},
                                   {.tp = 2, .cp = 2, .sp = true, .micro_batch = 1, .kind = ContextKind::ring},
@@ -673,7 +673,7 @@ TEST_F(InvariantNumerics, ShortConvolutionsAndBothSideBySideHaveTheSameBits) {
 }
 
 // Heads that share a norm are on one rank: over the other axes, experts beside them.
-TEST_F(InvariantNumerics, TheDeltaRuleHasTheSameBits) {
+TEST_F(InvariantNumerics, TheDeltaRuleHasTheSameBits) {  // long
   const std::vector<MeshRow> rows{{},
                                   {.dp = 2, .pp = 2, .zero = 1, .micro_batch = 1},
                                   {.dp = 4, .zero = 3, .micro_batch = 1, .threads = 2},
