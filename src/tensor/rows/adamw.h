@@ -78,12 +78,8 @@ struct WeightsRoundedAtRandom {
     });
   }
   ECHELON_HOST_DEVICE std::uint64_t logical(std::int64_t i) const {
-    std::int64_t begin = 0, end = num_runs;  // the run lies in [begin, end)
-    while (end - begin > 1) {
-      const std::int64_t middle = begin + (end - begin) / 2;
-      (runs[middle].first <= i ? begin : end) = middle;
-    }
-    return static_cast<std::uint64_t>(runs[begin].logical + i - runs[begin].first);
+    const PlacedRun& run = runs[last_reached(i, num_runs, [this](std::int64_t k) { return runs[k].first; })];
+    return static_cast<std::uint64_t>(run.logical + i - run.first);
   }
 };
 

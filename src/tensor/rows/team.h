@@ -117,6 +117,17 @@ struct EachRow {
   }
 };
 
+// Which of `count` numbers at(0) < at(1) < ... is the last that x has reached; x has reached the first.
+template <class At>
+ECHELON_HOST_DEVICE std::int64_t last_reached(std::int64_t x, std::int64_t count, const At& at) {
+  std::int64_t begin = 0, end = count;  // it lies in [begin, end)
+  while (end - begin > 1) {
+    const std::int64_t middle = begin + (end - begin) / 2;
+    (at(middle) <= x ? begin : end) = middle;
+  }
+  return begin;
+}
+
 // Blocks of a launch from `first` on, as if they were all.
 template <class Team>
 class BlocksFrom : public Team {
@@ -139,12 +150,9 @@ struct Together {
 
   template <class Team>
   ECHELON_HOST_DEVICE void operator()(const Team& team) const {
-    std::int64_t begin = 0, end = count;  // the kernel lies in [begin, end)
-    while (end - begin > 1) {
-      const std::int64_t middle = begin + (end - begin) / 2;
-      (first_blocks[middle] <= team.block() ? begin : end) = middle;
-    }
-    kernels[begin](BlocksFrom<Team>(team, first_blocks[begin]));
+    const std::int64_t i =
+        last_reached(team.block(), count, [this](std::int64_t k) { return first_blocks[k]; });
+    kernels[i](BlocksFrom<Team>(team, first_blocks[i]));
   }
 };
 

@@ -171,13 +171,10 @@ struct TiledProducts {
 
   template <class Team>
   ECHELON_HOST_DEVICE void operator()(const Team& team) const {
-    std::int64_t begin = 0, end = count;  // the product lies in [begin, end)
-    while (end - begin > 1) {
-      const std::int64_t middle = begin + (end - begin) / 2;
-      (first_tiles[middle] <= team.block() ? begin : end) = middle;
-    }
-    const TiledProduct<A, B, C> product = products[begin];
-    product.one_tile(team, team.block() - first_tiles[begin]);
+    const std::int64_t i =
+        last_reached(team.block(), count, [this](std::int64_t k) { return first_tiles[k]; });
+    const TiledProduct<A, B, C> product = products[i];
+    product.one_tile(team, team.block() - first_tiles[i]);
   }
 };
 
