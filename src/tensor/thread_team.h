@@ -61,7 +61,8 @@ class ThreadTeam {
     if (thrown) std::rethrow_exception(thrown);
   }
 
-  // body(i) for each i in [0, rows), each of about `cols` elements; neighbours by one thread.
+  // body(i) for each i in [0, rows), each of about `cols` elements; some neighbours at a time, by whichever
+  // thread is free.
   template <class Body>
   void each_row(std::int64_t rows, std::int64_t cols, const Body& body) const {
     // Below this many elements it costs more to wake the others than it saves.
@@ -70,8 +71,12 @@ class ThreadTeam {
       for (std::int64_t i = 0; i < rows; ++i) body(i);
       return;
     }
-    together([&](int thread) {
-      const Range mine = split_range(rows, threads_, thread);
+    // Small enough that one whose core has other work leaves more to the others.
+    constexpr std::int64_t parts_of_thread = 8, smallest = 4096;
+    const std::int64_t parts = std::min<std::int64_t>(
+        {rows, parts_of_thread * threads_, std::max<std::int64_t>(rows * cols / smallest, threads_)});
+    each_task(parts, [&](std::int64_t part, int) {
+      const Range mine = split_range(rows, parts, part);
       for (std::int64_t i = mine.begin; i < mine.end; ++i) body(i);
     });
   }
