@@ -20,8 +20,10 @@ namespace {
 // two tiles of scores stay in a 1 MiB L2 cache, and a diagonal tile wastes at most query_block^2 / 2 scores.
 constexpr std::int64_t query_block = 128;
 constexpr std::int64_t key_block = 512;
+// Apart from each other by no power of two, which would have all rows of a tile in a few sets of the cache.
+constexpr std::int64_t key_stride = key_block + 32;
 constexpr std::int64_t placed_keys = 128;  // of a tile whose place is among all keys
-constexpr std::int64_t tile = query_block * key_block;
+constexpr std::int64_t tile = query_block * key_stride;
 // Room for what is summed in f32 before it is rounded to bf16: output rows of a block of queries, or
 // gradients of a block of keys and of its values.
 constexpr std::int64_t sum_floats = 2 * key_block * 128;
@@ -139,7 +141,7 @@ ConstPanel operand(Head<T> x) {
 }
 template <class T>
 ConstPanel operand(const T* a_tile) {
-  return {a_tile, key_block, stored_as<T>};
+  return {a_tile, key_stride, stored_as<T>};
 }
 
 // c (m, n) = alpha x (m, k) y (n, k)^T
@@ -153,7 +155,7 @@ bool scores(Head<const T> x, Head<const T> y, std::int64_t m, std::int64_t n, st
                         .alpha = alpha,
                         .a = operand(x),
                         .b = operand(y),
-                        .c = {c, key_block}});
+                        .c = {c, key_stride}});
 }
 
 // to (m, n) = beta to + alpha op(p) (m, k) y (k, n)
@@ -230,10 +232,10 @@ bool forward_block(const AttentionShape& s, const Mask& mask, Head<const T> q, H
                  work.products);
     if (s.cap > 0)
       for (std::int64_t r = 0; r < rows; ++r)
-        wide_simd().soft_cap(work.scores + r * key_block, static_cast<float>(s.cap), cols);
+        wide_simd().soft_cap(work.scores + r * key_stride, static_cast<float>(s.cap), cols);
     for (std::int64_t r = 0; r < rows; ++r) {
-      float* row = work.scores + r * key_block;
-      T* p = work.p + r * key_block;
+      float* row = work.scores + r * key_stride;
+      T* p = work.p + r * key_stride;
       mask.on_visible(
           begin + r, first, cols, row, {p}, [&](std::int64_t at, std::int64_t visible, std::int64_t n) {
             const float correction = pass.softmax_row(row + at, visible, n, &max[r], &sum[r], p + at);
@@ -283,8 +285,8 @@ bool backward_tile(const AttentionShape& s, const Mask& mask, const QueryHead<T>
   bool ok = scores(q, keys, rows, cols, depth, factor, work.scores, work.products);
   ok &= scores(dout, values, rows, cols, depth, 1.0f, work.gradients, work.products);
   for (std::int64_t r = 0; r < rows; ++r) {
-    float *score = work.scores + r * key_block, *gradient = work.gradients + r * key_block;
-    T *p = work.p + r * key_block, *ds = work.ds + r * key_block;
+    float *score = work.scores + r * key_stride, *gradient = work.gradients + r * key_stride;
+    T *p = work.p + r * key_stride, *ds = work.ds + r * key_stride;
     mask.on_visible(
         begin + r, first, cols, score, {p, ds}, [&](std::int64_t at, std::int64_t visible, std::int64_t n) {
           const float lse = h.lse[begin + r], delta = h.delta[begin + r];
