@@ -181,7 +181,7 @@ TEST(LogitsRoom, HoldsTheGradientsOfAllPiecesAndTheLogitsOfOne) {
       }
       const LogitsRoom room(rank, rows, width, false);
       EXPECT_LE(rank.arena().live()[MemoryCategory::activations],
-                (rows + std::max<std::int64_t>(2, rows / 4)) * logits_row_stride(width) * 2 + 64);
+                (rows + std::max<std::int64_t>(2, rows)) * logits_row_stride(width) * 2 + 64);
       for (const std::int64_t here : {rows, (rows + 1) / 2}) {
         std::int64_t next = 0;
         double number = 0;  // of a piece

@@ -1,8 +1,8 @@
 // Where the logits of a chunk of tokens become their gradients. As wide as these they share the memory, chunk
 // by chunk. Wider (f32 beside gradients in bf16), the logits exist for some rows of the chunk at a time,
-// behind the gradients of the rows before them, and each time for as many as there is room for: a quarter
-// more than the gradients take lets all rows through in few products. Where each piece would wait for other
-// ranks, which have parts of the vocabulary, there is room for all rows at once.
+// behind the gradients of the rows before them, and each time for as many as there is room for: twice what
+// the gradients take lets all rows through in two products, each of which reads the whole table. Where each
+// piece would wait for other ranks, which have parts of the vocabulary, there is room for all rows at once.
 #pragma once
 
 #include <algorithm>
@@ -21,7 +21,7 @@ class LogitsRoom {
         stride_(logits_row_stride(width)),
         room_(rows + (wide_ == narrow_ ? 0
                       : in_one_piece   ? ratio() * rows
-                                       : std::max(ratio(), rows / 4))),
+                                       : std::max(ratio(), rows))),
         bytes_(rank.arena(), MemoryCategory::activations, DType::u8,
                {room_ * row_bytes() + (wide_ == narrow_ ? 0 : alignment)}) {}
 
