@@ -5,6 +5,7 @@
 
 #include <gtest/gtest.h>
 
+#include <atomic>
 #include <cmath>
 #include <cstring>
 #include <limits>
@@ -27,10 +28,10 @@ float high(std::uint32_t word) { return low(word >> 16); }
 
 // TILELOADD, TDPBF16PS and TILESTORED as the manual writes them down.
 struct PlayedUnit {
-  static inline bool ready = false;
-  static inline int begins = 0;
-  static inline std::uint32_t a[2][16][16], b[2][16][16];
-  static inline float sums[2][2][16][16];
+  static inline thread_local bool ready = false;
+  static inline std::atomic<int> begins = 0;
+  static inline thread_local std::uint32_t a[2][16][16], b[2][16][16];
+  static inline thread_local float sums[2][2][16][16];
 
   static void begin() {
     EXPECT_FALSE(ready);
@@ -41,7 +42,6 @@ struct PlayedUnit {
     EXPECT_TRUE(ready);
     ready = false;
   }
-  static void clear() { std::memset(sums, 0, sizeof sums); }
   static void fetch(std::uint32_t to[16][16], const std::uint32_t* from, std::int64_t stride) {
     for (int row = 0; row < 16; ++row)
       std::memcpy(to[row], reinterpret_cast<const std::byte*>(from) + row * stride, 64);
@@ -52,23 +52,33 @@ struct PlayedUnit {
     fetch(a[0], a0, a_stride), fetch(a[1], a1, a_stride);
     fetch(b[0], b0, b_stride), fetch(b[1], b1, b_stride);
   }
-  static void multiply() {
-    for (int s = 0; s < 2; ++s)
-      for (int t = 0; t < 2; ++t)
-        for (int m = 0; m < 16; ++m)
-          for (int k = 0; k < 16; ++k)
-            for (int n = 0; n < 16; ++n) {
-              float& sum = sums[s][t][m][n];
-              sum = std::fma(low(a[s][m][k]), low(b[t][k][n]), sum);
-              sum = std::fma(high(a[s][m][k]), high(b[t][k][n]), sum);
-            }
-  }
-  static void store(float* c00, float* c01, float* c10, float* c11, std::int64_t stride) {
-    float* const to[2][2] = {{c00, c01}, {c10, c11}};
-    for (int s = 0; s < 2; ++s)
-      for (int t = 0; t < 2; ++t)
-        for (int row = 0; row < 16; ++row)
-          std::memcpy(reinterpret_cast<std::byte*>(to[s][t]) + row * stride, sums[s][t][row], 64);
+  template <int number>
+  struct Sum {
+    static constexpr int s = number / 2, t = number % 2;
+    static auto& sum() { return sums[s][t]; }
+
+    static void clear() { std::memset(sum(), 0, sizeof sum()); }
+    static void load(const float* from, std::int64_t stride) {
+      for (int row = 0; row < 16; ++row)
+        std::memcpy(sum()[row], reinterpret_cast<const std::byte*>(from) + row * stride, 64);
+    }
+    static void multiply() {
+      EXPECT_TRUE(ready);
+      for (int m = 0; m < 16; ++m)
+        for (int k = 0; k < 16; ++k)
+          for (int n = 0; n < 16; ++n) {
+            float& x = sum()[m][n];
+            x = std::fma(low(a[s][m][k]), low(b[t][k][n]), x);
+            x = std::fma(high(a[s][m][k]), high(b[t][k][n]), x);
+          }
+    }
+    static void store(float* to, std::int64_t stride) {
+      for (int row = 0; row < 16; ++row)
+        std::memcpy(reinterpret_cast<std::byte*>(to) + row * stride, sum()[row], 64);
+    }
+  };
+  static void store_rows(const float* tile, std::int64_t row, std::int64_t count, const TileTarget& c) {
+    matmul_passes().store(tile, amx_cols, row, count, c);
   }
 };
 
@@ -77,8 +87,10 @@ constexpr MicroKernel played{.name = "played",
                              .cols = amx_cols,
                              .pairs = true,
                              .group = amx_group,
+                             .whole_depth = 2048,
+                             .column_words = 256,
                              .a_words = MicroKernel::most_a_words,
-                             .tile = amx_tile_by<PlayedUnit>,
+                             .column = amx_column_by<PlayedUnit>,
                              .begin = PlayedUnit::begin,
                              .end = PlayedUnit::end};
 
@@ -100,7 +112,7 @@ class MatmulAmx : public ::testing::Test {
   }
 
   void check(const MicroKernel& kernel, std::int64_t m, std::int64_t n, std::int64_t k, bool turn_a,
-             bool turn_b, DType type, float beta) {
+             bool turn_b, DType type, float beta, const ThreadTeam* team = nullptr) {
     const std::int64_t a_stride = (turn_a ? m : k) + 3, b_stride = (turn_b ? k : n) + 5, c_stride = n + 1;
     const auto a = random(turn_a ? k : m, turn_a ? m : k, a_stride),
                b = random(turn_b ? n : k, turn_b ? k : n, b_stride), before = random(m, n, c_stride);
@@ -109,18 +121,20 @@ class MatmulAmx : public ::testing::Test {
     const auto turn = [](bool on) { return on ? Transpose::yes : Transpose::no; };
     const bool is_wide = type == DType::f32;
     const float alpha = 0.5f;
-    multiply_by(kernel,
-                {.ta = turn(turn_a),
-                 .tb = turn(turn_b),
-                 .m = m,
-                 .n = n,
-                 .k = k,
-                 .alpha = alpha,
-                 .a = {a.data(), a_stride, DType::bf16},
-                 .b = {b.data(), b_stride, DType::bf16},
-                 .beta = beta,
-                 .c = {is_wide ? static_cast<void*>(wide.data()) : narrow.data(), c_stride, type}},
-                scratch_.front().bytes);
+    const Product product{.ta = turn(turn_a),
+                          .tb = turn(turn_b),
+                          .m = m,
+                          .n = n,
+                          .k = k,
+                          .alpha = alpha,
+                          .a = {a.data(), a_stride, DType::bf16},
+                          .b = {b.data(), b_stride, DType::bf16},
+                          .beta = beta,
+                          .c = {is_wide ? static_cast<void*>(wide.data()) : narrow.data(), c_stride, type}};
+    if (team == nullptr)
+      multiply_by(kernel, product, scratch_.front().bytes);
+    else
+      multiply_together(kernel, product, scratch_.front().bytes, scratch_each, *team);
     const auto index = [](std::int64_t i) { return static_cast<std::size_t>(i); };
     for (std::int64_t i = 0; i < m; ++i)
       for (std::int64_t j = 0; j < n; ++j) {
@@ -170,19 +184,45 @@ class MatmulAmx : public ::testing::Test {
               if (checks::is_taken(6)) check(kernel, s.m, s.n, s.k, turn_a, turn_b, type, beta);
   }
 
+  // Several blocks of rows and panels of columns for each thread, and rooms of b that are not full; what is
+  // summed in f32 before it is rounded, by itself and in two pieces of rows.
+  void check_teams(const MicroKernel& kernel, std::int64_t most_rows) {
+    struct Size {
+      std::int64_t m, n, k;
+    };
+    for (const int threads : {2, most_threads}) {
+      const ThreadTeam team(threads);
+      for (const Size s :
+           {Size{1, 1, 1}, {70, 300, 40}, {33, 65, 1091}, {20, 100, 4200}, {440, 150, 1030}, {520, 33, 4100}})
+        for (const bool turn_a : {false, true})
+          for (const bool turn_b : {false, true})
+            for (const DType type : {DType::f32, DType::bf16})
+              for (const float beta : {0.0f, 1.0f})
+                if (s.m <= most_rows && checks::is_taken(12))
+                  check(kernel, s.m, s.n, s.k, turn_a, turn_b, type, beta, &team);
+    }
+  }
+
  private:
   struct alignas(64) Line {
     std::byte bytes[64];
   };
+  static constexpr int most_threads = 3;
+  const std::int64_t scratch_each = (product_scratch_bytes(DType::bf16) + 63) / 64 * 64;
   std::uint64_t draws_ = 0;
-  std::vector<Line> scratch_ =
-      std::vector<Line>(static_cast<std::size_t>(product_scratch_bytes(DType::bf16) / 64 + 1));
+  std::vector<Line> scratch_ = std::vector<Line>(static_cast<std::size_t>(most_threads * scratch_each / 64));
 };
 
 TEST_F(MatmulAmx, PlayedTilesMultiply) {
   check_all(played);
   EXPECT_FALSE(PlayedUnit::ready);
   EXPECT_GT(PlayedUnit::begins, 30);
+}
+
+TEST_F(MatmulAmx, TeamsMultiplyTogether) {
+  check_teams(played, 100);
+  for (const MicroKernel* kernel : {amx_micro_kernel(), avx512_micro_kernel()})
+    if (kernel != nullptr) check_teams(*kernel, 1000);
 }
 
 TEST_F(MatmulAmx, TheProcessorsTilesMultiply) {

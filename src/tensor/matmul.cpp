@@ -22,17 +22,22 @@ constexpr std::int64_t piece_rows = 512, piece_cols = 512;
 // common models; packing may write a vector behind it.
 constexpr std::int64_t b_words = 1184 * 1024, behind = 16;
 
+// Of a column of tiles that goes on with the sums of an earlier one.
+constexpr std::int64_t most_column_rows = 1024;
+
 constexpr std::int64_t a_room = MicroKernel::most_a_words + behind, b_room = b_words + behind,
-                       piece_floats = piece_rows * piece_cols;
+                       piece_floats = piece_rows * piece_cols,
+                       column_floats = most_column_rows * MicroKernel::most_cols;
 
 struct Scratch {
   std::uint32_t *a, *b;
-  float* piece;
+  float *piece, *column;
 };
 
 Scratch scratch_of(std::byte* room) {
   auto* const words = reinterpret_cast<std::uint32_t*>(room);
-  return {words, words + a_room, reinterpret_cast<float*>(words + a_room + b_room)};
+  auto* const floats = reinterpret_cast<float*>(words + a_room + b_room);
+  return {words, words + a_room, floats, floats + piece_floats};
 }
 
 // Rows [m.begin, m.end) and columns [n.begin, n.end) of the product.
@@ -136,25 +141,26 @@ void pack(const ConstPanel& x, bool along, const Packing& packing, std::int64_t 
     std::fill(to + done * words + filled * width, to + (done + width) * words, 0u);
 }
 
-void store(const float* sums, std::int64_t stride, std::int64_t rows, std::int64_t cols, float alpha,
-           float beta, const Panel& c) {
-  if (c.type == DType::f32)
-    matmul_passes().store_floats(sums, stride, rows, cols, alpha, beta, static_cast<float*>(c.data),
-                                 c.stride);
-  else
-    matmul_passes().store_bf16(sums, stride, rows, cols, alpha, beta, static_cast<bf16*>(c.data), c.stride);
+TileTarget target_of(const Panel& c, std::int64_t rows, std::int64_t cols, float alpha, float beta) {
+  return {.data = static_cast<std::byte*>(c.data),
+          .stride = c.stride * element_bytes(c.type),
+          .rows = rows,
+          .cols = cols,
+          .alpha = alpha,
+          .beta = beta,
+          .narrow = c.type == DType::bf16};
+}
+
+void store(const float* sums, std::int64_t stride, const TileTarget& target) {
+  matmul_passes().store(sums, stride, 0, target.rows, target);
 }
 
 // What a tile is stored to comes from afar while the tile is made.
-void fetch_ahead(const Panel& c, std::int64_t rows, std::int64_t cols) {
+void fetch_ahead(const TileTarget& target, std::int64_t line_bytes) {
   constexpr std::int64_t line = 64;
-  for (std::int64_t i = 0; i < rows; ++i)
-    for (std::int64_t byte = 0; byte < cols * element_bytes(c.type); byte += line)
-      __builtin_prefetch(static_cast<const std::byte*>(at(c, i, 0).data) + byte, 1);
-}
-
-TileTarget target_of(const Panel& c) {
-  return {static_cast<const std::byte*>(c.data), c.stride * element_bytes(c.type)};
+  for (std::int64_t i = 0; i < target.rows; ++i)
+    for (std::int64_t byte = 0; byte < line_bytes; byte += line)
+      __builtin_prefetch(target.data + i * target.stride + byte, 1);
 }
 
 const MicroKernel& kernel_for(const Product& p) {
@@ -179,54 +185,92 @@ std::int64_t multiple_below(std::int64_t most, int step) {
   return std::max<std::int64_t>(most / step, 1) * step;
 }
 
-// What is packed next comes into the cache while tiles are made, some lines of the cache with each.
-class Ahead {
- public:
-  Ahead() = default;
-  // `lines` lines of op(x) from `first` on.
-  Ahead(const ConstPanel& x, bool along, std::int64_t first, std::int64_t lines, Range k)
-      : from_(at(x, along ? Transpose::no : Transpose::yes, first, k.begin)),
-        rows_(along ? lines : k.size()),
-        bytes_((along ? k.size() : lines) * element_bytes(x.type)) {}
+// Into how many parts a column is cut that is `words` deep.
+std::int64_t runs_of(const MicroKernel& kernel, std::int64_t words) {
+  return kernel.column_words == 0 ? 1 : (words + kernel.column_words - 1) / kernel.column_words;
+}
 
-  std::int64_t cache_lines() const { return rows_ * ((bytes_ + cache_line - 1) / cache_line); }
+// `lines` lines of op(x) from `first` on.
+Ahead ahead(const ConstPanel& x, bool along, std::int64_t first, std::int64_t lines, Range k) {
+  const std::int64_t element = element_bytes(x.type);
+  return {at(x, along ? Transpose::no : Transpose::yes, first, k.begin).data, along ? lines : k.size(),
+          (along ? k.size() : lines) * element, x.stride * element};
+}
 
-  void fetch(std::int64_t cache_lines) {
-    constexpr int not_written = 0, into_l2 = 2;
-    for (; cache_lines > 0 && row_ < rows_; --cache_lines) {
-      __builtin_prefetch(static_cast<const std::byte*>(at(from_, Transpose::no, row_, 0).data) + byte_,
-                         not_written, into_l2);
-      if (byte_ += cache_line; byte_ >= bytes_) byte_ = 0, ++row_;
+// One tile of a kernel of either kind; target: where it will come to lie, if that is known.
+void make_tile(const MicroKernel& kernel, std::int64_t words, const std::uint32_t* a, const std::uint32_t* b,
+               float* to, const TileTarget& target) {
+  if (kernel.tile != nullptr)
+    kernel.tile(words, a, b, to, target);
+  else
+    kernel.column({.words = words, .a = a, .b = b, .tiles = 1, .sums = to});
+}
+
+// A column of tiles that end at all of k.
+void make_column(const MicroKernel& kernel, const TileColumn& column) {
+  if (kernel.column != nullptr) return kernel.column(column);
+  const TileTarget& all = *column.target;
+  for (std::int64_t t = 0; t < column.tiles; ++t) {
+    TileTarget target = all;
+    target.data += t * kernel.rows * all.stride;
+    target.rows = std::min<std::int64_t>(kernel.rows, all.rows - t * kernel.rows);
+    fetch_ahead(target, target.cols * (target.narrow ? 2 : 4));
+    column.next->fetch((column.next_lines + column.tiles - 1) / column.tiles);
+    kernel.tile(column.words, column.a + t * column.a_tile, column.b, column.sums, target);
+    store(column.sums, kernel.cols, target);
+  }
+}
+
+// c is large, written once, a vector of the cache at a time.
+bool goes_past_caches(const MicroKernel& kernel, const Product& p) {
+  const std::int64_t element = element_bytes(p.c.type), line = 64;
+  return p.beta == 0 && p.alpha == 1 && p.k <= depth_of(kernel, p.c.type) &&
+         p.m * p.n * element >= kernel.past_caches && p.c.stride * element % line == 0 &&
+         reinterpret_cast<std::uintptr_t>(p.c.data) % line == 0;
+}
+
+// A packed block of a times a packed block of b, a column of tiles at a time.
+void multiply_block(const MicroKernel& kernel, std::int64_t words, const Scratch& scratch, std::int64_t rows,
+                    std::int64_t cols, float alpha, float beta, bool past_caches, const Panel& c,
+                    Ahead next) {
+  alignas(64) float sums[2 * MicroKernel::most_tile];
+  const auto pieces = [](std::int64_t length, std::int64_t width) { return (length + width - 1) / width; };
+  const std::int64_t runs = runs_of(kernel, words),
+                     run_words = pieces(pieces(words, runs), kernel.group) * kernel.group;
+  const std::int64_t lines_each = pieces(next.cache_lines(), pieces(cols, kernel.cols));
+  if (kernel.begin != nullptr) kernel.begin();
+  for (std::int64_t j = 0; j < cols; j += kernel.cols) {
+    TileTarget target =
+        target_of(at(c, 0, j), rows, std::min<std::int64_t>(kernel.cols, cols - j), alpha, beta);
+    target.past_caches = past_caches;
+    for (std::int64_t begin = 0; begin < words; begin += run_words) {
+      const std::int64_t end = std::min(begin + run_words, words);
+      const std::uint32_t* const b = scratch.b + j * words + begin * kernel.cols;
+      TileColumn column{.words = end - begin,
+                        .a = scratch.a + begin * kernel.rows,
+                        .b = b,
+                        .a_tile = words * kernel.rows,
+                        .tiles = pieces(rows, kernel.rows),
+                        .before = begin > 0 ? scratch.column : nullptr,
+                        .sums = end < words ? scratch.column : sums,
+                        .target = end < words ? nullptr : &target,
+                        .next = &next,
+                        .next_lines = lines_each};
+      if (kernel.column != nullptr) {  // of b what comes next lies behind
+        const bool is_last = j + kernel.cols >= cols && end == words;
+        next = Ahead(b + column.words * kernel.cols, 1, is_last ? 0 : 4 * run_words * kernel.cols, 0);
+        column.next_lines = next.cache_lines();
+      }
+      make_column(kernel, column);
     }
   }
-
- private:
-  static constexpr std::int64_t cache_line = 64;
-
-  ConstPanel from_{};
-  std::int64_t rows_ = 0, bytes_ = 0;  // of memory
-  std::int64_t row_ = 0, byte_ = 0;
-};
-
-// A packed block of a times a packed block of b, a tile at a time.
-void multiply_block(const MicroKernel& kernel, std::int64_t words, const Scratch& scratch, std::int64_t rows,
-                    std::int64_t cols, float alpha, float beta, const Panel& c, Ahead next) {
-  alignas(64) float sums[MicroKernel::most_rows * MicroKernel::most_cols];
-  const auto pieces = [](std::int64_t length, int width) { return (length + width - 1) / width; };
-  const std::int64_t tiles = pieces(rows, kernel.rows) * pieces(cols, kernel.cols),
-                     lines_each = (next.cache_lines() + tiles - 1) / tiles;
-  if (kernel.begin != nullptr) kernel.begin();
-  for (std::int64_t j = 0; j < cols; j += kernel.cols)
-    for (std::int64_t i = 0; i < rows; i += kernel.rows) {
-      const Panel part = at(c, i, j);
-      const std::int64_t rows_here = std::min<std::int64_t>(kernel.rows, rows - i),
-                         cols_here = std::min<std::int64_t>(kernel.cols, cols - j);
-      fetch_ahead(part, rows_here, cols_here);
-      next.fetch(lines_each);
-      kernel.tile(words, scratch.a + i * words, scratch.b + j * words, sums, target_of(part));
-      store(sums, kernel.cols, rows_here, cols_here, alpha, beta, part);
-    }
   if (kernel.end != nullptr) kernel.end();
+}
+
+// Of a that is `words` deep, the rows that are packed at once.
+std::int64_t rows_of_block(const MicroKernel& kernel, std::int64_t words, std::int64_t m) {
+  const std::int64_t most = runs_of(kernel, words) > 1 ? most_column_rows : m;
+  return multiple_below(std::min(kernel.a_words / words, most), kernel.rows);
 }
 
 // c is f32, or k is no deeper than what is packed at once.
@@ -235,10 +279,11 @@ void multiply_blocks(const MicroKernel& kernel, const Product& p, const Scratch&
   const bool a_along = p.ta == Transpose::no, b_along = p.tb == Transpose::yes;
   constexpr std::int64_t few_cols = 256;  // what of b is fetched into the L2 cache ahead
   const std::int64_t deep = depth_of(kernel, p.c.type);
+  const bool past_caches = goes_past_caches(kernel, p);
   for (std::int64_t begin = 0; begin < p.k; begin += deep) {
     const Range k{begin, std::min(begin + deep, p.k)};
     const std::int64_t filled = filled_words(kernel, k.size()), words = words_of(kernel, filled),
-                       rows_at_once = multiple_below(kernel.a_words / words, kernel.rows);
+                       rows_at_once = rows_of_block(kernel, words, p.m);
     std::int64_t cols_at_once = multiple_below(b_words / words, kernel.cols);
     // All of a is packed once for all of b.
     const bool a_fits = p.m <= rows_at_once;
@@ -254,15 +299,151 @@ void multiply_blocks(const MicroKernel& kernel, const Product& p, const Scratch&
         if (!a_fits) pack(p.a, a_along, to_a, i, rows, k, filled, words, scratch.a);
         Ahead next;
         if (i_end < p.m)
-          next = Ahead(p.a, a_along, i_end, std::min(rows_at_once, p.m - i_end), k);
+          next = ahead(p.a, a_along, i_end, std::min(rows_at_once, p.m - i_end), k);
         else if (j_end < p.n)
-          next = Ahead(p.b, b_along, j_end, std::min({cols_at_once, few_cols, p.n - j_end}), k);
-        multiply_block(kernel, words, scratch, rows, cols, p.alpha, begin > 0 ? 1.0f : p.beta, at(p.c, i, j),
-                       next);
+          next = ahead(p.b, b_along, j_end, std::min({cols_at_once, few_cols, p.n - j_end}), k);
+        multiply_block(kernel, words, scratch, rows, cols, p.alpha, begin > 0 ? 1.0f : p.beta, past_caches,
+                       at(p.c, i, j), next);
       }
     }
   }
 }
+
+// All of a is packed at once, for all of b.
+bool is_short(const MicroKernel& kernel, const Product& p) {
+  const std::int64_t words =
+      words_of(kernel, filled_words(kernel, std::min(p.k, depth_of(kernel, p.c.type))));
+  return p.m <= rows_of_block(kernel, words, p.m);
+}
+
+// A product that the threads of a team make together, rather than a part of it each: b is packed once for all
+// of them, and what they multiply are small parts, so that one whose core has other work leaves more to the
+// others.
+class TeamProduct {
+ public:
+  static bool is_worth_it(const MicroKernel& kernel, const Product& p) {
+    constexpr double worth = 1 << 27;  // beside which waiting for each other is little
+    return kernel.column != nullptr && p.blocks == nullptr && p.k > 0 &&
+           !(is_short(kernel, p) && has_room(kernel, p)) &&
+           static_cast<double>(p.m) * static_cast<double>(p.n) * static_cast<double>(p.k) >= worth;
+  }
+
+  TeamProduct(const MicroKernel& kernel, const Product& p, std::byte* scratch,
+              std::int64_t scratch_per_thread, const ThreadTeam& team)
+      : kernel_(kernel), p_(p), team_(team), past_caches_(goes_past_caches(kernel, p)) {
+    for (int t = 0; t < team.threads(); ++t) rooms_.push_back(scratch_of(scratch + t * scratch_per_thread));
+  }
+
+  void make() {
+    if (has_room(kernel_, p_)) return make_columns({0, p_.m});
+    for (std::int64_t i = 0; i < p_.m; i += piece_rows) make_columns({i, std::min(i + piece_rows, p_.m)});
+  }
+
+ private:
+  // Sums need not wait where they are f32, in the rooms of all threads.
+  static bool has_room(const MicroKernel& kernel, const Product& p) {
+    return p.c.type == DType::f32 || p.k <= depth_of(kernel, p.c.type);
+  }
+  static std::int64_t pieces(std::int64_t length, std::int64_t width) { return (length + width - 1) / width; }
+  std::int64_t threads() const { return std::ssize(rooms_); }
+  Scratch& room(std::int64_t thread) { return rooms_[static_cast<std::size_t>(thread)]; }
+
+  void make_columns(Range rows) {
+    const std::int64_t deep = depth_of(kernel_, p_.c.type);
+    const std::int64_t most_words = words_of(kernel_, filled_words(kernel_, std::min(deep, p_.k)));
+    std::int64_t most = multiple_below(b_words / most_words, kernel_.cols);
+    const bool waits = !has_room(kernel_, p_);
+    if (waits) most = std::min(most, multiple_below(piece_cols, kernel_.cols));
+    for (std::int64_t first = 0; first < p_.n; first += most * threads()) {
+      const Range cols{first, std::min(first + most * threads(), p_.n)};
+      for (std::int64_t begin = 0; begin < p_.k; begin += deep) {
+        const Range k{begin, std::min(begin + deep, p_.k)};
+        const std::int64_t filled = filled_words(kernel_, k.size()), words = words_of(kernel_, filled);
+        pack_right(cols, k, filled, words);
+        multiply(rows, cols, k, filled, words, waits);
+      }
+      if (waits) store_sums(rows, cols);
+    }
+  }
+
+  // Panels of b in each thread's room, but for the last: as many in each.
+  std::int64_t panels_of_room(Range cols) const {
+    return pieces(pieces(cols.size(), kernel_.cols), threads());
+  }
+  // Of those columns, the ones of panels [begin, end).
+  Range columns_of(Range cols, std::int64_t begin, std::int64_t end) const {
+    const auto column = [&](std::int64_t panel) {
+      return std::min(cols.begin + panel * kernel_.cols, cols.end);
+    };
+    return {column(begin), column(end)};
+  }
+
+  void pack_right(Range cols, Range k, std::int64_t filled, std::int64_t words) {
+    constexpr std::int64_t at_once = 8;
+    const std::int64_t of_room = panels_of_room(cols), parts = pieces(of_room, at_once);
+    team_.each_task(parts * threads(), [&](std::int64_t t, int) {
+      const std::int64_t thread = t / parts, from = t % parts * at_once, panel = thread * of_room + from;
+      const Range mine = columns_of(cols, panel, panel + std::min(at_once, of_room - from));
+      if (mine.size() > 0)
+        pack(p_.b, p_.tb == Transpose::yes, packing_of_b(kernel_), mine.begin, mine.size(), k, filled, words,
+             room(thread).b + from * words * kernel_.cols);
+    });
+  }
+
+  void multiply(Range rows, Range cols, Range k, std::int64_t filled, std::int64_t words, bool waits) {
+    // So many parts that a slow thread has the last one of few.
+    constexpr std::int64_t parts_of_thread = 8, fewest_panels = 4;
+    const std::int64_t blocks = pieces(rows.size(), rows_of_block(kernel_, words, rows.size())),
+                       block_rows = pieces(pieces(rows.size(), blocks), kernel_.rows) * kernel_.rows;
+    const std::int64_t panels = pieces(cols.size(), kernel_.cols), of_room = panels_of_room(cols);
+    const std::int64_t groups =
+        std::clamp<std::int64_t>(panels / fewest_panels, 1, pieces(parts_of_thread * threads(), blocks));
+    std::vector<std::int64_t> packed(rooms_.size(), -1);  // which block each thread has
+    team_.each_task(pieces(rows.size(), block_rows) * groups, [&](std::int64_t t, int thread) {
+      const std::int64_t block = t / groups, i = rows.begin + block * block_rows,
+                         here = std::min(block_rows, rows.end - i);
+      const Scratch& mine = room(thread);
+      if (std::exchange(packed[static_cast<std::size_t>(thread)], block) != block)
+        pack(p_.a, p_.ta == Transpose::no, packing_of_a(kernel_), i, here, k, filled, words, mine.a);
+      const Range part = split_range(panels, groups, t % groups);
+      for (std::int64_t panel = part.begin; panel < part.end;) {
+        const std::int64_t owner = panel / of_room, end = std::min(part.end, (owner + 1) * of_room);
+        const Range columns = columns_of(cols, panel, end);
+        Scratch both = mine;
+        both.b = room(owner).b + panel % of_room * words * kernel_.cols;
+        const bool is_first = k.begin == 0;
+        if (waits)
+          multiply_block(kernel_, words, both, here, columns.size(), 1, is_first ? 0.0f : 1.0f, false,
+                         at(sums_of(owner), i - rows.begin, panel % of_room * kernel_.cols), Ahead());
+        else
+          multiply_block(kernel_, words, both, here, columns.size(), p_.alpha, is_first ? p_.beta : 1.0f,
+                         past_caches_, at(p_.c, i, columns.begin), Ahead());
+        panel = end;
+      }
+    });
+  }
+
+  // Of the columns whose panels a thread's room has.
+  Panel sums_of(std::int64_t thread) { return {room(thread).piece, piece_cols}; }
+  void store_sums(Range rows, Range cols) {
+    const std::int64_t of_room = panels_of_room(cols);
+    constexpr std::int64_t at_once = 32;
+    const std::int64_t parts = pieces(rows.size(), at_once);
+    team_.each_task(parts * threads(), [&](std::int64_t t, int) {
+      const std::int64_t thread = t / parts, i = t % parts * at_once;
+      const Range mine = columns_of(cols, thread * of_room, (thread + 1) * of_room);
+      store(static_cast<const float*>(at(sums_of(thread), i, 0).data), piece_cols,
+            target_of(at(p_.c, rows.begin + i, mine.begin), std::min(at_once, rows.size() - i), mine.size(),
+                      p_.alpha, p_.beta));
+    });
+  }
+
+  const MicroKernel& kernel_;
+  const Product& p_;
+  const ThreadTeam& team_;
+  bool past_caches_;
+  std::vector<Scratch> rooms_;
+};
 
 // A run of k that is packed, and summed by a tile, at once.
 struct Segment {
@@ -308,7 +489,7 @@ void multiply_segments(const MicroKernel& kernel, const Product& p, const std::v
   const std::int64_t tile_size = kernel.rows * kernel.cols;
   alignas(64) float sums[most_levels + 1][MicroKernel::most_rows * MicroKernel::most_cols];
   const auto sum_tile = [&](std::int64_t i, std::int64_t rows, std::int64_t j, std::int64_t cols,
-                            const Panel& c) {
+                            const TileTarget& c) {
     int level = -1;
     std::int64_t block = -1;
     TreePlace place;
@@ -322,9 +503,9 @@ void multiply_segments(const MicroKernel& kernel, const Product& p, const std::v
         level = place.waiting;
       }
       float* const to = s.begins_block ? sums[level] : sums[most_levels];
-      kernel.tile(s.words, scratch.a + s.before * whole(rows, kernel.rows) + i * s.words,
-                  scratch.b + s.before * whole(cols, kernel.cols) + j * s.words, to,
-                  &s == &segments.back() ? target_of(c) : TileTarget());
+      make_tile(kernel, s.words, scratch.a + s.before * whole(rows, kernel.rows) + i * s.words,
+                scratch.b + s.before * whole(cols, kernel.cols) + j * s.words, to,
+                &s == &segments.back() ? c : TileTarget());
       if (!s.begins_block) pass.add(to, sums[level], tile_size);
     }
     merge();
@@ -342,10 +523,11 @@ void multiply_segments(const MicroKernel& kernel, const Product& p, const std::v
       if (kernel.begin != nullptr) kernel.begin();
       for (std::int64_t jj = 0; jj < cols; jj += kernel.cols)
         for (std::int64_t ii = 0; ii < rows; ii += kernel.rows) {
-          const Panel c = at(p.c, i + ii, j + jj);
+          const TileTarget c =
+              target_of(at(p.c, i + ii, j + jj), std::min<std::int64_t>(kernel.rows, rows - ii),
+                        std::min<std::int64_t>(kernel.cols, cols - jj), p.alpha, p.beta);
           sum_tile(ii, rows, jj, cols, c);
-          store(sums[0], kernel.cols, std::min<std::int64_t>(kernel.rows, rows - ii),
-                std::min<std::int64_t>(kernel.cols, cols - jj), p.alpha, p.beta, c);
+          store(sums[0], kernel.cols, c);
         }
       if (kernel.end != nullptr) kernel.end();
     }
@@ -415,7 +597,7 @@ std::int64_t product_scratch_bytes(DType dtype) {
   return dtype == DType::f32 && onednn_adds_in_one_order() ? 0 : blocked_product_scratch_bytes();
 }
 
-std::int64_t blocked_product_scratch_bytes() { return 4 * (a_room + b_room + piece_floats); }
+std::int64_t blocked_product_scratch_bytes() { return 4 * (a_room + b_room + piece_floats + column_floats); }
 
 bool multiply(const Product& p, std::byte* room) {
   if (by_onednn(p)) return multiply_by_onednn(p);
@@ -441,8 +623,13 @@ void multiply_by(const MicroKernel& kernel, const Product& p, std::byte* room) {
       q.c = {scratch.piece, cols.size()};
       q.alpha = 1, q.beta = 0;
       multiply_blocks(kernel, q, scratch);
-      store(scratch.piece, cols.size(), rows.size(), cols.size(), p.alpha, p.beta, at(p.c, i, j));
+      store(scratch.piece, cols.size(), target_of(at(p.c, i, j), rows.size(), cols.size(), p.alpha, p.beta));
     }
+}
+
+void multiply_together(const MicroKernel& kernel, const Product& p, std::byte* scratch,
+                       std::int64_t scratch_per_thread, const ThreadTeam& team) {
+  if (p.m > 0 && p.n > 0) TeamProduct(kernel, p, scratch, scratch_per_thread, team).make();
 }
 
 void multiply_by_blocks(const MicroKernel& kernel, const Product& p, std::byte* room) {
@@ -464,7 +651,7 @@ void multiply_by_blocks(const MicroKernel& kernel, const Product& p, std::byte* 
     for (std::int64_t i = 0; i < p.m; i += rows) {
       const Product q = part(p, {i, std::min(i + rows, p.m)}, {j, std::min(j + cols, p.n)});
       sum_blocks(kernel, q, 0, blocks, scratch, scratch.piece);
-      store(scratch.piece, q.n, q.m, q.n, p.alpha, p.beta, q.c);
+      store(scratch.piece, q.n, target_of(q.c, q.m, q.n, p.alpha, p.beta));
     }
 }
 
@@ -472,7 +659,16 @@ void multiply(std::span<const Product> products, std::byte* scratch, std::int64_
               const ThreadTeam& team) {
   std::vector<Product> pieces;
   for (const Product& p : products) {
-    const Grid g = grid(p, team.threads());
+    const MicroKernel& kernel = kernel_for(p);
+    if (team.threads() > 1 && TeamProduct::is_worth_it(kernel, p)) {
+      multiply_together(kernel, p, scratch, scratch_per_thread, team);
+      continue;
+    }
+    Grid g = grid(p, team.threads());
+    // Small parts, for the same reason, where b is packed as it is met.
+    constexpr std::int64_t parts_of_thread = 8, fewest_cols = 2048;
+    if (kernel.column != nullptr && g.rows == 1 && g.cols > 1)
+      g.cols = std::clamp<std::int64_t>(p.n / fewest_cols, g.cols, parts_of_thread * team.threads());
     for (std::int64_t i = 0; i < g.rows * g.cols; ++i)
       pieces.push_back(
           part(p, aligned_range(p.m, g.rows, i / g.cols), aligned_range(p.n, g.cols, i % g.cols)));

@@ -59,6 +59,10 @@ bool multiply(const Product& product, std::byte* scratch);
 struct MicroKernel;
 void multiply_by(const MicroKernel& kernel, const Product& product, std::byte* scratch);
 void multiply_by_blocks(const MicroKernel& kernel, const Product& product, std::byte* scratch);
+// By a team whose threads make it together, each with scratch of its own. k is not 0, and there are no
+// blocks.
+void multiply_together(const MicroKernel& kernel, const Product& product, std::byte* scratch,
+                       std::int64_t scratch_per_thread, const ThreadTeam& team);
 
 // All of them, none of which reads what another writes, by a team, each thread with scratch of
 // its own. RunError when there is no memory left.

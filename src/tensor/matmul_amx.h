@@ -4,6 +4,7 @@
 // tested where there are none.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 
 #include "tensor/matmul_simd.h"
@@ -20,26 +21,115 @@ struct alignas(64) AmxTiles {
 };
 static_assert(sizeof(AmxTiles) == 64);
 
-// MicroKernel::tile by `Unit`, which has four tiles of sums, two of a and two of b. Strides are in bytes.
-// clear() clears the sums, load() the others; multiply() adds to row i and column j of each sum what the
-// words w of row i of its tile of a give with word j of row w of its tile of b.
+// What a column does beside its products, a part with each of them: the unit leaves the core half of its
+// instructions. The rows of the tile before are stored, and those that a tile will be added to are fetched.
 template <class Unit>
-void amx_tile_by(std::int64_t words, const std::uint32_t* a, const std::uint32_t* b, float* to,
-                 TileTarget target) {
-  constexpr std::int64_t row = 64, b_row = 4 * amx_cols, to_row = 4 * amx_cols;
-  constexpr int rows_fetched = 4;  // with each of the last groups
-  Unit::clear();
-  for (std::int64_t w = 0; w < words; w += amx_group) {
-    if (const std::int64_t behind = (words - w) / amx_group - 1;
-        target.data != nullptr && behind < amx_rows / rows_fetched)
-      for (int i = 0; i < rows_fetched; ++i) target.fetch(behind * rows_fetched + i);
-    Unit::load(a, a + 16 * amx_group, row, b, b + 16, b_row);
-    Unit::multiply();
-    a += amx_rows * amx_group;
-    b += amx_cols * amx_group;
+class BesideAmx {
+ public:
+  BesideAmx(const TileColumn& column, std::int64_t steps) : column_(column) {
+    lines_each_ = (column.next_lines + steps * column.tiles - 1) / (steps * column.tiles);
+    rows_each_ = (amx_rows + steps - 1) / steps;
   }
-  float* const lower = to + 16 * amx_cols;
-  Unit::store(to, to + 16, lower, lower + 16, to_row);
+
+  // Where the sums of a tile go.
+  float* sums(std::int64_t tile) const {
+    return column_.sums + (column_.target == nullptr ? tile : tile % 2) * amx_rows * amx_cols;
+  }
+
+  void begin(std::int64_t tile) {
+    tile_ = tile;
+    stored_ = fetched_ = 0;
+  }
+  void step() {
+    if (lines_each_ > 0) column_.next->fetch(lines_each_);
+    store_some(rows_each_);
+  }
+  void end() { store_some(amx_rows); }
+
+  void store_last() {
+    begin(column_.tiles);
+    end();
+  }
+
+ private:
+  std::int64_t rows_of(std::int64_t tile) const {
+    return std::clamp<std::int64_t>(column_.target->rows - tile * amx_rows, 0, amx_rows);
+  }
+  void store_some(std::int64_t count) {
+    if (column_.target == nullptr) return;
+    const TileTarget& target = *column_.target;
+    if (target.beta != 0)
+      for (const std::int64_t end = std::min(fetched_ + count, rows_of(tile_)); fetched_ < end; ++fetched_)
+        target.fetch(tile_ * amx_rows + fetched_);
+    if (tile_ == 0) return;
+    const std::int64_t here = std::min(count, rows_of(tile_ - 1) - stored_);
+    if (here <= 0) return;
+    Unit::store_rows(sums(tile_ - 1) + stored_ * amx_cols, (tile_ - 1) * amx_rows + stored_, here, target);
+    stored_ += here;
+  }
+
+  const TileColumn& column_;
+  std::int64_t rows_each_, lines_each_;
+  std::int64_t tile_ = 0, stored_ = 0, fetched_ = 0;
+};
+
+// MicroKernel::column by `Unit`, which has two tiles of a and two of b, which load() loads, and four of sums:
+// Sum<2 i + j>::multiply() adds at each of its rows and columns what the words of that row of tile i of a
+// give with those of that column of tile j of b. Strides are in bytes. store_rows() is MatmulPasses::store().
+// Sums are stored between the first products of the next tile, so that the unit does not wait at the end of
+// each.
+template <class Unit>
+void amx_column_by(const TileColumn& column) {
+  constexpr std::int64_t row = 4 * amx_cols, a_row = 4 * amx_group, lower = 16 * amx_group,
+                         a_group = amx_rows * amx_group, b_group = amx_cols * amx_group;
+  const std::int64_t steps = column.words / amx_group;
+  BesideAmx<Unit> beside(column, steps);
+  const auto load = [&](const std::uint32_t* a, const std::uint32_t* b) __attribute__((always_inline)) {
+    Unit::load(a, a + lower, a_row, b, b + 16, row);
+  };
+  const auto quarter = [](auto* tile, int i) { return tile + i / 2 * 16 * amx_cols + i % 2 * 16; };
+  const auto begin_sum = [&]<int i>(std::int64_t tile) __attribute__((always_inline)) {
+    if (column.before == nullptr)
+      Unit::template Sum<i>::clear();
+    else
+      Unit::template Sum<i>::load(quarter(column.before + tile * amx_rows * amx_cols, i), row);
+  };
+  const auto store_sum = [&]<int i>(std::int64_t tile) __attribute__((always_inline)) {
+    Unit::template Sum<i>::store(quarter(beside.sums(tile), i), row);
+  };
+  const auto each = [](auto f) __attribute__((always_inline)) {
+    f.template operator()<0>();
+    f.template operator()<1>();
+    f.template operator()<2>();
+    f.template operator()<3>();
+  };
+
+  load(column.a, column.b);
+  each([&]<int i>() __attribute__((always_inline)) {
+    begin_sum.template operator()<i>(0);
+    Unit::template Sum<i>::multiply();
+  });
+  for (std::int64_t t = 0;; ++t) {
+    const std::uint32_t *a = column.a + t * column.a_tile, *b = column.b;
+    beside.begin(t);
+    beside.step();
+    for (std::int64_t s = 1; s < steps; ++s) {
+      a += a_group, b += b_group;
+      load(a, b);
+      each([&]<int i>() __attribute__((always_inline)) { Unit::template Sum<i>::multiply(); });
+      beside.step();
+    }
+    beside.end();
+    if (t + 1 == column.tiles) break;
+    load(column.a + (t + 1) * column.a_tile, column.b);
+    each([&]<int i>() __attribute__((always_inline)) {
+      store_sum.template operator()<i>(t);
+      begin_sum.template operator()<i>(t + 1);
+      Unit::template Sum<i>::multiply();
+    });
+  }
+  each([&]<int i>() __attribute__((always_inline)) { store_sum.template operator()<i>(column.tiles - 1); });
+  beside.store_last();
 }
 
 }  // namespace echelon

@@ -17,7 +17,7 @@ constexpr int avx512_rows = 14,
 
 __attribute__((target("avx512f,avx512bf16"))) void avx512_tile(std::int64_t words, const std::uint32_t* a,
                                                                const std::uint32_t* b, float* to,
-                                                               TileTarget target) {
+                                                               const TileTarget& target) {
   __m512 sums[avx512_rows][avx512_vectors];
 #pragma GCC unroll 14
   for (int i = 0; i < avx512_rows; ++i) sums[i][0] = sums[i][1] = _mm512_setzero_ps();

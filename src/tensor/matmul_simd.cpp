@@ -27,7 +27,7 @@ using Words = hn::RebindToUnsigned<Floats>;
 constexpr int lanes = static_cast<int>(hn::MaxLanes(Floats())), tile_rows = lanes == 16 ? 14 : 6,
               tile_cols = 2 * lanes;
 
-void tile(Size words, const Word* a_words, const Word* b_words, float* to, TileTarget target) {
+void tile(Size words, const Word* a_words, const Word* b_words, float* to, const TileTarget& target) {
   const Floats d;
   const auto* a = reinterpret_cast<const float*>(a_words);
   const auto* b = reinterpret_cast<const float*>(b_words);
@@ -241,21 +241,27 @@ void groups_across(const bf16* x, Size stride, Size lines, Size k, Size width, W
 }
 
 template <class T>
-void store_tile(const float* from, Size from_stride, Size rows, Size cols, float alpha, float beta, T* c,
-                Size stride) {
+void store_tile(const float* from, Size from_stride, Size row, Size count, const TileTarget& target) {
   const Floats d;
   const hn::CappedTag<float, 1> one;
+  const float alpha = target.alpha, beta = target.beta;
   const auto each = [=](auto tag, const float* x, T* y) HWY_ATTR {
     auto v = hn::LoadU(tag, x);
     if (alpha != 1.0f) v = hn::Mul(v, hn::Set(tag, alpha));
     if (beta != 0.0f) v = hn::Add(load(tag, y), v);
     store(v, tag, y);
   };
-  for (Size i = 0; i < rows; ++i) {
+  for (Size i = 0; i < count; ++i, from += from_stride) {
+    T* const c = reinterpret_cast<T*>(target.data + (row + i) * target.stride);
     Size j = 0;
-    for (; j + lanes <= cols; j += lanes) each(d, from + i * from_stride + j, c + i * stride + j);
-    for (; j < cols; ++j) each(one, from + i * from_stride + j, c + i * stride + j);
+    for (; j + lanes <= target.cols; j += lanes) each(d, from + j, c + j);
+    for (; j < target.cols; ++j) each(one, from + j, c + j);
   }
+}
+
+void store(const float* tile, Size tile_stride, Size row, Size count, const TileTarget& c) {
+  if (c.narrow) return store_tile<bf16>(tile, tile_stride, row, count, c);
+  store_tile<float>(tile, tile_stride, row, count, c);
 }
 
 constexpr MicroKernel kernel{
@@ -270,8 +276,7 @@ constexpr MatmulPasses passes{.floats_along = pack_along<FromFloats>,
                               .pairs_across = pack_across<Pairs>,
                               .groups_along = groups_along,
                               .groups_across = groups_across,
-                              .store_floats = store_tile<float>,
-                              .store_bf16 = store_tile<bf16>};
+                              .store = store};
 
 }  // namespace
 
