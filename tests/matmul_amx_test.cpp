@@ -2,10 +2,10 @@
 // themselves where it has. What is packed, cut and stored around them is what runs.
 #include "tensor/matmul_amx.h"
 #include "case_choice.h"
+#include "played_tiles.h"
 
 #include <gtest/gtest.h>
 
-#include <atomic>
 #include <cmath>
 #include <cstring>
 #include <limits>
@@ -17,82 +17,6 @@
 
 namespace echelon::matmul_amx_test {
 namespace {
-
-// The two bf16 of a word.
-float low(std::uint32_t word) {
-  bf16 x;
-  x.bits = static_cast<std::uint16_t>(word);
-  return float{x};
-}
-float high(std::uint32_t word) { return low(word >> 16); }
-
-// TILELOADD, TDPBF16PS and TILESTORED as the manual writes them down.
-struct PlayedUnit {
-  static inline thread_local bool ready = false;
-  static inline std::atomic<int> begins = 0;
-  static inline thread_local std::uint32_t a[2][16][16], b[2][16][16];
-  static inline thread_local float sums[2][2][16][16];
-
-  static void begin() {
-    EXPECT_FALSE(ready);
-    ready = true;
-    ++begins;
-  }
-  static void end() {
-    EXPECT_TRUE(ready);
-    ready = false;
-  }
-  static void fetch(std::uint32_t to[16][16], const std::uint32_t* from, std::int64_t stride) {
-    for (int row = 0; row < 16; ++row)
-      std::memcpy(to[row], reinterpret_cast<const std::byte*>(from) + row * stride, 64);
-  }
-  static void load(const std::uint32_t* a0, const std::uint32_t* a1, std::int64_t a_stride,
-                   const std::uint32_t* b0, const std::uint32_t* b1, std::int64_t b_stride) {
-    EXPECT_TRUE(ready);
-    fetch(a[0], a0, a_stride), fetch(a[1], a1, a_stride);
-    fetch(b[0], b0, b_stride), fetch(b[1], b1, b_stride);
-  }
-  template <int number>
-  struct Sum {
-    static constexpr int s = number / 2, t = number % 2;
-    static auto& sum() { return sums[s][t]; }
-
-    static void clear() { std::memset(sum(), 0, sizeof sum()); }
-    static void load(const float* from, std::int64_t stride) {
-      for (int row = 0; row < 16; ++row)
-        std::memcpy(sum()[row], reinterpret_cast<const std::byte*>(from) + row * stride, 64);
-    }
-    static void multiply() {
-      EXPECT_TRUE(ready);
-      for (int m = 0; m < 16; ++m)
-        for (int k = 0; k < 16; ++k)
-          for (int n = 0; n < 16; ++n) {
-            float& x = sum()[m][n];
-            x = std::fma(low(a[s][m][k]), low(b[t][k][n]), x);
-            x = std::fma(high(a[s][m][k]), high(b[t][k][n]), x);
-          }
-    }
-    static void store(float* to, std::int64_t stride) {
-      for (int row = 0; row < 16; ++row)
-        std::memcpy(reinterpret_cast<std::byte*>(to) + row * stride, sum()[row], 64);
-    }
-  };
-  static void store_rows(const float* tile, std::int64_t row, std::int64_t count, const TileTarget& c) {
-    matmul_passes().store(tile, amx_cols, row, count, c);
-  }
-};
-
-constexpr MicroKernel played{.name = "played",
-                             .rows = amx_rows,
-                             .cols = amx_cols,
-                             .pairs = true,
-                             .group = amx_group,
-                             .whole_depth = 2048,
-                             .column_words = 256,
-                             .a_words = MicroKernel::most_a_words,
-                             .column = amx_column_by<PlayedUnit>,
-                             .begin = PlayedUnit::begin,
-                             .end = PlayedUnit::end};
 
 class MatmulAmx : public ::testing::Test {
  protected:
@@ -214,13 +138,13 @@ class MatmulAmx : public ::testing::Test {
 };
 
 TEST_F(MatmulAmx, PlayedTilesMultiply) {
-  check_all(played);
+  check_all(played_kernel);
   EXPECT_FALSE(PlayedUnit::ready);
   EXPECT_GT(PlayedUnit::begins, 30);
 }
 
 TEST_F(MatmulAmx, TeamsMultiplyTogether) {
-  check_teams(played, 100);
+  check_teams(played_kernel, 100);
   for (const MicroKernel* kernel : {amx_micro_kernel(), avx512_micro_kernel()})
     if (kernel != nullptr) check_teams(*kernel, 1000);
 }

@@ -4,11 +4,12 @@
 #include <atomic>
 #include <cmath>
 #include <cstring>
-#include <initializer_list>
 #include <limits>
 #include <type_traits>
 
 #include "base/error.h"
+#include "tensor/attention_columns.h"
+#include "tensor/attention_heads.h"
 #include "tensor/matmul.h"
 #include "tensor/matmul_simd.h"
 #include "tensor/simd.h"
@@ -27,31 +28,6 @@ constexpr std::int64_t tile = query_block * key_stride;
 // Room for what is summed in f32 before it is rounded to bf16: output rows of a block of queries, or
 // gradients of a block of keys and of its values.
 constexpr std::int64_t sum_floats = 2 * key_block * 128;
-
-// One head of one sequence: rows stand `stride` elements apart. T: float, bf16, or either of them const.
-template <class T>
-struct Head {
-  T* data = nullptr;
-  std::int64_t stride = 0;
-  T* row(std::int64_t i) const { return data + i * stride; }
-  Head from(std::int64_t i) const { return {row(i), stride}; }
-};
-
-template <class T>
-Head<T> head_of(const Tensor& x, std::int64_t first_row, std::int64_t head, std::int64_t head_dim) {
-  return {x.host<std::remove_const_t<T>>() + first_row * x.row_stride() + head * head_dim, x.row_stride()};
-}
-
-template <class T>
-Head<T> query_head(const Tensor& x, const AttentionShape& s, std::int64_t sequence, std::int64_t head) {
-  return head_of<T>(x, sequence * s.q_len, head, s.head_dim);
-}
-
-template <class T>
-Head<T> key_head(const Tensor& x, const AttentionShape& s, std::int64_t sequence, std::int64_t kv_head) {
-  return head_of<T>(x, sequence * (s.kv_batch_stride > 0 ? s.kv_batch_stride : s.kv_len), kv_head,
-                    s.head_dim);
-}
 
 // Of a thread. Under invariant numerics all are made by our own kernels, whose bits show no shape: how many
 // of a sequence's queries a call has differs from mesh to mesh.
@@ -88,49 +64,6 @@ Workspace<bf16> workspace(std::byte* room, Numerics numerics, bf16) {
   auto* const rounded = reinterpret_cast<bf16*>(floats + 2 * tile + sum_floats);
   return {floats, floats + tile, rounded, rounded + tile, floats + 2 * tile, {room, numerics}};
 }
-
-// What each query of one sequence sees.
-class Mask {
- public:
-  Mask(const AttentionShape& s, std::int64_t sequence)
-      : position_(s.q_offset),
-        q_step_(s.q_step),
-        k_step_(s.k_step),
-        kv_len_(s.kv_len),
-        first_(s.first_keys.defined() ? s.first_keys.host<std::int32_t>() + sequence * s.q_len : nullptr) {}
-
-  // Keys [first_key(t), end_key(t)) of query t; none where the end is not after the first.
-  std::int64_t first_key(std::int64_t t) const { return first_ == nullptr ? 0 : first_[t]; }
-  std::int64_t end_key(std::int64_t t) const {
-    return causal_keys(position_ + t * q_step_, k_step_, kv_len_);
-  }
-  // What queries [begin, end) see together.
-  std::int64_t first_key(std::int64_t begin, std::int64_t end) const {
-    return first_ == nullptr ? 0 : *std::min_element(first_ + begin, first_ + end);
-  }
-
-  bool begins_late() const { return first_ != nullptr; }
-
-  // For query t, the scores of keys [first, first + cols): calls pass(begin, visible, n) for the rest of the
-  // row from `begin` on, a vector's boundary. What lies ahead of the first visible key is zero in `made`,
-  // what the pass makes, afterwards.
-  template <class T, class Pass>
-  void on_visible(std::int64_t t, std::int64_t first, std::int64_t cols, float* row,
-                  std::initializer_list<T*> made, const Pass& pass) const {
-    const std::int64_t end = std::clamp<std::int64_t>(end_key(t) - first, 0, cols);
-    const std::int64_t hidden = std::clamp<std::int64_t>(first_key(t) - first, 0, end);
-    constexpr std::int64_t vector = 64;  // at least the widest one's elements
-    const std::int64_t skipped = hidden == end ? end / vector * vector : hidden / vector * vector;
-    std::fill(row + skipped, row + hidden, unseen);
-    pass(skipped, hidden == end ? 0 : end - skipped, cols - skipped);
-    for (T* x : made) std::fill_n(x, hidden, T{});
-  }
-
- private:
-  static constexpr float unseen = -1e30f;             // a score below all others
-  std::int64_t position_, q_step_, k_step_, kv_len_;  // of the first query, and AttentionShape's
-  const std::int32_t* first_;
-};
 
 template <class T>
 constexpr DType stored_as = std::is_same_v<std::remove_const_t<T>, bf16> ? DType::bf16 : DType::f32;
@@ -398,6 +331,16 @@ bool backward(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& d
       });
 }
 
+// Null where it is made as f32 is.
+const MicroKernel* kernel_of_columns(DType dtype, Numerics numerics, const AttentionShape& s) {
+  const MicroKernel* const kernel = bf16_micro_kernel();
+  const bool is_one = dtype == DType::bf16 && numerics == Numerics::ordinary && kernel != nullptr &&
+                      kernel->column != nullptr;
+  return is_one && is_made_by_columns(s, static_cast<std::size_t>(attention_scratch_bytes(dtype, numerics)))
+             ? kernel
+             : nullptr;
+}
+
 }  // namespace
 
 std::int64_t attention_scratch_bytes(DType dtype, Numerics numerics) {
@@ -408,6 +351,9 @@ std::int64_t attention_scratch_bytes(DType dtype, Numerics numerics) {
 void attention_forward(const Tensor& q, const Tensor& k, const Tensor& v, const AttentionShape& s,
                        const Tensor& out, const Tensor& lse, const Tensor& scratch, const ThreadTeam& team,
                        Numerics numerics) {
+  if (const MicroKernel* const kernel = kernel_of_columns(out.dtype(), numerics, s))
+    return attention_forward_by_columns(*kernel, q, k, v, s, out, lse, scratch.host<std::byte>(),
+                                        attention_scratch_bytes(DType::bf16, numerics), team);
   const auto run = out.dtype() == DType::f32 ? forward<float> : forward<bf16>;
   if (!run(q, k, v, s, out, lse, scratch, team, numerics))
     fail("out of memory: oneDNN has none left for attention");
@@ -417,6 +363,11 @@ void attention_backward(const Tensor& q, const Tensor& k, const Tensor& v, const
                         const Tensor& lse, const Tensor& delta, const AttentionShape& s, const Tensor& dq,
                         const Tensor& dk, const Tensor& dv, const Tensor& scratch, const ThreadTeam& team,
                         Numerics numerics) {
+  const MicroKernel* const kernel = kernel_of_columns(dout.dtype(), numerics, s);
+  if (kernel != nullptr && (!dq.defined() || dq.dtype() == DType::bf16))
+    return attention_backward_by_columns(*kernel, q, k, v, dout, lse, delta, s, dq, dk, dv,
+                                         scratch.host<std::byte>(),
+                                         attention_scratch_bytes(DType::bf16, numerics), team);
   const auto run = dout.dtype() == DType::f32 ? backward<float> : backward<bf16>;
   if (!run(q, k, v, dout, lse, delta, s, dq, dk, dv, scratch, team, numerics))
     fail("out of memory: oneDNN has none left for the backward pass of attention");

@@ -831,9 +831,98 @@ constexpr Simd<T> passes{.add = add<T, T>,
                          .capped_softmax_gradient_row = capped_softmax_gradient_row<T>,
                          .scale_capped = scale_capped<T>};
 
+// Which of some columns see a row.
+template <class D>
+HWY_INLINE auto seen_at(D d, const ScoreColumns& c, Size q, Size row) {
+  const hn::RebindToSigned<D> whole;
+  const auto at = Set(whole, static_cast<std::int32_t>(row));
+  return hn::RebindMask(
+      d, hn::AndNot(hn::Lt(at, hn::LoadU(whole, c.first + q)), hn::Lt(at, hn::LoadU(whole, c.end + q))));
+}
+
+template <class D, class V>
+HWY_INLINE void store_pair(D d, V first, V second, std::uint32_t* to) {
+  const hn::RebindToUnsigned<D> words;
+  hn::StoreU(hn::Or(hn::ShiftRight<16>(nearest_bf16(d, first)),
+                    hn::And(nearest_bf16(d, second), Set(words, 0xffff0000u))),
+             words, to);
+}
+
+void softmax_columns(const ScoreColumns& c, float* max, float* sum, float* factor, std::uint32_t* p) {
+  const Full d;
+  constexpr Size width = ScoreColumns::queries;
+  const auto scale = Set(d, c.scale);
+  for (Size q = 0; q < width; q += lanes(d)) {
+    const auto before = load(d, max + q);
+    auto top = before, top2 = before;
+    const auto score = [=, &c](Size row) HWY_ATTR {
+      const auto s = Mul(load(d, c.scores + row * width + q), scale);
+      return c.all_see(row) ? s : hn::IfThenElse(seen_at(d, c, q, row), s, Set(d, kLowest));
+    };
+    for (Size row = 0; row < c.rows; row += 2) {
+      top = hn::Max(top, score(row));
+      top2 = hn::Max(top2, score(row + 1));
+    }
+    top = hn::Max(top, top2);
+    auto total = Zero(d), total2 = total;
+    const auto weight = [=, &c](Size row) HWY_ATTR {
+      const auto e = exponential(d, Sub(Mul(load(d, c.scores + row * width + q), scale), top));
+      return c.all_see(row) ? e : hn::IfThenElseZero(seen_at(d, c, q, row), e);
+    };
+    for (Size row = 0; row < c.rows; row += 2) {
+      const auto e = weight(row), e2 = weight(row + 1);
+      total = Add(total, e);
+      total2 = Add(total2, e2);
+      store_pair(d, e, e2, p + row / 2 * width + q);
+    }
+    const auto correction = exponential(d, Sub(before, top));
+    store(correction, d, factor + q);
+    store(top, d, max + q);
+    store(MulAdd(load(d, sum + q), correction, Add(total, total2)), d, sum + q);
+  }
+}
+void softmax_gradient_columns(const ScoreColumns& c, const float* dp, const float* lse, const float* delta,
+                              bf16* p, bf16* ds, Size tile_step, std::uint32_t* ds_pairs) {
+  const Full d;
+  constexpr Size width = ScoreColumns::queries;
+  const auto scale = Set(d, c.scale);
+  for (Size q = 0; q < width; q += lanes(d)) {
+    const auto level = load(d, lse + q), sum = load(d, delta + q);
+    const auto make = [=, &c](Size row) HWY_ATTR {
+      const Size at = row * width + q, to = row / 32 * tile_step + row % 32 * width + q;
+      auto e = exponential(d, Sub(Mul(load(d, c.scores + at), scale), level));
+      auto g = Mul(e, Sub(load(d, dp + at), sum));
+      if (!c.all_see(row)) {
+        const auto seen = seen_at(d, c, q, row);
+        e = hn::IfThenElseZero(seen, e);
+        g = hn::IfThenElseZero(seen, g);
+      }
+      store(e, d, p + to);
+      store(g, d, ds + to);
+      return g;
+    };
+    for (Size row = 0; row < c.rows; row += 2) {
+      const auto g = make(row), g2 = make(row + 1);
+      store_pair(d, g, g2, ds_pairs + row / 2 * width + q);
+    }
+  }
+}
+void scale_columns(float* x, Size rows, const float* factor) {
+  const Full d;
+  constexpr Size width = ScoreColumns::queries;
+  for (Size q = 0; q < width; q += lanes(d)) {
+    const auto by = load(d, factor + q);
+    for (Size row = 0; row < rows; ++row)
+      store(Mul(load(d, x + row * width + q), by), d, x + row * width + q);
+  }
+}
+
 constexpr WideSimd wide_passes{.max = max,
                                .soft_cap = soft_cap,
                                .exp_sum = exp_sum,
+                               .softmax_columns = softmax_columns,
+                               .softmax_gradient_columns = softmax_gradient_columns,
+                               .scale_columns = scale_columns,
                                .adamw = adamw,
                                .adamw_split = adamw_split,
                                .adamw_at_random = adamw_at_random};

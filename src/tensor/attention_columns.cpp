@@ -1,0 +1,391 @@
+#include "tensor/attention_columns.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <limits>
+#include <type_traits>
+
+#include "tensor/attention_heads.h"
+#include "tensor/matmul_simd.h"
+#include "tensor/simd.h"
+
+namespace echelon {
+namespace attention_columns {
+namespace {
+
+using Size = std::int64_t;
+using Word = std::uint32_t;
+
+constexpr Size panel = ScoreColumns::queries;
+constexpr Size group = 16;  // words of a line that stand side by side
+// Keys whose scores stay near while they are used, and panels of queries that meet in gradients of keys.
+constexpr Size keys_at_once = 256, panels_at_once = 4, queries_at_once = panels_at_once * panel;
+constexpr Size block_tiles = keys_at_once / panel, tile_words = panel * group;
+constexpr Size most_depth = 256;
+
+Size rounded_up(Size n, Size multiple) { return (n + multiple - 1) / multiple * multiple; }
+
+// Lengths of what is packed of a head.
+struct Lengths {
+  explicit Lengths(const AttentionShape& s)
+      : depth(s.head_dim),
+        words((depth + 2 * group - 1) / (2 * group) * group),
+        tiles((depth + panel - 1) / panel),
+        key_blocks((s.kv_len + keys_at_once - 1) / keys_at_once) {}
+
+  Size depth, words, tiles;  // words of a row; tiles that have all of a row below each other
+  Size key_blocks;
+
+  Size along() const { return key_blocks * keys_at_once * words; }  // words of keys, packed along depth
+  Size across() const { return key_blocks * tiles * panel * keys_at_once / 2; }  // of keys, packed across it
+  Size sums() const { return key_blocks * tiles * block_tiles * MicroKernel::most_tile; }
+};
+
+// Room that is given away piece by piece, each at a cache line.
+class Room {
+ public:
+  explicit Room(std::byte* begin) : next_(begin) {}
+  template <class T>
+  T* take(Size count) {
+    constexpr Size line = 64;
+    T* const taken = reinterpret_cast<T*>(next_);
+    next_ +=
+        rounded_up(count * static_cast<Size>(sizeof(T)), line) + line;  // packing may write a line behind
+    return taken;
+  }
+  std::size_t taken_from(const std::byte* begin) const { return static_cast<std::size_t>(next_ - begin); }
+
+ private:
+  std::byte* next_;
+};
+
+// What a thread works in.
+struct Work {
+  Work(const Lengths& l, std::byte* begin) : room(begin) {
+    keys = room.take<Word>(l.along());
+    values = room.take<Word>(std::max(l.along(), l.across()));
+    keys_across = room.take<Word>(l.across());
+    dk = room.take<float>(l.sums()), dv = room.take<float>(l.sums());
+    for (Size g = 0; g < panels_at_once; ++g) {
+      queries[g] = room.take<Word>(l.words * panel), douts[g] = room.take<Word>(l.words * panel);
+      sums[g] = room.take<float>(l.tiles * MicroKernel::most_tile);
+    }
+    queries_across = room.take<Word>(l.tiles * queries_at_once / 2 * panel);
+    douts_across = room.take<Word>(l.tiles * queries_at_once / 2 * panel);
+    scores = room.take<float>(keys_at_once * panel), gradients = room.take<float>(keys_at_once * panel);
+    p = room.take<bf16>(keys_at_once * queries_at_once), ds = room.take<bf16>(keys_at_once * queries_at_once);
+    pairs = room.take<Word>(keys_at_once / 2 * panel);
+    narrow = room.take<bf16>(l.tiles * panel * panel), turned = room.take<Word>(l.tiles * panel * group);
+  }
+
+  Room room;
+  Word *keys, *values, *keys_across;
+  float *dk, *dv;
+  Word *queries[panels_at_once], *douts[panels_at_once];
+  float* sums[panels_at_once];  // of a panel's queries: a row for each of depth
+  Word *queries_across, *douts_across;
+  float *scores, *gradients;
+  bf16 *p, *ds;
+  Word* pairs;
+  bf16* narrow;
+  Word* turned;
+};
+
+// Rows as panels of a left operand whose k is depth.
+void pack_rows(Head<const bf16> x, Size rows, const Lengths& l, Word* to) {
+  for (Size i = 0; i < rows; i += panel)
+    matmul_passes().groups_along(x.row(i), x.stride, std::min(panel, rows - i), l.depth, panel,
+                                 to + i * l.words);
+}
+// Blocks of rows as panels of a left operand whose rows are those of depth and whose k are rows of x.
+void pack_blocks_across(Head<const bf16> x, Size rows, const Lengths& l, Word* to) {
+  for (Size i = 0; i < rows; i += keys_at_once)
+    for (Size t = 0; t < l.tiles; ++t)
+      matmul_passes().groups_across(x.row(i) + t * panel, x.stride, std::min(panel, l.depth - t * panel),
+                                    std::min(keys_at_once, rows - i), panel,
+                                    to + (i / keys_at_once * l.tiles + t) * panel * keys_at_once / 2);
+}
+// Up to 32 rows as a panel of a right operand whose k is depth.
+void pack_panel(Head<const bf16> x, Size rows, const Lengths& l, Word* to) {
+  matmul_passes().pairs_along(x.data, x.stride, rows, l.depth, panel, to);
+  std::fill(to + (l.depth + 1) / 2 * panel, to + l.words * panel, 0u);
+}
+// Rows as panels of a right operand whose k they are, and whose columns are those of depth.
+void pack_panels_across(Head<const bf16> x, Size rows, const Lengths& l, Word* to) {
+  const Size words = rounded_up(rows, panel) / 2;
+  for (Size t = 0; t < l.tiles; ++t) {
+    Word* const here = to + t * queries_at_once / 2 * panel;
+    matmul_passes().pairs_across(x.data + t * panel, x.stride, std::min(panel, l.depth - t * panel), rows,
+                                 panel, here);
+    std::fill(here + (rows + 1) / 2 * panel, here + words * panel, 0u);
+  }
+}
+
+// The columns of x, multiplied by a factor each, as rows of bf16.
+void store_turned(float* x, const float* factor, Size rows, const Lengths& l, Head<bf16> to, const Work& w) {
+  wide_simd().scale_columns(x, l.tiles * panel, factor);
+  simd<bf16>().narrow(x, w.narrow, l.tiles * panel * panel);
+  matmul_passes().groups_across(w.narrow, panel, panel, l.tiles * panel, panel, w.turned);
+  for (Size t = 0; t < l.tiles; ++t)
+    for (Size i = 0; i < rows; ++i)
+      std::memcpy(to.row(i) + t * panel, w.turned + t * tile_words + i * group,
+                  sizeof(bf16) * static_cast<std::size_t>(std::min(panel, l.depth - t * panel)));
+}
+
+// What the queries of a panel see.
+struct Seen {
+  Seen(const Mask& mask, Size begin, Size rows) {
+    for (Size i = 0; i < rows; ++i) {
+      first[i] = mask.first_key(begin + i), end[i] = std::max(mask.end_key(begin + i), first[i]);
+      if (first[i] == end[i]) continue;
+      first_of_all = std::min(first_of_all, first[i]), end_of_all = std::max(end_of_all, end[i]);
+    }
+    most_first = *std::max_element(first, first + panel);
+    least_end = *std::min_element(end, end + panel);
+  }
+
+  // Keys [begin, begin + rows) of it.
+  bool sees(Size begin, Size rows) const { return first_of_all < begin + rows && end_of_all > begin; }
+  ScoreColumns columns(const float* scores, Size begin, Size rows, float scale) {
+    for (Size i = 0; i < panel; ++i) {
+      first_here[i] = static_cast<std::int32_t>(std::clamp<Size>(first[i] - begin, 0, rows));
+      end_here[i] = static_cast<std::int32_t>(std::clamp<Size>(end[i] - begin, 0, rows));
+    }
+    return {scores, rows, scale, first_here, end_here, most_first - begin, least_end - begin};
+  }
+
+  Size first[panel] = {}, end[panel] = {};
+  Size first_of_all = std::numeric_limits<Size>::max(), end_of_all = 0, most_first = 0, least_end = 0;
+  std::int32_t first_here[panel], end_here[panel];
+};
+
+class Columns {
+ public:
+  Columns(const MicroKernel& kernel, const AttentionShape& s, std::byte* room)
+      : kernel_(kernel), s_(s), l_(s), w_(l_, room) {}
+
+  // Query blocks `first`, first + step, ... of a head.
+  void forward(const Mask& mask, Head<const bf16> q, Head<const bf16> k, Head<const bf16> v, Head<bf16> out,
+               float* lse, Size first, Size step) {
+    pack_rows(k, s_.kv_len, l_, w_.keys);
+    pack_blocks_across(v, s_.kv_len, l_, w_.values);
+    for (Size begin = first * queries_at_once; begin < s_.q_len; begin += step * queries_at_once)
+      for (Size t = begin; t < std::min(begin + queries_at_once, s_.q_len); t += panel)
+        forward_panel(mask, q, out, lse, t, std::min(panel, s_.q_len - t));
+  }
+
+  struct Given {
+    Head<const bf16> q, dout;
+    const float *lse, *delta;
+    Head<bf16> dq;  // data null: it is not wanted
+  };
+
+  // Of a key/value head; more() gives the query heads, one after the other.
+  template <class Each>
+  void backward(const Mask& mask, Head<const bf16> k, Head<const bf16> v, Head<bf16> dk, Head<bf16> dv,
+                const Each& each_head) {
+    pack_rows(k, s_.kv_len, l_, w_.keys);
+    pack_rows(v, s_.kv_len, l_, w_.values);
+    pack_blocks_across(k, s_.kv_len, l_, w_.keys_across);
+    wants_keys_ = dk.data != nullptr;
+    if (wants_keys_) std::fill_n(w_.dk, l_.sums(), 0.0f), std::fill_n(w_.dv, l_.sums(), 0.0f);
+    each_head([&](const Given& head) {
+      for (Size begin = 0; begin < s_.q_len; begin += queries_at_once)
+        backward_queries(mask, head, begin, std::min(queries_at_once, s_.q_len - begin));
+    });
+    if (!wants_keys_) return;
+    store_keys(w_.dk, static_cast<float>(s_.scale), dk);
+    store_keys(w_.dv, 1, dv);
+  }
+
+ private:
+  void column(Size words, const Word* a, Size a_tile, Size tiles, const Word* b, const float* before,
+              float* sums) const {
+    kernel_.column(
+        {.words = words, .a = a, .b = b, .a_tile = a_tile, .tiles = tiles, .before = before, .sums = sums});
+  }
+  // Keys of a block up to `end`, whole tiles of them.
+  static Size rows_of(Size block, Size end) {
+    return rounded_up(std::min(keys_at_once, end - block * keys_at_once), panel);
+  }
+  void score(const Word* keys, Size block, Size rows, const Word* panel_of, float* to) const {
+    column(l_.words, keys + block * keys_at_once * l_.words, panel * l_.words, rows / panel, panel_of,
+           nullptr, to);
+  }
+  // Sums with a row for each of depth, over keys: those across times their pairs.
+  void weigh(const Word* across, Size block, Size rows, float* sums, bool onto) const {
+    constexpr Size tile = panel * keys_at_once / 2;
+    column(rows / 2, across + block * l_.tiles * tile, tile, l_.tiles, w_.pairs, onto ? sums : nullptr, sums);
+  }
+
+  void forward_panel(const Mask& mask, Head<const bf16> q, Head<bf16> out, float* lse, Size begin,
+                     Size rows) {
+    Seen seen(mask, begin, rows);
+    alignas(64) float max[panel], sum[panel] = {}, factor[panel];
+    std::fill_n(max, panel, std::numeric_limits<float>::lowest());
+    float* const sums = w_.sums[0];
+    pack_panel(q.from(begin), rows, l_, w_.queries[0]);
+    kernel_.begin();
+    bool has_sums = false;
+    for (Size block = 0; block * keys_at_once < seen.end_of_all; ++block) {
+      const Size key = block * keys_at_once, here = rows_of(block, seen.end_of_all);
+      if (!seen.sees(key, here)) continue;
+      score(w_.keys, block, here, w_.queries[0], w_.scores);
+      wide_simd().softmax_columns(seen.columns(w_.scores, key, here, static_cast<float>(s_.scale)), max, sum,
+                                  factor, w_.pairs);
+      if (has_sums && std::any_of(factor, factor + panel, [](float f) { return f != 1; }))
+        wide_simd().scale_columns(sums, l_.tiles * panel, factor);
+      weigh(w_.values, block, here, sums, has_sums);
+      has_sums = true;
+    }
+    kernel_.end();
+    for (Size i = 0; i < rows; ++i) {
+      const bool sees_none = sum[i] == 0;
+      factor[i] = sees_none ? 0 : 1 / sum[i];
+      lse[begin + i] = sees_none ? -std::numeric_limits<float>::infinity() : max[i] + std::log(sum[i]);
+    }
+    std::fill(factor + rows, factor + panel, 0.0f);
+    if (!has_sums) std::fill_n(sums, l_.tiles * MicroKernel::most_tile, 0.0f);
+    store_turned(sums, factor, rows, l_, out.from(begin), w_);
+  }
+
+  void backward_queries(const Mask& mask, const Given& h, Size begin, Size rows) {
+    const Size panels = (rows + panel - 1) / panel;
+    const auto rows_in = [&](Size g) { return std::min(panel, rows - g * panel); };
+    Seen seen[panels_at_once] = {of(mask, begin, rows, 0), of(mask, begin, rows, 1), of(mask, begin, rows, 2),
+                                 of(mask, begin, rows, 3)};
+    alignas(64) float lse[queries_at_once] = {}, delta[queries_at_once] = {};
+    std::copy_n(h.lse + begin, rows, lse), std::copy_n(h.delta + begin, rows, delta);
+    bool has_sums[panels_at_once] = {};
+    Size first = std::numeric_limits<Size>::max(), end = 0;
+    for (Size g = 0; g < panels; ++g) {
+      pack_panel(h.q.from(begin + g * panel), rows_in(g), l_, w_.queries[g]);
+      pack_panel(h.dout.from(begin + g * panel), rows_in(g), l_, w_.douts[g]);
+      first = std::min(first, seen[g].first_of_all), end = std::max(end, seen[g].end_of_all);
+    }
+    if (wants_keys_) {
+      pack_panels_across(h.q.from(begin), rows, l_, w_.queries_across);
+      pack_panels_across(h.dout.from(begin), rows, l_, w_.douts_across);
+    }
+    constexpr Size tile_step = panels_at_once * panel * panel;  // of p and ds
+    kernel_.begin();
+    for (Size block = 0; block * keys_at_once < end; ++block) {
+      const Size key = block * keys_at_once, here = rows_of(block, end);
+      if (first >= key + here) continue;
+      for (Size g = 0; g < panels; ++g) {
+        bf16 *const p = w_.p + g * panel * panel, *const ds = w_.ds + g * panel * panel;
+        if (!seen[g].sees(key, here)) {
+          for (Size t = 0; t < here / panel; ++t)
+            std::fill_n(p + t * tile_step, panel * panel, bf16{}),
+                std::fill_n(ds + t * tile_step, panel * panel, bf16{});
+          continue;
+        }
+        score(w_.keys, block, here, w_.queries[g], w_.scores);
+        score(w_.values, block, here, w_.douts[g], w_.gradients);
+        wide_simd().softmax_gradient_columns(
+            seen[g].columns(w_.scores, key, here, static_cast<float>(s_.scale)), w_.gradients,
+            lse + g * panel, delta + g * panel, p, ds, tile_step, w_.pairs);
+        if (h.dq.data == nullptr) continue;
+        weigh(w_.keys_across, block, here, w_.sums[g], has_sums[g]);
+        has_sums[g] = true;
+      }
+      if (!wants_keys_) continue;
+      add_to_keys(w_.p, w_.douts_across, block, here, panels, w_.dv);
+      add_to_keys(w_.ds, w_.queries_across, block, here, panels, w_.dk);
+    }
+    kernel_.end();
+    if (h.dq.data == nullptr) return;
+    float scale[panel];
+    std::fill_n(scale, panel, static_cast<float>(s_.scale));
+    for (Size g = 0; g < panels; ++g) {
+      if (!has_sums[g]) std::fill_n(w_.sums[g], l_.tiles * MicroKernel::most_tile, 0.0f);
+      store_turned(w_.sums[g], scale, rows_in(g), l_, h.dq.from(begin + g * panel), w_);
+    }
+  }
+  static Seen of(const Mask& mask, Size begin, Size rows, Size g) {
+    return {mask, begin + g * panel, std::clamp<Size>(rows - g * panel, 0, panel)};
+  }
+
+  void add_to_keys(const bf16* left, const Word* right, Size block, Size here, Size panels,
+                   float* all) const {
+    for (Size t = 0; t < l_.tiles; ++t) {
+      float* const sums = all + (block * l_.tiles + t) * block_tiles * MicroKernel::most_tile;
+      column(panels * group, reinterpret_cast<const Word*>(left), panels_at_once * tile_words, here / panel,
+             right + t * queries_at_once / 2 * panel, sums, sums);
+    }
+  }
+  void store_keys(const float* sums, float scale, Head<bf16> to) const {
+    for (Size i = 0; i < s_.kv_len; ++i)
+      for (Size t = 0; t < l_.tiles; ++t)
+        simd<bf16>().scale_wide(
+            sums + ((i / keys_at_once * l_.tiles + t) * keys_at_once + i % keys_at_once) * panel, scale,
+            to.row(i) + t * panel, std::min(panel, l_.depth - t * panel));
+  }
+
+  const MicroKernel& kernel_;
+  const AttentionShape& s_;
+  Lengths l_;
+  Work w_;
+  bool wants_keys_ = false;
+};
+
+}  // namespace
+}  // namespace attention_columns
+
+bool is_made_by_columns(const AttentionShape& s, std::size_t room) {
+  using namespace attention_columns;
+  if (s.accumulate || s.cap != 0 || s.head_dim > most_depth || s.q_len < panel) return false;
+  std::byte* const begin = nullptr;
+  return Work(Lengths(s), begin).room.taken_from(begin) <= room;
+}
+
+void attention_forward_by_columns(const MicroKernel& kernel, const Tensor& q, const Tensor& k,
+                                  const Tensor& v, const AttentionShape& s, const Tensor& out,
+                                  const Tensor& lse, std::byte* rooms, std::int64_t room_step,
+                                  const ThreadTeam& team) {
+  using namespace attention_columns;
+  const Size group_heads = s.num_heads / s.num_kv_heads, heads = s.batch * s.num_heads;
+  // Keys are packed for each part of a head's queries: few parts, but enough for all threads.
+  constexpr Size enough = 4;
+  const Size blocks = (s.q_len + queries_at_once - 1) / queries_at_once,
+             parts = std::clamp<Size>((enough * team.threads() + heads - 1) / heads, 1, blocks);
+  team.each_task(heads * parts, [&](Size i, int thread) {
+    const Size sequence = i / parts / s.num_heads, head = i / parts % s.num_heads;
+    Columns(kernel, s, rooms + thread * room_step)
+        .forward(Mask(s, sequence), query_head<const bf16>(q, s, sequence, head),
+                 key_head<const bf16>(k, s, sequence, head / group_heads),
+                 key_head<const bf16>(v, s, sequence, head / group_heads),
+                 query_head<bf16>(out, s, sequence, head),
+                 lse.host<float>() + (sequence * s.num_heads + head) * s.q_len, i % parts, parts);
+  });
+}
+
+void attention_backward_by_columns(const MicroKernel& kernel, const Tensor& q, const Tensor& k,
+                                   const Tensor& v, const Tensor& dout, const Tensor& lse,
+                                   const Tensor& delta, const AttentionShape& s, const Tensor& dq,
+                                   const Tensor& dk, const Tensor& dv, std::byte* rooms,
+                                   std::int64_t room_step, const ThreadTeam& team) {
+  using namespace attention_columns;
+  const Size group_heads = s.num_heads / s.num_kv_heads;
+  team.each_task(s.batch * s.num_kv_heads, [&](Size i, int thread) {
+    const Size sequence = i / s.num_kv_heads, kv_head = i % s.num_kv_heads;
+    const auto keys_of = [&](const Tensor& x) {
+      return x.defined() ? key_head<bf16>(x, s, sequence, kv_head) : Head<bf16>{};
+    };
+    Columns(kernel, s, rooms + thread * room_step)
+        .backward(
+            Mask(s, sequence), key_head<const bf16>(k, s, sequence, kv_head),
+            key_head<const bf16>(v, s, sequence, kv_head), keys_of(dk), keys_of(dv), [&](const auto& use) {
+              for (Size head = kv_head * group_heads; head < (kv_head + 1) * group_heads; ++head) {
+                const Size at = (sequence * s.num_heads + head) * s.q_len;
+                use(Columns::Given{query_head<const bf16>(q, s, sequence, head),
+                                   query_head<const bf16>(dout, s, sequence, head), lse.host<float>() + at,
+                                   delta.host<float>() + at,
+                                   dq.defined() ? query_head<bf16>(dq, s, sequence, head) : Head<bf16>{}});
+              }
+            });
+  });
+}
+
+}  // namespace echelon

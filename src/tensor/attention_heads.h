@@ -1,0 +1,81 @@
+// What attention on a CPU sees of its operands: the rows of a head, and which keys each query sees.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <initializer_list>
+#include <type_traits>
+
+#include "tensor/kernels.h"
+
+namespace echelon {
+
+// One head of one sequence: rows stand `stride` elements apart. T: float, bf16, or either of them const.
+template <class T>
+struct Head {
+  T* data = nullptr;
+  std::int64_t stride = 0;
+  T* row(std::int64_t i) const { return data + i * stride; }
+  Head from(std::int64_t i) const { return {row(i), stride}; }
+};
+
+template <class T>
+Head<T> head_of(const Tensor& x, std::int64_t first_row, std::int64_t head, std::int64_t head_dim) {
+  return {x.host<std::remove_const_t<T>>() + first_row * x.row_stride() + head * head_dim, x.row_stride()};
+}
+
+template <class T>
+Head<T> query_head(const Tensor& x, const AttentionShape& s, std::int64_t sequence, std::int64_t head) {
+  return head_of<T>(x, sequence * s.q_len, head, s.head_dim);
+}
+
+template <class T>
+Head<T> key_head(const Tensor& x, const AttentionShape& s, std::int64_t sequence, std::int64_t kv_head) {
+  return head_of<T>(x, sequence * (s.kv_batch_stride > 0 ? s.kv_batch_stride : s.kv_len), kv_head,
+                    s.head_dim);
+}
+
+// What each query of one sequence sees.
+class Mask {
+ public:
+  Mask(const AttentionShape& s, std::int64_t sequence)
+      : position_(s.q_offset),
+        q_step_(s.q_step),
+        k_step_(s.k_step),
+        kv_len_(s.kv_len),
+        first_(s.first_keys.defined() ? s.first_keys.host<std::int32_t>() + sequence * s.q_len : nullptr) {}
+
+  // Keys [first_key(t), end_key(t)) of query t; none where the end is not after the first.
+  std::int64_t first_key(std::int64_t t) const { return first_ == nullptr ? 0 : first_[t]; }
+  std::int64_t end_key(std::int64_t t) const {
+    return causal_keys(position_ + t * q_step_, k_step_, kv_len_);
+  }
+  // What queries [begin, end) see together.
+  std::int64_t first_key(std::int64_t begin, std::int64_t end) const {
+    return first_ == nullptr ? 0 : *std::min_element(first_ + begin, first_ + end);
+  }
+
+  bool begins_late() const { return first_ != nullptr; }
+
+  // For query t, the scores of keys [first, first + cols): calls pass(begin, visible, n) for the rest of the
+  // row from `begin` on, a vector's boundary. What lies ahead of the first visible key is zero in `made`,
+  // what the pass makes, afterwards.
+  template <class T, class Pass>
+  void on_visible(std::int64_t t, std::int64_t first, std::int64_t cols, float* row,
+                  std::initializer_list<T*> made, const Pass& pass) const {
+    const std::int64_t end = std::clamp<std::int64_t>(end_key(t) - first, 0, cols);
+    const std::int64_t hidden = std::clamp<std::int64_t>(first_key(t) - first, 0, end);
+    constexpr std::int64_t vector = 64;  // at least the widest one's elements
+    const std::int64_t skipped = hidden == end ? end / vector * vector : hidden / vector * vector;
+    std::fill(row + skipped, row + hidden, unseen);
+    pass(skipped, hidden == end ? 0 : end - skipped, cols - skipped);
+    for (T* x : made) std::fill_n(x, hidden, T{});
+  }
+
+ private:
+  static constexpr float unseen = -1e30f;             // a score below all others
+  std::int64_t position_, q_step_, k_step_, kv_len_;  // of the first query, and AttentionShape's
+  const std::int32_t* first_;
+};
+
+}  // namespace echelon

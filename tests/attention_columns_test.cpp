@@ -1,0 +1,225 @@
+// Attention by columns of tiles, played in C++ and, where the processor has them, by AMX's, beside the same
+// sums in f64 of the same bf16.
+#include "tensor/attention_columns.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <string>
+#include <vector>
+
+#include "base/philox.h"
+#include "case_choice.h"
+#include "played_tiles.h"
+#include "tensor/arena.h"
+#include "tensor/matmul.h"
+#include "tensor/tensor.h"
+
+namespace echelon::attention_columns_test {
+namespace {
+
+class AttentionColumns : public ::testing::Test {
+ protected:
+  Tensor make(DType type, std::int64_t rows, std::int64_t cols) {
+    return {arena_, MemoryCategory::activations, type, {rows, cols}};
+  }
+  // Of a matrix that has more columns.
+  Tensor random(std::int64_t rows, std::int64_t cols) {
+    const Tensor x = make(DType::bf16, rows, cols + 5);
+    std::vector<double> values(static_cast<std::size_t>(x.numel()));
+    Philox(23, Stream::test, draws_++).fill_normal(0, values.size(), values.data());
+    std::transform(values.begin(), values.end(), x.host<bf16>(), [](double value) { return bf16(value); });
+    return x.column_range(3, 3 + cols);
+  }
+  static double at(const Tensor& x, std::int64_t row, std::int64_t col) {
+    const std::int64_t i = row * x.row_stride() + col;
+    return x.dtype() == DType::f32 ? double{x.host<float>()[i]} : double{float{x.host<bf16>()[i]}};
+  }
+
+  using Matrix = std::vector<double>;
+  // A sum of so many terms, of weights that were rounded to bf16, and what is stored rounded.
+  static void expect_close(const Tensor& x, const Matrix& exact, std::int64_t terms,
+                           const std::string& what) {
+    double largest = 0;
+    for (const double value : exact)
+      if (std::isfinite(value)) largest = std::max(largest, std::abs(value));
+    const double eps = std::numeric_limits<float>::epsilon(), rounded = x.dtype() == DType::bf16 ? 0x1p-8 : 0;
+    const double sums = (8 * eps * std::sqrt(static_cast<double>(terms)) + rounded) * largest;
+    for (std::int64_t i = 0; i < x.rows(); ++i)
+      for (std::int64_t j = 0; j < x.cols(); ++j) {
+        const double expected = exact[static_cast<std::size_t>(i * x.cols() + j)], got = at(x, i, j);
+        ASSERT_TRUE(got == expected || std::abs(got - expected) <= rounded * std::abs(expected) + sums)
+            << what << " at " << i << ", " << j << ": " << expected << " expected, not " << got;
+      }
+  }
+
+  void check(const MicroKernel& kernel, AttentionShape s, const ThreadTeam& team) {
+    s.scale = 1 / std::sqrt(static_cast<double>(s.head_dim));
+    const std::int64_t d = s.head_dim, queries = s.batch * s.q_len,
+                       stride = s.kv_batch_stride > 0 ? s.kv_batch_stride : s.kv_len, keys = s.batch * stride,
+                       group = s.num_heads / s.num_kv_heads;
+    const Tensor q = random(queries, s.num_heads * d), k = random(keys, s.num_kv_heads * d),
+                 v = random(keys, s.num_kv_heads * d), dout = random(queries, s.num_heads * d);
+    const Tensor out = random(queries, s.num_heads * d), dq = random(queries, s.num_heads * d),
+                 dk = random(keys, s.num_kv_heads * d), dv = random(keys, s.num_kv_heads * d);
+    const Tensor lse = make(DType::f32, 1, s.num_heads * queries),
+                 delta = make(DType::f32, 1, s.num_heads * queries);
+    Matrix exact_out, exact_lse(static_cast<std::size_t>(lse.numel())), exact_dq, exact_dk, exact_dv;
+    exact_out.resize(static_cast<std::size_t>(out.numel())), exact_dq = exact_out;
+    for (std::int64_t i = 0; i < keys; ++i)  // what belongs to no key stays
+      for (std::int64_t j = 0; j < s.num_kv_heads * d; ++j) {
+        const bool is_key = i % stride < s.kv_len;
+        exact_dk.push_back(is_key ? 0 : at(dk, i, j)), exact_dv.push_back(is_key ? 0 : at(dv, i, j));
+      }
+    const auto add = [](Matrix& x, std::int64_t cols, std::int64_t i, std::int64_t j, double by) {
+      x[static_cast<std::size_t>(i * cols + j)] += by;
+    };
+    const std::int64_t q_cols = s.num_heads * d, k_cols = s.num_kv_heads * d;
+    for (std::int64_t b = 0; b < s.batch; ++b)
+      for (std::int64_t h = 0; h < s.num_heads; ++h)
+        for (std::int64_t t = 0; t < s.q_len; ++t) {
+          const std::int64_t row = b * s.q_len + t, q_at = h * d, k_at = h / group * d, end = s.end_key(t),
+                             first = s.first_keys.defined() ? s.first_keys.host<std::int32_t>()[row] : 0;
+          Matrix scores;
+          for (std::int64_t i = first; i < end; ++i) {
+            double score = 0;
+            for (std::int64_t j = 0; j < d; ++j)
+              score += at(q, row, q_at + j) * at(k, b * stride + i, k_at + j);
+            scores.push_back(score * s.scale);
+          }
+          double max = -std::numeric_limits<double>::infinity(), sum = 0, level = 0;
+          for (const double x : scores) max = std::max(max, x);
+          for (const double x : scores) sum += std::exp(x - max);
+          const auto of = static_cast<std::size_t>((b * s.num_heads + h) * s.q_len + t);
+          exact_lse[of] = scores.empty() ? max : max + std::log(sum);
+          for (std::size_t i = 0; i < scores.size(); ++i)
+            for (std::int64_t j = 0; j < d; ++j)
+              add(exact_out, q_cols, row, q_at + j,
+                  std::exp(scores[i] - exact_lse[of]) *
+                      at(v, b * stride + first + static_cast<std::int64_t>(i), k_at + j));
+          for (std::int64_t j = 0; j < d; ++j)
+            level += exact_out[static_cast<std::size_t>(row * q_cols + q_at + j)] * at(dout, row, q_at + j);
+          delta.host<float>()[of] = static_cast<float>(level);
+          for (std::size_t i = 0; i < scores.size(); ++i) {
+            const std::int64_t key = b * stride + first + static_cast<std::int64_t>(i);
+            double dp = 0;
+            for (std::int64_t j = 0; j < d; ++j) dp += at(dout, row, q_at + j) * at(v, key, k_at + j);
+            const double p = std::exp(scores[i] - exact_lse[of]), ds = p * (dp - level) * s.scale;
+            for (std::int64_t j = 0; j < d; ++j) {
+              add(exact_dq, q_cols, row, q_at + j, ds * at(k, key, k_at + j));
+              add(exact_dk, k_cols, key, k_at + j, ds * at(q, row, q_at + j));
+              add(exact_dv, k_cols, key, k_at + j, p * at(dout, row, q_at + j));
+            }
+          }
+        }
+    const std::int64_t room_step = product_scratch_bytes(DType::bf16) / 64 * 64;
+    ASSERT_TRUE(is_made_by_columns(s, static_cast<std::size_t>(room_step)));
+    const Tensor rooms = make(DType::u8, 1, team.threads() * room_step);
+    std::fill_n(rooms.host<std::uint8_t>(), rooms.numel(), 0xff);  // not a number
+    attention_forward_by_columns(kernel, q, k, v, s, out, lse, reinterpret_cast<std::byte*>(rooms.host<std::uint8_t>()), room_step, team);
+    expect_close(out, exact_out, s.kv_len + d, "out");
+    expect_close(lse, exact_lse, s.kv_len + d, "lse");
+    const auto back = [&](const Tensor& of_q, const Tensor& of_k, const Tensor& of_v) {
+      attention_backward_by_columns(kernel, q, k, v, dout, lse, delta, s, of_q, of_k, of_v,
+                                    reinterpret_cast<std::byte*>(rooms.host<std::uint8_t>()), room_step, team);
+    };
+    back(dq, {}, {});
+    expect_close(dq, exact_dq, s.kv_len + d, "dq alone");
+    back({}, dk, dv);
+    expect_close(dk, exact_dk, group * s.q_len + d, "dk alone");
+    expect_close(dv, exact_dv, group * s.q_len + d, "dv alone");
+    back(dq, dk, dv);
+    expect_close(dq, exact_dq, s.kv_len + d, "dq");
+    expect_close(dk, exact_dk, group * s.q_len + d, "dk");
+    expect_close(dv, exact_dv, group * s.q_len + d, "dv");
+  }
+
+  void check_all(const MicroKernel& kernel) {
+    std::vector<AttentionShape> shapes{
+        {.batch = 2, .q_len = 70, .kv_len = 70, .num_heads = 4, .num_kv_heads = 2, .head_dim = 64},
+        {.batch = 1, .q_len = 300, .kv_len = 300, .num_heads = 3, .num_kv_heads = 1, .head_dim = 20},
+        {.batch = 1, .q_len = 33, .kv_len = 33, .num_heads = 1, .num_kv_heads = 1, .head_dim = 7},
+        {.batch = 1, .q_len = 40, .kv_len = 40, .num_heads = 1, .num_kv_heads = 1, .head_dim = 256},
+        // a block of tokens after a cache that has more room
+        {.batch = 2,
+         .q_len = 33,
+         .kv_len = 100,
+         .num_heads = 4,
+         .num_kv_heads = 2,
+         .head_dim = 20,
+         .q_offset = 67,
+         .kv_batch_stride = 130},
+        // a block of a ring: sees every key; keys that nobody sees; queries that see nothing
+        {.batch = 1,
+         .q_len = 130,
+         .kv_len = 530,
+         .num_heads = 2,
+         .num_kv_heads = 2,
+         .head_dim = 16,
+         .q_offset = 900},
+        {.batch = 2,
+         .q_len = 40,
+         .kv_len = 600,
+         .num_heads = 2,
+         .num_kv_heads = 2,
+         .head_dim = 16,
+         .q_offset = 5},
+        {.batch = 1,
+         .q_len = 300,
+         .kv_len = 100,
+         .num_heads = 1,
+         .num_kv_heads = 1,
+         .head_dim = 16,
+         .q_offset = -140},
+        // every third query, and every third key
+        {.batch = 1,
+         .q_len = 100,
+         .kv_len = 300,
+         .num_heads = 2,
+         .num_kv_heads = 1,
+         .head_dim = 16,
+         .q_offset = 2,
+         .q_step = 3},
+        {.batch = 1,
+         .q_len = 300,
+         .kv_len = 100,
+         .num_heads = 2,
+         .num_kv_heads = 1,
+         .head_dim = 16,
+         .q_offset = -1,
+         .k_step = 3}};
+    const std::size_t plain = shapes.size();
+    for (std::size_t i = 0; i < plain; ++i) {  // the same with documents: some queries then see no key
+      AttentionShape s = shapes[i];
+      s.first_keys = {arena_, MemoryCategory::activations, DType::i32, {s.batch * s.q_len}};
+      for (std::int64_t t = 0; t < s.batch * s.q_len; ++t)
+        s.first_keys.host<std::int32_t>()[t] =
+            static_cast<std::int32_t>(t % 11 == 0 ? s.kv_len : t % s.q_len / 7 * 5 % (s.kv_len + 1));
+      shapes.push_back(s);
+    }
+    for (const int threads : {1, 3}) {
+      const ThreadTeam team(threads);
+      for (std::size_t i = 0; i < shapes.size(); ++i) {
+        if (!checks::is_taken(6)) continue;
+        SCOPED_TRACE(std::string(kernel.name) + ", shape " + std::to_string(i));
+        check(kernel, shapes[i], team);
+      }
+    }
+  }
+
+ private:
+  std::uint64_t draws_ = 0;
+  Arena arena_{Device::cpu, std::size_t{0}};
+};
+
+TEST_F(AttentionColumns, AreTheSumsPlayed) { check_all(played_kernel); }
+
+TEST_F(AttentionColumns, AreTheSumsByTheProcessor) {
+  if (amx_micro_kernel() == nullptr) GTEST_SKIP() << "this processor has no AMX";
+  check_all(*amx_micro_kernel());
+}
+
+}  // namespace
+}  // namespace echelon::attention_columns_test
