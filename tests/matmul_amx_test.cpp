@@ -59,6 +59,17 @@ class MatmulAmx : public ::testing::Test {
       multiply_by(kernel, product, scratch_.front().bytes);
     else
       multiply_together(kernel, product, scratch_.front().bytes, scratch_each, *team);
+    if (team != nullptr) {  // the bits are those of one thread
+      std::vector<bf16> narrow_alone = before;
+      std::vector<float> wide_alone(before.begin(), before.end());
+      Product alone = product;
+      alone.c.data = is_wide ? static_cast<void*>(wide_alone.data()) : narrow_alone.data();
+      multiply_by(kernel, alone, scratch_.front().bytes);
+      const auto same = [](const auto& x, const auto& y) {
+        return std::memcmp(x.data(), y.data(), x.size() * sizeof x[0]) == 0;
+      };
+      EXPECT_TRUE(same(narrow, narrow_alone) && same(wide, wide_alone)) << m << ", " << n << ", " << k;
+    }
     const auto index = [](std::int64_t i) { return static_cast<std::size_t>(i); };
     for (std::int64_t i = 0; i < m; ++i)
       for (std::int64_t j = 0; j < n; ++j) {

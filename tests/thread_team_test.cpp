@@ -68,15 +68,17 @@ TEST(ThreadTeam, RoundsFollowEachOther) {
 }
 
 TEST(ThreadTeam, NeighboursAreOneThreadsAndSmallWorkIsTheCallers) {
+  constexpr std::int64_t rows = 103, parts = 32;  // eight for each thread
   const ThreadTeam team(4);
-  std::vector<std::thread::id> of(103);
+  std::vector<std::thread::id> of(rows);
   const auto note = [&](std::int64_t i) { of[static_cast<std::size_t>(i)] = std::this_thread::get_id(); };
-  team.each_row(103, 1 << 20, note);
-  int changes = 0;
-  for (std::size_t i = 1; i < of.size(); ++i) changes += of[i] != of[i - 1];
-  EXPECT_EQ(changes, 3);
-  EXPECT_EQ(of[0], std::this_thread::get_id());
-  team.each_row(103, 1, note);
+  team.each_row(rows, 1 << 20, note);
+  for (std::int64_t part = 0; part < parts; ++part) {
+    const Range range = split_range(rows, parts, part);
+    for (std::int64_t i = range.begin; i < range.end; ++i)
+      EXPECT_EQ(of[static_cast<std::size_t>(i)], of[static_cast<std::size_t>(range.begin)]);
+  }
+  team.each_row(rows, 1, note);
   EXPECT_EQ(std::set(of.begin(), of.end()), std::set{std::this_thread::get_id()});
 }
 
@@ -88,8 +90,9 @@ TEST(ThreadTeam, EveryOtherThreadBeginsFirst) {
     begun = true;
   });
   std::atomic<int> unready{0};
-  team.each_row(4, 1 << 20, [&](std::int64_t i) {
-    if (i > 0 && !begun) ++unready;
+  const std::thread::id caller = std::this_thread::get_id();
+  team.each_row(4, 1 << 20, [&](std::int64_t) {
+    if (std::this_thread::get_id() != caller && !begun) ++unready;
   });
   EXPECT_EQ(begins, 3);
   EXPECT_EQ(unready, 0);

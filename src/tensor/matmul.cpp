@@ -340,7 +340,7 @@ class TeamProduct {
   }
 
  private:
-  // Sums need not wait where they are f32, in the rooms of all threads.
+  // Whether no sums wait, in the rooms of all threads, to be rounded.
   static bool has_room(const MicroKernel& kernel, const Product& p) {
     return p.c.type == DType::f32 || p.k <= depth_of(kernel, p.c.type);
   }
@@ -349,10 +349,10 @@ class TeamProduct {
   Scratch& room(std::int64_t thread) { return rooms_[static_cast<std::size_t>(thread)]; }
 
   void make_columns(Range rows) {
-    const std::int64_t deep = depth_of(kernel_, p_.c.type);
+    const bool waits = !has_room(kernel_, p_);
+    const std::int64_t deep = depth_of(kernel_, waits ? DType::f32 : p_.c.type);
     const std::int64_t most_words = words_of(kernel_, filled_words(kernel_, std::min(deep, p_.k)));
     std::int64_t most = multiple_below(b_words / most_words, kernel_.cols);
-    const bool waits = !has_room(kernel_, p_);
     if (waits) most = std::min(most, multiple_below(piece_cols, kernel_.cols));
     for (std::int64_t first = 0; first < p_.n; first += most * threads()) {
       const Range cols{first, std::min(first + most * threads(), p_.n)};
@@ -378,6 +378,7 @@ class TeamProduct {
     return {column(begin), column(end)};
   }
 
+  // Panels of columns are whole vectors wide: packing one writes nothing behind it.
   void pack_right(Range cols, Range k, std::int64_t filled, std::int64_t words) {
     constexpr std::int64_t at_once = 8;
     const std::int64_t of_room = panels_of_room(cols), parts = pieces(of_room, at_once);
