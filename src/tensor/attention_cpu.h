@@ -1,6 +1,7 @@
 // Causal attention in tiles (FlashAttention-2: Dao 2023, https://arxiv.org/abs/2307.08691): a tile of scores
 // at a time, never a T x T matrix. Products by oneDNN, or under invariant numerics by our own kernels,
-// softmax by fused passes. f32, or bf16 whose scores and sums are f32.
+// softmax by fused passes. f32, or bf16 whose scores and sums are f32; that by columns of tiles
+// (tensor/attention_columns.h) where a kernel makes them.
 #pragma once
 
 #include <cstdint>

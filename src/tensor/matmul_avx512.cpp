@@ -51,7 +51,7 @@ constexpr MicroKernel avx512_kernel{.name = "AVX-512 in bf16",
                                     .cols = 16 * avx512_vectors,
                                     .pairs = true,
                                     .whole_depth = 2048,
-                                    .a_words = MicroKernel::most_a_words,
+                                    .a_words = 112 * 1024,
                                     .tile = avx512_tile};
 
 }  // namespace
