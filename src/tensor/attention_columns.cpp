@@ -42,22 +42,23 @@ struct Lengths {
   Size sums() const { return key_blocks * tiles * block_tiles * MicroKernel::most_tile; }
 };
 
-// Room that is given away piece by piece, each at a cache line.
+// Room that is given away piece by piece, each at a cache line; null: only counted.
 class Room {
  public:
-  explicit Room(std::byte* begin) : next_(begin) {}
+  explicit Room(std::byte* begin) : begin_(begin) {}
   template <class T>
   T* take(Size count) {
     constexpr Size line = 64;
-    T* const taken = reinterpret_cast<T*>(next_);
-    next_ +=
-        rounded_up(count * static_cast<Size>(sizeof(T)), line) + line;  // packing may write a line behind
-    return taken;
+    std::byte* const here = begin_ == nullptr ? nullptr : begin_ + taken_;
+    // Packing may write a line behind.
+    taken_ += rounded_up(count * static_cast<Size>(sizeof(T)), line) + line;
+    return reinterpret_cast<T*>(here);
   }
-  std::size_t taken_from(const std::byte* begin) const { return static_cast<std::size_t>(next_ - begin); }
+  std::size_t taken() const { return static_cast<std::size_t>(taken_); }
 
  private:
-  std::byte* next_;
+  std::byte* begin_;
+  Size taken_ = 0;
 };
 
 // What a thread works in.
@@ -336,8 +337,7 @@ class Columns {
 bool is_made_by_columns(const AttentionShape& s, std::size_t room) {
   using namespace attention_columns;
   if (s.accumulate || s.cap != 0 || s.head_dim > most_depth || s.q_len < panel) return false;
-  std::byte* const begin = nullptr;
-  return Work(Lengths(s), begin).room.taken_from(begin) <= room;
+  return Work(Lengths(s), nullptr).room.taken() <= room;
 }
 
 void attention_forward_by_columns(const MicroKernel& kernel, const Tensor& q, const Tensor& k,
