@@ -118,12 +118,14 @@ class AttentionColumns : public ::testing::Test {
     ASSERT_TRUE(is_made_by_columns(s, static_cast<std::size_t>(room_step)));
     const Tensor rooms = make(DType::u8, 1, team.threads() * room_step);
     std::fill_n(rooms.host<std::uint8_t>(), rooms.numel(), 0xff);  // not a number
-    attention_forward_by_columns(kernel, q, k, v, s, out, lse, reinterpret_cast<std::byte*>(rooms.host<std::uint8_t>()), room_step, team);
+    attention_forward_by_columns(kernel, q, k, v, s, out, lse,
+                                 reinterpret_cast<std::byte*>(rooms.host<std::uint8_t>()), room_step, team);
     expect_close(out, exact_out, s.kv_len + d, "out");
     expect_close(lse, exact_lse, s.kv_len + d, "lse");
     const auto back = [&](const Tensor& of_q, const Tensor& of_k, const Tensor& of_v) {
       attention_backward_by_columns(kernel, q, k, v, dout, lse, delta, s, of_q, of_k, of_v,
-                                    reinterpret_cast<std::byte*>(rooms.host<std::uint8_t>()), room_step, team);
+                                    reinterpret_cast<std::byte*>(rooms.host<std::uint8_t>()), room_step,
+                                    team);
     };
     back(dq, {}, {});
     expect_close(dq, exact_dq, s.kv_len + d, "dq alone");

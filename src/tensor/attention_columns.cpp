@@ -182,7 +182,7 @@ class Columns {
     Head<bf16> dq;  // data null: it is not wanted
   };
 
-  // Of a key/value head; more() gives the query heads, one after the other.
+  // Of a key/value head; each_head() calls what it is given with its query heads, one after the other.
   template <class Each>
   void backward(const Mask& mask, Head<const bf16> k, Head<const bf16> v, Head<bf16> dk, Head<bf16> dv,
                 const Each& each_head) {

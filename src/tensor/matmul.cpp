@@ -185,9 +185,16 @@ std::int64_t multiple_below(std::int64_t most, int step) {
   return std::max<std::int64_t>(most / step, 1) * step;
 }
 
+std::int64_t pieces(std::int64_t length, std::int64_t width) { return (length + width - 1) / width; }
+
+// Whether no sums wait in f32 to be rounded, since k is deeper than what is packed at once.
+bool is_summed_where_it_lies(const MicroKernel& kernel, const Product& p) {
+  return p.c.type == DType::f32 || p.k <= depth_of(kernel, p.c.type);
+}
+
 // Into how many parts a column is cut that is `words` deep.
 std::int64_t runs_of(const MicroKernel& kernel, std::int64_t words) {
-  return kernel.column_words == 0 ? 1 : (words + kernel.column_words - 1) / kernel.column_words;
+  return kernel.column_words == 0 ? 1 : pieces(words, kernel.column_words);
 }
 
 // `lines` lines of op(x) from `first` on.
@@ -234,7 +241,6 @@ void multiply_block(const MicroKernel& kernel, std::int64_t words, const Scratch
                     std::int64_t cols, float alpha, float beta, bool past_caches, const Panel& c,
                     Ahead next) {
   alignas(64) float sums[2 * MicroKernel::most_tile];
-  const auto pieces = [](std::int64_t length, std::int64_t width) { return (length + width - 1) / width; };
   const std::int64_t runs = runs_of(kernel, words),
                      run_words = pieces(pieces(words, runs), kernel.group) * kernel.group;
   const std::int64_t lines_each = pieces(next.cache_lines(), pieces(cols, kernel.cols));
@@ -324,7 +330,7 @@ class TeamProduct {
   static bool is_worth_it(const MicroKernel& kernel, const Product& p) {
     constexpr double worth = 1 << 27;  // beside which waiting for each other is little
     return kernel.column != nullptr && p.blocks == nullptr && p.k > 0 &&
-           !(is_short(kernel, p) && has_room(kernel, p)) &&
+           !(is_short(kernel, p) && is_summed_where_it_lies(kernel, p)) &&
            static_cast<double>(p.m) * static_cast<double>(p.n) * static_cast<double>(p.k) >= worth;
   }
 
@@ -335,21 +341,16 @@ class TeamProduct {
   }
 
   void make() {
-    if (has_room(kernel_, p_)) return make_columns({0, p_.m});
+    if (is_summed_where_it_lies(kernel_, p_)) return make_columns({0, p_.m});
     for (std::int64_t i = 0; i < p_.m; i += piece_rows) make_columns({i, std::min(i + piece_rows, p_.m)});
   }
 
  private:
-  // Whether no sums wait, in the rooms of all threads, to be rounded.
-  static bool has_room(const MicroKernel& kernel, const Product& p) {
-    return p.c.type == DType::f32 || p.k <= depth_of(kernel, p.c.type);
-  }
-  static std::int64_t pieces(std::int64_t length, std::int64_t width) { return (length + width - 1) / width; }
   std::int64_t threads() const { return std::ssize(rooms_); }
   Scratch& room(std::int64_t thread) { return rooms_[static_cast<std::size_t>(thread)]; }
 
   void make_columns(Range rows) {
-    const bool waits = !has_room(kernel_, p_);
+    const bool waits = !is_summed_where_it_lies(kernel_, p_);
     const std::int64_t deep = depth_of(kernel_, waits ? DType::f32 : p_.c.type);
     const std::int64_t most_words = words_of(kernel_, filled_words(kernel_, std::min(deep, p_.k)));
     std::int64_t most = multiple_below(b_words / most_words, kernel_.cols);
@@ -616,7 +617,7 @@ void multiply_by(const MicroKernel& kernel, const Product& p, std::byte* room) {
     return;
   }
   const Scratch scratch = scratch_of(room);
-  if (p.c.type == DType::f32 || p.k <= depth_of(kernel, p.c.type)) return multiply_blocks(kernel, p, scratch);
+  if (is_summed_where_it_lies(kernel, p)) return multiply_blocks(kernel, p, scratch);
   for (std::int64_t j = 0; j < p.n; j += piece_cols)
     for (std::int64_t i = 0; i < p.m; i += piece_rows) {
       const Range rows{i, std::min(i + piece_rows, p.m)}, cols{j, std::min(j + piece_cols, p.n)};
