@@ -75,16 +75,7 @@ struct PlayedUnit {
   }
 };
 
-inline constexpr MicroKernel played_kernel{.name = "played",
-                                           .rows = amx_rows,
-                                           .cols = amx_cols,
-                                           .pairs = true,
-                                           .group = amx_group,
-                                           .whole_depth = 2048,
-                                           .column_words = 256,
-                                           .a_words = MicroKernel::most_a_words,
-                                           .column = amx_column_by<PlayedUnit>,
-                                           .begin = PlayedUnit::begin,
-                                           .end = PlayedUnit::end};
+inline constexpr MicroKernel played_kernel =
+    amx_kernel_by<PlayedUnit>("played", PlayedUnit::begin, PlayedUnit::end);
 
 }  // namespace echelon

@@ -113,18 +113,7 @@ bool system_gives_tiles() {
   return ::syscall(SYS_arch_prctl, arch_req_xcomp_perm, tile_data) == 0;
 }
 
-constexpr MicroKernel amx_kernel{.name = "AMX in bf16",
-                                 .rows = amx_rows,
-                                 .cols = amx_cols,
-                                 .pairs = true,
-                                 .group = amx_group,
-                                 .whole_depth = 2048,
-                                 .column_words = 256,
-                                 .a_words = MicroKernel::most_a_words,
-                                 .past_caches = std::int64_t{1} << 20,
-                                 .column = amx_column_by<AmxUnit>,
-                                 .begin = amx_begin,
-                                 .end = amx_end};
+constexpr MicroKernel amx_kernel = amx_kernel_by<AmxUnit>("AMX in bf16", amx_begin, amx_end);
 
 }  // namespace
 

@@ -132,4 +132,21 @@ void amx_column_by(const TileColumn& column) {
   beside.store_last();
 }
 
+// begin and end: MicroKernel's.
+template <class Unit>
+constexpr MicroKernel amx_kernel_by(const char* name, void (*begin)(), void (*end)()) {
+  return {.name = name,
+          .rows = amx_rows,
+          .cols = amx_cols,
+          .pairs = true,
+          .group = amx_group,
+          .whole_depth = 2048,
+          .column_words = 256,
+          .a_words = MicroKernel::most_a_words,
+          .past_caches = std::int64_t{1} << 20,
+          .column = amx_column_by<Unit>,
+          .begin = begin,
+          .end = end};
+}
+
 }  // namespace echelon
