@@ -10,6 +10,7 @@
 #include <string>
 #include <vector>
 
+#include "attention_shapes.h"
 #include "base/philox.h"
 #include "case_choice.h"
 #include "played_tiles.h"
@@ -139,66 +140,15 @@ class AttentionColumns : public ::testing::Test {
   }
 
   void check_all(const MicroKernel& kernel) {
-    std::vector<AttentionShape> shapes{
-        {.batch = 2, .q_len = 70, .kv_len = 70, .num_heads = 4, .num_kv_heads = 2, .head_dim = 64},
-        {.batch = 1, .q_len = 300, .kv_len = 300, .num_heads = 3, .num_kv_heads = 1, .head_dim = 20},
-        {.batch = 1, .q_len = 33, .kv_len = 33, .num_heads = 1, .num_kv_heads = 1, .head_dim = 7},
-        {.batch = 1, .q_len = 40, .kv_len = 40, .num_heads = 1, .num_kv_heads = 1, .head_dim = 256},
-        // a block of tokens after a cache that has more room
-        {.batch = 2,
-         .q_len = 33,
-         .kv_len = 100,
-         .num_heads = 4,
-         .num_kv_heads = 2,
-         .head_dim = 20,
-         .q_offset = 67,
-         .kv_batch_stride = 130},
-        // a block of a ring: sees every key; keys that nobody sees; queries that see nothing
-        {.batch = 1,
-         .q_len = 130,
-         .kv_len = 530,
-         .num_heads = 2,
-         .num_kv_heads = 2,
-         .head_dim = 16,
-         .q_offset = 900},
-        {.batch = 2,
-         .q_len = 40,
-         .kv_len = 600,
-         .num_heads = 2,
-         .num_kv_heads = 2,
-         .head_dim = 16,
-         .q_offset = 5},
-        {.batch = 1,
-         .q_len = 300,
-         .kv_len = 100,
-         .num_heads = 1,
-         .num_kv_heads = 1,
-         .head_dim = 16,
-         .q_offset = -140},
-        // every third query, and every third key
-        {.batch = 1,
-         .q_len = 100,
-         .kv_len = 300,
-         .num_heads = 2,
-         .num_kv_heads = 1,
-         .head_dim = 16,
-         .q_offset = 2,
-         .q_step = 3},
-        {.batch = 1,
-         .q_len = 300,
-         .kv_len = 100,
-         .num_heads = 2,
-         .num_kv_heads = 1,
-         .head_dim = 16,
-         .q_offset = -1,
-         .k_step = 3}};
+    std::vector<AttentionShape> shapes = attention_shapes();
+    std::erase_if(shapes, [](const AttentionShape& s) { return s.q_len < 32; });
+    shapes.push_back({.q_len = 33, .kv_len = 33, .head_dim = 7});
+    shapes.push_back({.q_len = 40, .kv_len = 40, .head_dim = 256});
     const std::size_t plain = shapes.size();
     for (std::size_t i = 0; i < plain; ++i) {  // the same with documents: some queries then see no key
       AttentionShape s = shapes[i];
       s.first_keys = {arena_, MemoryCategory::activations, DType::i32, {s.batch * s.q_len}};
-      for (std::int64_t t = 0; t < s.batch * s.q_len; ++t)
-        s.first_keys.host<std::int32_t>()[t] =
-            static_cast<std::int32_t>(t % 11 == 0 ? s.kv_len : t % s.q_len / 7 * 5 % (s.kv_len + 1));
+      std::ranges::copy(first_keys_of_documents(s), s.first_keys.host<std::int32_t>());
       shapes.push_back(s);
     }
     for (const int threads : {1, 3}) {
