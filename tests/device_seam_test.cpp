@@ -5,7 +5,9 @@
 #include <cmath>
 #include <cstdint>
 #include <cstring>
+#include <memory>
 #include <numeric>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -119,6 +121,76 @@ TEST(DeviceSeam, KernelsRunInTheOrderOfTheStreamAndTheHostWaitsOnlyWhereItReads)
     EXPECT_TRUE(kernels->all_finite(y));
     EXPECT_EQ(kernels->largest(y), 9);
   });
+}
+
+TEST(DeviceSeam, AMuchLargerBlockIsNotSpentOnASmallRequest) {
+  FakeDriver driver;
+  Arena arena(&driver, 0);
+  arena.allocate(1 << 20, MemoryCategory::other).reset();
+  const auto small = arena.allocate(64, MemoryCategory::other);
+  const auto large = arena.allocate(1 << 20, MemoryCategory::other);
+  EXPECT_EQ(arena.system_allocations(), 2);
+}
+
+// Between two uses of a large block what is brief is a part of it, and all of it is there again afterwards.
+TEST(DeviceSeam, WhatIsBriefIsAPartOfALargerBlock) {
+  constexpr std::size_t large = std::size_t{8} << 20, small = std::size_t{1} << 20;
+  FakeDriver driver;
+  Arena arena(&driver, 0);
+  for (int step = 0; step < 3; ++step) {
+    const std::byte* const all = arena.allocate(large, MemoryCategory::activations)->data;
+    const Arena::BriefUse brief(arena);
+    std::vector<std::shared_ptr<Block>> parts;
+    for (int i = 0; i < 8; ++i) parts.push_back(arena.allocate(small, MemoryCategory::activations));
+    std::set<const std::byte*> begins;
+    for (const auto& part : parts) {
+      EXPECT_EQ(part->capacity, small);
+      EXPECT_EQ((part->data - all) % static_cast<std::ptrdiff_t>(small), 0);
+      EXPECT_TRUE(part->data >= all && part->data < all + large);
+      begins.insert(part->data);
+    }
+    EXPECT_EQ(begins.size(), 8u);
+    EXPECT_EQ(arena.live().total(), static_cast<std::int64_t>(large));
+    // Given back in any order; two neighbours are one again.
+    for (int i : {1, 6, 5, 2}) parts[static_cast<std::size_t>(i)].reset();
+    parts.push_back(arena.allocate(2 * small, MemoryCategory::activations));
+    parts.push_back(arena.allocate(2 * small, MemoryCategory::activations));
+    EXPECT_EQ(arena.system_allocations(), 1);
+  }
+  EXPECT_EQ(arena.held_bytes(), large);
+  const auto part = arena.allocate(small, MemoryCategory::activations);
+  EXPECT_EQ(arena.system_allocations(), 2);  // not brief: a part would be missed when the whole is needed
+  arena.drop_kept();
+  EXPECT_EQ(arena.held_bytes(), small);
+}
+
+TEST(DeviceSeam, WhatStaysIsNoPartOfALargerBlock) {
+  constexpr std::size_t large = std::size_t{8} << 20, small = std::size_t{3} << 20;
+  FakeDriver driver;
+  for (const MemoryCategory stays :
+       {MemoryCategory::parameters, MemoryCategory::gradients, MemoryCategory::optimizer}) {
+    Arena arena(&driver, 0);
+    arena.allocate(large, MemoryCategory::activations).reset();
+    const Arena::BriefUse brief(arena);
+    const auto block = arena.allocate(small, stays);
+    EXPECT_EQ(arena.system_allocations(), 2);
+  }
+  // Of at most twice its size is what an activation is cut from that may wait for its backward pass.
+  Arena arena(&driver, 0);
+  arena.allocate(2 * small, MemoryCategory::activations).reset();
+  const auto first = arena.allocate(small, MemoryCategory::activations),
+             second = arena.allocate(small, MemoryCategory::activations);
+  EXPECT_EQ(arena.system_allocations(), 1);
+  // While a part is in use the rest is not given to the system.
+  Arena parts(&driver, 0);
+  parts.allocate(2 * small, MemoryCategory::activations).reset();
+  {
+    const auto half = parts.allocate(small, MemoryCategory::activations);
+    parts.drop_kept();
+    EXPECT_EQ(parts.held_bytes(), 2 * small);
+  }
+  parts.drop_kept();
+  EXPECT_EQ(parts.held_bytes(), 0u);
 }
 
 TEST(DeviceSeam, ABlockIsUsedAgainWhileKernelsThatUseItAreQueued) {

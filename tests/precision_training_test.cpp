@@ -264,6 +264,8 @@ TEST(PrecisionTraining, BytesAParameterAreThoseOfTheTable) {
     on_mesh(plan, [&, bytes = bytes](const Rank& rank) {
       const std::int64_t before = rank.arena().live().total();
       const ParameterStore parameters(rank, plan, PipelineLayout(plan), 1);
+      parameters.begin_gradients();
+      parameters.need_all_gradients();
       const StateBytes each = state_bytes(plan);
       EXPECT_EQ(rank.arena().live().total() - before, bytes * parameters.layout().size()) << precision;
       EXPECT_EQ(each.value + each.gradient + each.optimizer, bytes) << precision;

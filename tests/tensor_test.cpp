@@ -2,14 +2,17 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <numeric>
-#include <set>
 #include <string>
 #include <vector>
 
 #include "base/error.h"
 #include "tensor/host.h"
+#include "tensor/host_region.h"
 
 namespace echelon::tensor_test {
 namespace {
@@ -227,75 +230,89 @@ TEST(Arena, ReuseCountsWhatWasAskedNotWhatIsHeld) {
   const auto smaller = arena.allocate(1000, MemoryCategory::other);
   EXPECT_EQ(arena.system_allocations(), 1);
   EXPECT_EQ(arena.live().total(), 1000);
-  EXPECT_EQ(arena.held_bytes(), 1024u);
+  EXPECT_EQ(arena.held_bytes(), 1024 + guard_bytes());
 }
 
-TEST(Arena, AMuchLargerBlockIsNotSpentOnASmallRequest) {
-  Arena arena;
-  arena.allocate(1 << 20, MemoryCategory::other).reset();
-  const auto small = arena.allocate(64, MemoryCategory::other);
-  const auto large = arena.allocate(1 << 20, MemoryCategory::other);
-  EXPECT_EQ(arena.system_allocations(), 2);
-}
-
-// Between two uses of a large block what is brief is a part of it, and all of it is there again afterwards.
-TEST(Arena, WhatIsBriefIsAPartOfALargerBlock) {
+// What is free side by side is one piece: what waited for its use may be part of it, or be larger than each.
+TEST(Arena, OnTheHostWhatIsFreeSideBySideIsOnePiece) {
   constexpr std::size_t large = std::size_t{8} << 20, small = std::size_t{1} << 20;
   Arena arena;
+  const auto first = arena.allocate(small, MemoryCategory::parameters);
   for (int step = 0; step < 3; ++step) {
     const std::byte* const all = arena.allocate(large, MemoryCategory::activations)->data;
-    const Arena::BriefUse brief(arena);
     std::vector<std::shared_ptr<Block>> parts;
-    for (int i = 0; i < 8; ++i) parts.push_back(arena.allocate(small, MemoryCategory::activations));
-    std::set<const std::byte*> begins;
-    for (const auto& part : parts) {
-      EXPECT_EQ(part->capacity, small);
-      EXPECT_EQ((part->data - all) % static_cast<std::ptrdiff_t>(small), 0);
-      EXPECT_TRUE(part->data >= all && part->data < all + large);
-      begins.insert(part->data);
-    }
-    EXPECT_EQ(begins.size(), 8u);
-    EXPECT_EQ(arena.live().total(), static_cast<std::int64_t>(large));
-    // Given back in any order; two neighbours are one again.
-    for (int i : {1, 6, 5, 2}) parts[static_cast<std::size_t>(i)].reset();
-    parts.push_back(arena.allocate(2 * small, MemoryCategory::activations));
-    parts.push_back(arena.allocate(2 * small, MemoryCategory::activations));
-    EXPECT_EQ(arena.system_allocations(), 1);
-  }
-  EXPECT_EQ(arena.held_bytes(), large);
-  const auto part = arena.allocate(small, MemoryCategory::activations);
-  EXPECT_EQ(arena.system_allocations(), 2);  // not brief: a part would be missed when the whole is needed
-  arena.drop_kept();
-  EXPECT_EQ(arena.held_bytes(), small);
-}
-
-TEST(Arena, WhatStaysIsNoPartOfALargerBlock) {
-  constexpr std::size_t large = std::size_t{8} << 20, small = std::size_t{3} << 20;
-  for (const MemoryCategory stays :
-       {MemoryCategory::parameters, MemoryCategory::gradients, MemoryCategory::optimizer}) {
-    Arena arena;
-    arena.allocate(large, MemoryCategory::activations).reset();
-    const Arena::BriefUse brief(arena);
-    const auto block = arena.allocate(small, stays);
+    for (const MemoryCategory category : {MemoryCategory::gradients, MemoryCategory::activations})
+      for (int i = 0; i < 3; ++i) parts.push_back(arena.allocate(small, category));
+    for (const auto& part : parts)
+      EXPECT_TRUE(part->data >= all && part->data + part->bytes <= all + large);
+    for (const int i : {1, 5, 3, 2}) parts[static_cast<std::size_t>(i)].reset();
+    parts.push_back(arena.allocate(3 * small, MemoryCategory::activations));
+    parts.push_back(arena.allocate(small, MemoryCategory::other));
     EXPECT_EQ(arena.system_allocations(), 2);
   }
-  // Of at most twice its size is what an activation is cut from that may wait for its backward pass.
-  Arena arena;
-  arena.allocate(2 * small, MemoryCategory::activations).reset();
-  const auto first = arena.allocate(small, MemoryCategory::activations),
-             second = arena.allocate(small, MemoryCategory::activations);
-  EXPECT_EQ(arena.system_allocations(), 1);
-  // While a part is in use the rest is not given to the system.
-  Arena parts;
-  parts.allocate(2 * small, MemoryCategory::activations).reset();
-  {
-    const auto half = parts.allocate(small, MemoryCategory::activations);
-    parts.drop_kept();
-    EXPECT_EQ(parts.held_bytes(), 2 * small);
-  }
-  parts.drop_kept();
-  EXPECT_EQ(parts.held_bytes(), 0u);
+  EXPECT_EQ(arena.held_bytes(), large + small + 2 * guard_bytes());
 }
+
+TEST(Arena, OnTheHostWhatIsFreeAtTheEndGrows) {
+  constexpr std::size_t size = 3000 * 64;
+  Arena arena;
+  const auto kept = arena.allocate(size, MemoryCategory::other);
+  arena.allocate(size, MemoryCategory::other).reset();
+  const auto twice = arena.allocate(2 * size, MemoryCategory::other);
+  EXPECT_EQ(arena.held_bytes(), 3 * size + 2 * guard_bytes());
+  EXPECT_EQ(twice->data, kept->data + size + guard_bytes());
+}
+
+TEST(Arena, OnTheHostWhatIsFreeAtTheEndGoesBackToTheSystem) {
+  constexpr std::size_t size = std::size_t{7} << 20;
+  Arena arena;
+  auto first = arena.allocate(size, MemoryCategory::other), second = arena.allocate(size, MemoryCategory::other);
+  std::fill_n(first->data, size, std::byte{1});
+  std::fill_n(second->data, size, std::byte{2});
+  first.reset();
+  arena.drop_kept();  // what lies before another block stays
+  EXPECT_EQ(arena.held_bytes(), 2 * (size + guard_bytes()));
+  EXPECT_EQ(second->data[size - 1], std::byte{2});
+  first = arena.allocate(size, MemoryCategory::other);
+  second.reset();
+  arena.drop_kept();
+  EXPECT_EQ(arena.held_bytes(), size + guard_bytes());
+  first.reset();
+  arena.drop_kept();
+  EXPECT_EQ(arena.held_bytes(), 0u);
+  first = arena.allocate(2 * size, MemoryCategory::other);
+  std::fill_n(first->data, 2 * size, std::byte{3});
+}
+
+TEST(HostRegion, GrowsAsFarAsItHasAddresses) {
+  constexpr std::size_t size = std::size_t{9} << 20;
+  const std::unique_ptr<HostRegion> region = HostRegion::reserve(size, 0);
+  ASSERT_NE(region, nullptr);
+  EXPECT_EQ(region->end(), region->begin());
+  ASSERT_TRUE(region->grow(100));
+  ASSERT_TRUE(region->grow(size - 100));
+  std::fill(region->begin(), region->end(), std::byte{1});
+  EXPECT_FALSE(region->grow(std::size_t{1} << 60));
+  EXPECT_EQ(region->end(), region->begin() + size);
+  region->shrink(size - 10);
+  EXPECT_EQ(region->begin()[9], std::byte{1});
+  ASSERT_TRUE(region->grow(size - 10));
+  std::fill(region->begin(), region->end(), std::byte{2});
+  EXPECT_EQ(HostRegion::reserve(std::size_t{1} << 60, 0), nullptr);
+}
+
+#if defined(__SANITIZE_ADDRESS__)
+TEST(Arena, WhatIsFreeIsForbidden) {
+  Arena arena;
+  auto block = arena.allocate(100, MemoryCategory::other);
+  const auto next = arena.allocate(100, MemoryCategory::other);
+  volatile std::byte* const data = block->data;
+  data[127] = std::byte{1};
+  EXPECT_DEATH(data[128] = std::byte{1}, "use-after-poison");
+  block.reset();
+  EXPECT_DEATH(data[0] = std::byte{1}, "use-after-poison");
+}
+#endif
 
 TEST(Arena, TheLimitThrowsAndLeavesTheAccountWhole) {
   Arena arena(Device::cpu, 1000);

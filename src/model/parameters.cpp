@@ -46,6 +46,12 @@ void fill_initial(const ParamSpec& spec, int tp, int index, std::uint64_t seed, 
   }
 }
 
+// What has memory gives it back.
+void release(const std::vector<Tensor>& tensors) {
+  for (const Tensor& tensor : tensors)
+    if (tensor.has_memory()) tensor.release_memory();
+}
+
 }  // namespace
 
 Tensor own_weights(const Rank& rank, const Parameter& p) {
@@ -155,13 +161,14 @@ ParameterStore::ParameterStore(const Rank& rank, const Plan& plan, const Pipelin
   draw_initial_values(seed, first_values);
   if (find_here(shared_name_) == nullptr || find(shared_name_).spec.frozen) return;
   const int pp_rank = rank.coordinate(Axis::pp);
+  looks_next_up_ = plan.model.num_mtp_layers > 0 && pipeline.ends_on(pp_rank);
   if (keeps_tied_gradient_apart(plan, pipeline, rank.coordinate(Axis::dp), pp_rank)) {
     lookups_wait_ = !tree_ && output_name_ == shared_name_ && plan.model.num_mtp_layers == 0 &&
                     bytes_of_lookups(plan, rank) < find(shared_name_).gradient.bytes();
     if (!lookups_wait_) tied_gradient_ = gradient_apart(tied_waiting_);
   }
   // Of a microbatch the output layer adds to a tied table at another time than the next tokens' embedding.
-  if (tree_ && plan.model.tied_embedding && plan.model.num_mtp_layers > 0 && pipeline.ends_on(pp_rank))
+  if (tree_ && plan.model.tied_embedding && looks_next_up_)
     next_gradient_ = gradient_apart(next_waiting_);
 }
 
@@ -169,7 +176,7 @@ Tensor ParameterStore::gradient_apart(std::vector<Tensor>& waiting) const {
   const auto make = [&] {
     Tensor tensor(rank_->arena(), MemoryCategory::gradients, rank_->precision().gradients,
                   find(shared_name_).gradient.shape());
-    if (zero_ >= 2) tensor.release_memory();
+    if (!gradients_stay()) tensor.release_memory();
     return tensor;
   };
   Tensor gradient = make();
@@ -196,23 +203,47 @@ void ParameterStore::make_units() {
   } else {
     own_values_ = make(MemoryCategory::parameters, precision.parameters, own_trained + own_frozen);
   }
-  if (zero_ < 2) {
-    gradients_ = make(MemoryCategory::gradients, precision.gradients, layout_.trained_size());
-    for (int i = 0; i < levels_waiting(); ++i)
-      waiting_.emplace_back(rank_->arena(), MemoryCategory::gradients, precision.gradients,
-                            std::vector{layout_.trained_size()});
-  }
+  for (const GradientBucket& bucket : buckets_) make_gradient_memory(bucket.range, bucket.experts);
   std::int64_t own_begin = 0;
   for (const auto* cuts : {&trained, &frozen})
     for (const ShardUnit& cut : *cuts) {
       units_.push_back(make_unit(cut, own_begin, cuts == &frozen));
       own_begin += cut.shard(shard_).size();
     }
-  begun_.resize(trained_units_);
 }
 
-ParameterStore::Unit ParameterStore::make_unit(const ShardUnit& cut, std::int64_t own_begin,
-                                               bool frozen) const {
+// Passes that run again as graphs have their addresses (train/pass_graphs.h).
+bool ParameterStore::gradients_stay() const {
+  return zero_ < 2 && rank_->arena().stands_for() == Device::cuda;
+}
+
+void ParameterStore::make_gradient_memory(Range range, bool experts) {
+  const auto make = [&] {
+    const Tensor flat(rank_->arena(), MemoryCategory::gradients, rank_->precision().gradients,
+                      {range.size()});
+    if (!gradients_stay()) flat.release_memory();
+    return flat;
+  };
+  GradientMemory& memory = memories_.emplace_back();
+  memory.range = range;
+  memory.gradient = make();
+  for (int i = 0; i < levels_waiting(experts); ++i) memory.waiting.push_back(make());
+}
+
+ParameterStore::GradientMemory& ParameterStore::memory_of(Range range) const {
+  const auto found = std::find_if(memories_.begin(), memories_.end(), [&](const GradientMemory& m) {
+    return m.range.begin <= range.begin && range.end <= m.range.end;
+  });
+  check(found != memories_.end(), "a range of gradients lies in one that comes as a whole");
+  return *found;
+}
+
+Tensor ParameterStore::gradient_range(Range range) const {
+  const GradientMemory& memory = memory_of(range);
+  return memory.gradient.flat_range(range.begin - memory.range.begin, range.end - memory.range.begin);
+}
+
+ParameterStore::Unit ParameterStore::make_unit(const ShardUnit& cut, std::int64_t own_begin, bool frozen) {
   const PrecisionRecipe& precision = rank_->precision();
   // What comes and goes is made without memory.
   const auto make_away = [&](MemoryCategory category, DType dtype, std::int64_t size) {
@@ -232,20 +263,18 @@ ParameterStore::Unit ParameterStore::make_unit(const ShardUnit& cut, std::int64_
     unit.own_value = own_values_.flat_range(own_begin, own_begin + own.size());
   }
   if (frozen) return unit;
-  if (zero_ < 2) {
-    unit.gradient = gradients_.flat_range(cut.range.begin, cut.range.end);
-    unit.own_gradient = unit.gradient.flat_range(inside.begin, inside.end);
-    for (const Tensor& level : waiting_)
-      unit.waiting.push_back(level.flat_range(cut.range.begin, cut.range.end));
-    while (cut.experts && std::ssize(unit.waiting) < levels_waiting(true))
-      unit.waiting.emplace_back(rank_->arena(), MemoryCategory::gradients, precision.gradients,
-                                std::vector{cut.range.size()});
-  } else {
-    unit.gradient = make_away(MemoryCategory::gradients, precision.gradients, cut.range.size());
-    unit.own_gradient = make_away(MemoryCategory::gradients, precision.gradients, own.size());
-    for (int i = 0; i < levels_waiting(cut.experts); ++i)
-      unit.waiting.push_back(make_away(MemoryCategory::gradients, precision.gradients, cut.range.size()));
+  if (cut.range.size() == 0) {
+    unit.gradient = unit.own_gradient = make_away(MemoryCategory::gradients, precision.gradients, 0);
+    return unit;
   }
+  GradientMemory& memory = memory_of(cut.range);
+  ++memory.units;
+  const std::int64_t first = cut.range.begin - memory.range.begin;
+  const auto of_unit = [&](const Tensor& flat) { return flat.flat_range(first, first + cut.range.size()); };
+  unit.gradient = of_unit(memory.gradient);
+  for (const Tensor& level : memory.waiting) unit.waiting.push_back(of_unit(level));
+  unit.own_gradient = zero_ < 2 ? unit.gradient.flat_range(inside.begin, inside.end)
+                                : make_away(MemoryCategory::gradients, precision.gradients, own.size());
   return unit;
 }
 
@@ -420,16 +449,21 @@ void ParameterStore::add_lookups(Tensor ids, Tensor dy, std::int64_t first_id) c
 void ParameterStore::begin_gradients() const {
   lookups_.clear();  // of a step that was not finished
   if (lookup_gradient_.defined()) rank_->kernels().fill(lookup_gradient_, 0.0);
-  if (zero_ >= 2) {
-    for (const Unit& unit : units_)
-      if (unit.own_gradient.has_memory()) unit.own_gradient.release_memory();
-    begun_.assign(trained_units_, false);
-    begin_unit(trained_units_ - 1);
-    return;
+  const auto begin = [&](const Tensor& gradient, const std::vector<Tensor>& waiting) {
+    if (gradients_stay()) return rank_->kernels().fill(gradient, 0.0);
+    release({gradient});
+    release(waiting);
+  };
+  for (GradientMemory& memory : memories_) {
+    begin(memory.gradient, memory.waiting);
+    memory.has_begun = gradients_stay();
+    memory.ended = 0;
   }
-  rank_->kernels().fill(gradients_, 0.0);
-  for (const Tensor& apart : {tied_gradient_, next_gradient_})
-    if (apart.defined()) rank_->kernels().fill(apart, 0.0);
+  if (zero_ >= 2)
+    for (const Unit& unit : units_) release({unit.own_gradient});
+  if (tied_gradient_.defined()) begin(tied_gradient_, tied_waiting_);
+  if (next_gradient_.defined()) begin(next_gradient_, next_waiting_);
+  begin_unit(trained_units_ - 1);
 }
 
 std::vector<Tensor> ParameterStore::keep_own_gradients() const {
@@ -443,15 +477,17 @@ std::vector<Tensor> ParameterStore::keep_own_gradients() const {
 }
 
 void ParameterStore::begin_unit(std::size_t index) const {
-  const Tensor& gradient = units_[index].gradient;
-  if (zero_ < 2 || gradient.numel() == 0) return;
-  if (!begun_[index]) {
-    gradient.acquire_memory();
-    rank_->kernels().fill(gradient, 0.0);
-    for (const Tensor& level : units_[index].waiting) level.acquire_memory();
-    begun_[index] = true;
-  }
-  check(gradient.has_memory(), "gradients are added up before they are reduced");
+  const Range range = units_[index].cut.range;
+  if (range.size() == 0) return;
+  GradientMemory& memory = memory_of(range);
+  if (!std::exchange(memory.has_begun, true)) acquire(memory.gradient, memory.waiting);
+  check(memory.gradient.has_memory(), "gradients are added up before they are reduced");
+}
+
+void ParameterStore::acquire(const Tensor& gradient, const std::vector<Tensor>& waiting) const {
+  gradient.acquire_memory();
+  rank_->kernels().fill(gradient, 0.0);
+  for (const Tensor& level : waiting) level.acquire_memory();
 }
 
 void ParameterStore::need_gradients(int group) const {
@@ -459,11 +495,20 @@ void ParameterStore::need_gradients(int group) const {
 }
 
 void ParameterStore::need_output_gradient() const {
-  if (!tied_gradient_.defined()) return need_gradients(find(output_name_).group);
-  if (tied_gradient_.has_memory()) return;
-  tied_gradient_.acquire_memory();
-  rank_->kernels().fill(tied_gradient_, 0.0);
-  for (const Tensor& level : tied_waiting_) level.acquire_memory();
+  const bool is_apart = tied_gradient_.defined();
+  if (!is_apart || output_name_ != shared_name_) need_gradients(find(output_name_).group);
+  if (is_apart && !tied_gradient_.has_memory()) acquire(tied_gradient_, tied_waiting_);
+  if (!looks_next_up_) return;
+  if (!next_gradient_.defined() && !is_apart) return need_gradients(find(shared_name_).group);
+  if (next_gradient_.defined() && !next_gradient_.has_memory()) acquire(next_gradient_, next_waiting_);
+}
+
+void ParameterStore::need_all_gradients() const {
+  for (std::size_t unit = 0; unit < trained_units_; ++unit)
+    if (const Range range = units_[unit].cut.range; range.size() > 0 && !memory_of(range).has_begun)
+      begin_unit(unit);
+  if (tied_gradient_.defined() && !tied_gradient_.has_memory()) acquire(tied_gradient_, tied_waiting_);
+  if (next_gradient_.defined() && !next_gradient_.has_memory()) acquire(next_gradient_, next_waiting_);
 }
 
 int ParameterStore::levels_waiting(bool experts) const {
@@ -473,9 +518,10 @@ int ParameterStore::levels_waiting(bool experts) const {
 }
 
 void ParameterStore::end_unit(std::size_t index) const {
-  if (zero_ < 2) return;
-  for (const Tensor& level : units_[index].waiting)
-    if (level.has_memory()) level.release_memory();
+  const Range range = units_[index].cut.range;
+  if (range.size() == 0 || gradients_stay()) return;
+  GradientMemory& memory = memory_of(range);
+  if (++memory.ended == memory.units) release(memory.waiting);
 }
 
 void ParameterStore::end_gradients(int group) const {
@@ -509,18 +555,18 @@ void ParameterStore::add_tied_gradient() const {
   if (next_gradient_.defined())
     rank_->kernels().add(next_gradient_,
                          tied_gradient_.defined() ? tied_gradient_ : find(shared_name_).gradient);
-  if (!tied_gradient_.defined()) return;
-  rank_->kernels().add(tied_gradient_, find(shared_name_).gradient);
-  if (zero_ < 2) return;
-  tied_gradient_.release_memory();
-  for (const Tensor& level : tied_waiting_) level.release_memory();
+  if (tied_gradient_.defined()) rank_->kernels().add(tied_gradient_, find(shared_name_).gradient);
+  if (gradients_stay()) return;
+  release({tied_gradient_, next_gradient_});
+  release(tied_waiting_);
+  release(next_waiting_);
 }
 
 std::vector<BucketTensors> ParameterStore::bucket_tensors() const {
   std::vector<BucketTensors> tensors;
   for (const GradientBucket& bucket : buckets_) {
     if (zero_ == 0) {
-      tensors.push_back({bucket.range, gradients_.flat_range(bucket.range.begin, bucket.range.end), {}});
+      tensors.push_back({bucket.range, gradient_range(bucket.range), {}});
       continue;
     }
     const auto unit = std::find_if(units_.begin(), units_.end(),

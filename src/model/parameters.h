@@ -24,8 +24,8 @@ struct Parameter {
   ParamSpec spec;
   int group = 0;
   std::vector<int> holders;  // pipeline ranks that hold it; the first one counts and saves it
-  // As the layers see them, in local shapes. The memory behind `gradient` comes and goes from ZeRO 2 on, that
-  // behind `value` in ZeRO 3. What is frozen has no gradient, and no moments.
+  // As the layers see them, in local shapes. The memory behind `gradient` comes and goes, that behind `value`
+  // in ZeRO 3. What is frozen has no gradient, and no moments.
   Tensor value, gradient;
   std::vector<Tensor> waiting;  // see Weight
   bool value_stays = true;      // not in ZeRO 3
@@ -90,7 +90,8 @@ class ParameterStore {
   Weight next_table() const;
 
   const Tensor& values() const { return values_; }  // flat, everything that is trained; undefined in ZeRO 3
-  const Tensor& gradients() const { return gradients_; }  // the same; undefined from ZeRO 2 on
+  // Of that flat order a range that is reduced as one, or a part of such a range. Not from ZeRO 2 on.
+  Tensor gradient_range(Range range) const;
   // Flat: this rank's shards, unit after unit, in ZeRO 3, and everything without ZeRO. Not in stages 1 and 2.
   const Tensor& own_values() const { return zero_ == 3 ? own_values_ : values_; }
   // For each unit its gradient's shard, where that is not empty, with memory, which stays until an update
@@ -108,11 +109,15 @@ class ParameterStore {
   // Ranks of a block over which state is cut.
   int shards() const { return shards_.all; }
 
-  // An update's gradients begin: they are zero where they are there.
+  // An update's gradients begin, and those of the one before go. Each comes, as zeros, when it is needed: until
+  // then activations have the memory.
   void begin_gradients() const;
-  // A layer group's gradients, or those of the output layer's matrix, are about to be added to.
+  // A layer group's gradients, or those of the output layer's matrix and of next_table(), are about to be added
+  // to.
   void need_gradients(int group) const;
   void need_output_gradient() const;
+  // All that no pass has needed, as on a rank without samples, before they are summed over ranks.
+  void need_all_gradients() const;
   void add_tied_gradient() const;
   // What a microbatch adds to the embedding's table, rows dy of these ids; the table begins with first_id. Of
   // a tied table it may wait for add_tied_gradient(): then this keeps it.
@@ -162,18 +167,32 @@ class ParameterStore {
   const ParameterGather* gather() const { return gather_.get(); }
 
  private:
+  // Gradients whose memory comes and goes as one: of a unit from ZeRO 2 on, else of a bucket.
+  struct GradientMemory {
+    Range range;
+    Tensor gradient;              // flat
+    std::vector<Tensor> waiting;  // beside it: see Weight
+    int units = 0;
+    // In this update: whether it is there, or was; and how many units' gradients are added up.
+    bool has_begun = false;
+    int ended = 0;
+  };
   // A unit of the shard layout; `value` and `gradient` are what the layers see.
   struct Unit {
     ShardUnit cut;
     Tensor value, gradient, own_value, own_gradient;
-    std::vector<Tensor> waiting;  // beside the gradient: see Weight
+    std::vector<Tensor> waiting;  // of its gradient's memory
     std::int64_t own_begin;       // where its shard lies in flat tensors of this rank's shards
   };
+  bool gradients_stay() const;
+  void make_gradient_memory(Range range, bool experts);
+  GradientMemory& memory_of(Range range) const;
+  void acquire(const Tensor& gradient, const std::vector<Tensor>& waiting) const;
   void make_units();
   int levels_waiting(bool experts = false) const;
   // As the shared table's, with what waits beside it.
   Tensor gradient_apart(std::vector<Tensor>& waiting) const;
-  Unit make_unit(const ShardUnit& cut, std::int64_t own_begin, bool frozen) const;
+  Unit make_unit(const ShardUnit& cut, std::int64_t own_begin, bool frozen);
   void make_moments(const Plan& plan, std::int64_t own_size);
   void make_gather(int ahead);
   void place(Parameter& parameter, std::size_t index, const Faults& faults);
@@ -191,7 +210,7 @@ class ParameterStore {
   int zero_;
   std::uint64_t seed_;
   Shards shards_, shard_;                              // how many, and which one this rank has
-  Tensor values_, frozen_values_, gradients_;          // whole and flat, where they stay in memory
+  Tensor values_, frozen_values_;                      // whole and flat, where they stay in memory
   Tensor own_values_, remainder_, exp_avg_, exp_avg_sq_;  // this rank's shards, unit after unit
   std::unique_ptr<OffloadedMoments> offloaded_;        // behind the moments, where they are offloaded
   mutable std::vector<std::shared_ptr<DeviceEvent>> reads_;
@@ -202,11 +221,11 @@ class ParameterStore {
     Tensor ids, dy;
     std::int64_t first_id = 0;
   };
+  bool looks_next_up_ = false;  // behind the last layer: see next_table()
   bool lookups_wait_ = false;
   mutable std::vector<Lookups> lookups_;  // of the microbatches so far, in order
   Tensor lookup_gradient_;                // or their sum: see add_up_lookups_apart()
   std::unique_ptr<SequenceTree> tree_;  // under invariant numerics
-  std::vector<Tensor> waiting_;         // whole and flat, as gradients_
   std::string output_name_;
   std::string shared_name_;  // of the table that both ends of the pipeline use, where they do
   std::vector<Parameter> parameters_;
@@ -218,7 +237,7 @@ class ParameterStore {
   std::vector<GradientBucket> buckets_;
   std::vector<Unit> units_;          // see shard_units(); behind them those of frozen_units()
   std::size_t trained_units_ = 0;    // the first ones
-  mutable std::vector<bool> begun_;  // units whose gradients are there, or were, in this update
+  mutable std::vector<GradientMemory> memories_;
 };
 
 class ParameterStore::Use {

@@ -28,10 +28,8 @@ int Stage::group_read_by(std::size_t block) const {
 }
 
 void Stage::need_gradients(std::size_t block) const {
-  if (blocks_[block].ends_in_loss())
-    parameters_->need_output_gradient();
-  else
-    parameters_->need_gradients(group_of(block));
+  parameters_->need_gradients(group_of(block));
+  if (blocks_[block].ends_in_loss()) parameters_->need_output_gradient();
 }
 
 // Where activations are offloaded a backward pass has two blocks' at once: the one's that it is at, and the

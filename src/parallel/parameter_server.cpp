@@ -50,7 +50,8 @@ VerbTraffic worker_receives(const std::vector<ShardUnit>& units, const Parameter
 // ---- worker
 
 ParameterClient::ParameterClient(Communicator& group, const ParameterServerRun& run,
-                                 const std::vector<ShardUnit>& units, Tensor values, Tensor gradients)
+                                 const std::vector<ShardUnit>& units, Tensor values,
+                                 std::function<Tensor(Range)> gradients)
     : group_(group),
       run_(run),
       values_(std::move(values)),
@@ -89,7 +90,7 @@ void ParameterClient::push(const Push& push) {
   for (int server = 0; server < run_.servers; ++server) {
     ask(server, push_request, push);
     for (const Range& piece : shards_[static_cast<std::size_t>(server)])
-      group_.send(gradients_.flat_range(piece.begin, piece.end), run_.workers + server).wait();
+      group_.send(gradients_(piece), run_.workers + server).wait();
   }
   ++clock_;
 }

@@ -48,10 +48,10 @@ VerbTraffic worker_receives(const std::vector<ShardUnit>& units, const Parameter
 
 class ParameterClient {
  public:
-  // `values` and `gradients`: flat, the whole model. `units`: cut into as many shards as there are servers.
-  // `group` outlives this.
+  // `values`: flat, the whole model. `gradients`: of a range of that order, after each batch. `units`: cut into
+  // as many shards as there are servers. `group` outlives this.
   ParameterClient(Communicator& group, const ParameterServerRun& run, const std::vector<ShardUnit>& units,
-                  Tensor values, Tensor gradients);
+                  Tensor values, std::function<Tensor(Range)> gradients);
 
   // The next batch and the values for it, once the bound allows; nothing when all batches are given out.
   std::optional<std::int64_t> pull();
@@ -66,7 +66,8 @@ class ParameterClient {
   Communicator& group_;
   ParameterServerRun run_;
   std::vector<std::vector<Range>> shards_;  // of each server
-  Tensor values_, gradients_;
+  Tensor values_;
+  std::function<Tensor(Range)> gradients_;
   std::int64_t clock_;
 };
 

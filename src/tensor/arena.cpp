@@ -1,17 +1,13 @@
 #include "tensor/arena.h"
 
-#if defined(__linux__)
-#include <sys/mman.h>
-#endif
-
 #include <algorithm>
-#include <cstdlib>
 #include <iterator>
 #include <utility>
 
 #include "base/error.h"
 #include "base/units.h"
 #include "tensor/device_stream.h"
+#include "tensor/host_region.h"
 
 namespace echelon {
 namespace {
@@ -28,20 +24,6 @@ bool comes_and_goes(MemoryCategory c) {
 
 std::size_t rounded(std::size_t bytes) {
   return bytes == 0 ? alignment : (bytes + alignment - 1) / alignment * alignment;
-}
-
-// In pages of 2 MiB where the system has them to give (Linux's transparent huge pages): products walk over
-// many rows at once, each on a small page of its own, and looking those up takes a fifth of their time where
-// the processor is a guest's. What is smaller than two of them has at most one in full.
-std::byte* host_memory(std::size_t bytes) {
-  constexpr std::size_t page = std::size_t{2} << 20;
-  if (bytes < 2 * page) return static_cast<std::byte*>(std::aligned_alloc(alignment, bytes));
-  void* data = nullptr;
-  if (posix_memalign(&data, page, bytes) != 0) return nullptr;
-#if defined(__linux__)
-  ::madvise(data, bytes, MADV_HUGEPAGE);  // where there are none, small ones do
-#endif
-  return static_cast<std::byte*>(data);
 }
 
 }  // namespace
@@ -80,7 +62,7 @@ Arena::~Arena() {
     drop_kept();
   } catch (const RunError&) {  // the device is lost, and whoever used it has said so
     for (const auto& [data, piece] : pieces_)
-      if (piece.begins) give_to_system(data);
+      if (piece.begins) stream_->driver().free(stream_->device(), data);
   }
 }
 
@@ -89,12 +71,11 @@ void Arena::synchronize() const {
 }
 
 void Arena::drop_kept() {
-  if (stream_) {  // what is queued may still use them
-    stream_->synchronize();
-    for (const InUse& block : in_use_)
-      for (const auto& event : block.until) event->synchronize();
-    take_back_unused();
-  }
+  if (!stream_) return shrink_regions();
+  stream_->synchronize();  // what is queued may still use them
+  for (const InUse& block : in_use_)
+    for (const auto& event : block.until) event->synchronize();
+  take_back_unused();
   for (auto kept = free_.begin(); kept != free_.end();) {
     const auto [bytes, data] = *kept;
     const auto piece = pieces_.find(data), next = std::next(piece);
@@ -102,21 +83,54 @@ void Arena::drop_kept() {
     kept = is_whole ? free_.erase(kept) : std::next(kept);
     if (!is_whole) continue;
     pieces_.erase(piece);
-    give_to_system(data);
+    stream_->driver().free(stream_->device(), data);
     held_bytes_ -= bytes;
   }
 }
 
-std::byte* Arena::ask_system(std::size_t bytes) {
-  if (stream_) return stream_->driver().allocate(stream_->device(), bytes);
-  return host_memory(bytes);
+// What is free at the end of a region.
+void Arena::shrink_regions() {
+  for (const auto& region : regions_) {
+    if (region->end() == region->begin()) continue;
+    const auto last = std::prev(pieces_.lower_bound(region->end()));
+    const auto [data, piece] = *last;
+    if (!piece.is_free) continue;
+    free_.erase({piece.bytes, data});
+    pieces_.erase(last);
+    region->shrink(piece.bytes);
+    held_bytes_ -= piece.bytes;
+  }
+  std::erase_if(regions_, [](const auto& region) { return region->end() == region->begin(); });
 }
 
-void Arena::give_to_system(std::byte* data) noexcept {
-  if (stream_)
-    stream_->driver().free(stream_->device(), data);
-  else
-    std::free(data);
+// The last region grows by what it has not free at its end. null: the system has no memory left.
+std::byte* Arena::grow_region(std::size_t bytes) {
+  const auto grow = [&](HostRegion& region) -> std::byte* {
+    const bool is_empty = region.end() == region.begin();
+    const auto last = is_empty ? pieces_.end() : std::prev(pieces_.lower_bound(region.end()));
+    const std::size_t there = !is_empty && last->second.is_free ? last->second.bytes : 0;
+    std::byte* const data = region.end() - there;
+    if (!region.grow(bytes - there)) return nullptr;
+    if (there > 0) free_.erase({there, data});
+    pieces_.insert_or_assign(data, Piece{bytes, there > 0 ? last->second.begins : is_empty});
+    held_bytes_ += bytes - there;
+    return data;
+  };
+  if (!regions_.empty())
+    if (std::byte* const data = grow(*regions_.back())) return data;
+  std::unique_ptr<HostRegion> region = HostRegion::reserve(bytes, held_bytes_);
+  if (!region) return nullptr;
+  regions_.push_back(std::move(region));
+  return grow(*regions_.back());
+}
+
+std::byte* Arena::ask_system(std::size_t bytes) {
+  if (!stream_) return grow_region(bytes);
+  std::byte* const data = stream_->driver().allocate(stream_->device(), bytes);
+  if (data == nullptr) return nullptr;
+  pieces_.emplace(data, Piece{bytes});
+  held_bytes_ += bytes;
+  return data;
 }
 
 // Block by block: a device that is lost throws where it is asked, and then each is in one of the lists.
@@ -174,15 +188,17 @@ void Arena::account(const Block& block) {
   passes_peak_ = passes_live_;
 }
 
-// A kept block may be up to a quarter larger than asked: microbatches of slightly different sizes then share
-// blocks, and little is wasted. Of a larger one what comes and goes is a part.
+// On the host any free piece is cut, as all lie side by side. On an accelerator a kept block may be up to a
+// quarter larger than asked: microbatches of slightly different sizes then share blocks, and little is wasted.
+// Of a larger one what comes and goes is a part.
 bool Arena::take_kept(Block& block, std::size_t wanted) {
-  const std::size_t most = wanted + wanted / 4;
+  const std::size_t most = stream_ ? wanted + wanted / 4 : wanted;
   Kept& all = kept(block.pool);
   if (const auto found = all.lower_bound({wanted, nullptr}); found != all.end()) {
     const bool is_cut = found->first > most;
     const bool may_be_cut =
-        comes_and_goes(block.category) && wanted >= smallest_cut && (is_brief_ || found->first <= 2 * wanted);
+        !stream_ || (comes_and_goes(block.category) && wanted >= smallest_cut &&
+                     (is_brief_ || found->first <= 2 * wanted));
     if (!is_cut || may_be_cut) {
       block.data = found->second;
       block.capacity = is_cut ? wanted : found->first;
@@ -217,6 +233,7 @@ void Arena::take(Kept& all, Kept::iterator found, std::size_t bytes) {
 // Free, and one with what is free on either side.
 void Arena::keep(std::byte* data, MemoryPool pool) {
   auto piece = pieces_.find(data);
+  if (!stream_) forbid(data, piece->second.bytes);
   piece->second.is_free = true;
   piece->second.pool = pool;
   Kept& all = kept(pool);
@@ -240,8 +257,14 @@ void Arena::keep(std::byte* data, MemoryPool pool) {
 }
 
 void Arena::take_bytes(Block& block) {
-  const std::size_t wanted = rounded(block.bytes);
   if (!in_use_.empty()) take_back_unused();
+  if (stream_) return take_bytes(block, rounded(block.bytes));
+  take_bytes(block, rounded(block.bytes) + guard_bytes());
+  permit(block.data, block.capacity - guard_bytes());
+  forbid(block.data + block.capacity - guard_bytes(), guard_bytes());
+}
+
+void Arena::take_bytes(Block& block, std::size_t wanted) {
   if (take_kept(block, wanted)) return;
   block.data = ask_system(wanted);
   // What is kept for later may be what is missing now. It is waited for, which a capture cannot.
@@ -253,8 +276,6 @@ void Arena::take_bytes(Block& block) {
   if (block.data == nullptr)
     fail("out of memory: the system has no {} left", format_bytes(static_cast<double>(wanted)));
   block.capacity = wanted;
-  pieces_.emplace(block.data, Piece{wanted});
-  held_bytes_ += wanted;
   ++system_allocations_;
 }
 

@@ -1,9 +1,9 @@
 // Memory of one rank: every byte is accounted by category, and freed blocks are kept and handed out again, so
-// that a steady-state step asks the system for nothing. What comes and goes may be a part of a larger block
-// that is free meanwhile, which is whole again when its parts are given back. On Device::none it is accounted
-// and never there.
+// that a steady-state step asks the system for nothing. On the host they are parts of one region, and what is
+// free beside each other is one piece. On Device::none it is accounted and never there.
 //
-// On an accelerator a block is given back while kernels that use it are still queued: whoever takes it next
+// On an accelerator each is the system's own, but what comes and goes may be a part of a larger block that is
+// free meanwhile, which is whole again when its parts are given back. A block is given back while kernels that use it are still queued: whoever takes it next
 // queues behind them on the rank's stream. What another stream uses is said to the block, and it is handed
 // out again only when that stream has come so far. The host runs ahead of both: two blocks of a size may be
 // kept so, and whoever needs a third waits, on the rank's stream, for the oldest of them.
@@ -28,6 +28,7 @@ class Arena;
 class DeviceDriver;
 class DeviceEvent;
 class DeviceStream;
+class HostRegion;
 
 // Of passes that run again as graphs the memory is theirs alone: what is handed out while they run comes back
 // when they are over, and goes to the next of them, which may be a graph that was captured on it. It counts
@@ -87,8 +88,8 @@ class Arena {
   };
   MemoryPool pool() const { return pool_; }
 
-  // What is allocated while it lives is given back before any larger block is needed again that is free now,
-  // and may be a part of one. (Where `is_brief`.) Else no more is cut from than twice what is wanted: what
+  // On an accelerator, what is allocated while it lives is given back before any larger block is needed again
+  // that is free now, and may be a part of one. (Where `is_brief`.) Else no more is cut from than twice what is wanted: what
   // stays would keep a large block, such as that of the logits, from being whole when it is needed.
   class BriefUse : Setting<bool> {
    public:
@@ -116,11 +117,12 @@ class Arena {
   void reset_peak() { peak_ = live_; }
   // How often the system was asked for memory: constant over steady-state steps.
   std::int64_t system_allocations() const { return system_allocations_; }
-  // What the system has given: live blocks and those kept for reuse.
+  // What the system has given: live blocks and those kept for reuse; on the host the regions, from their first
+  // byte to the last that was ever in use.
   std::size_t held_bytes() const { return held_bytes_; }
   // The host waits for what kernels have been asked to do: nothing on the cpu, where they are done.
   void synchronize() const;
-  // Gives the kept blocks back to the system, but for those of passes.
+  // Gives the kept blocks back to the system, but for those of passes, and for those before others in a region.
   void drop_kept();
 
  private:
@@ -131,8 +133,8 @@ class Arena {
     std::vector<std::shared_ptr<DeviceEvent>> until;
   };
 
-  // Of what the system has given at once, all or a part; that of the next address is beside it where it does
-  // not begin what was given.
+  // Of what the system has given at once, or of a region, all or a part; that of the next address is beside it
+  // where it does not begin one.
   struct Piece {
     std::size_t bytes;
     bool begins = true, is_free = false;
@@ -143,11 +145,13 @@ class Arena {
   Kept& kept(MemoryPool pool) { return pool == MemoryPool::general ? free_ : of_passes_; }
   void account(const Block& block);
   void take_bytes(Block& block);
+  void take_bytes(Block& block, std::size_t wanted);
   bool take_kept(Block& block, std::size_t wanted);
   void take(Kept& all, Kept::iterator found, std::size_t bytes);
   void keep(std::byte* data, MemoryPool pool);
   std::byte* ask_system(std::size_t bytes);
-  void give_to_system(std::byte* data) noexcept;
+  std::byte* grow_region(std::size_t bytes);
+  void shrink_regions();
   void take_back_unused();
 
   Arena(Device device, Device stands_for);
@@ -157,6 +161,7 @@ class Arena {
   Memory live_, peak_;
   std::unique_ptr<DeviceStream> stream_;
   std::map<std::string, std::unique_ptr<DeviceStream>> transfers_;
+  std::vector<std::unique_ptr<HostRegion>> regions_;  // on the host
   Pieces pieces_;
   Kept free_, of_passes_;
   MemoryPool pool_ = MemoryPool::general;

@@ -142,7 +142,7 @@ void run_worker(Communicator& all, Trainer& trainer, const AsynchronousRun& run,
   const ParameterStore& parameters = trainer.parameters();
   ParameterClient client(all, served_run(trainer.plan(), run),
                          units_over_servers(parameters.layout(), run.options), parameters.values(),
-                         parameters.gradients());
+                         [&](Range range) { return parameters.gradient_range(range); });
   while (const std::optional<std::int64_t> clock = client.pull()) {
     Push push{.clock = *clock};
     push.loss = trainer.compute_gradients(*clock, samples);

@@ -51,6 +51,7 @@ void GradientCompletion::finish_group(int group) {
 
 void GradientCompletion::finish() {
   const Doing doing = rank_.doing(Activity::reduce_gradients);
+  parameters_.need_all_gradients();
   finish_sums();
 }
 
@@ -67,6 +68,7 @@ void GradientCompletion::finish_sums() {
 
 void GradientCompletion::finish_with_pipeline() {
   const Doing doing = rank_.doing(Activity::reduce_gradients);
+  parameters_.need_all_gradients();
   // Under invariant numerics the two copies of a DualPipe stage have the halves of a rank's microbatches, so
   // their sum is a node of the tree, and comes before that over ranks.
   const bool by_tree = parameters_.sequence_tree() != nullptr, first = by_tree && has_stage_copies_;

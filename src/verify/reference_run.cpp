@@ -140,7 +140,7 @@ ReferenceRun::State ReferenceRun::state() const {
   // A version is written once, and then only read.
   State s{{}, versions_, updates_, trainer_->stages().router_biases()};
   const auto copy_of = [&](const Tensor& t) {
-    if (!t.defined()) return t;
+    if (!t.has_memory()) return Tensor();  // as before the first gradients
     Tensor copy(rank_->arena(), MemoryCategory::other, t.dtype(), t.shape());
     kernels_->copy(t, copy);
     return copy;
@@ -154,7 +154,7 @@ void ReferenceRun::set_state(const State& s) {
   auto from = s.tensors.begin();
   for (const Parameter& p : parameters().all())
     for (const Tensor& t : tensors_of(p)) {
-      if (t.defined()) kernels_->copy(*from, t);
+      if (from->defined()) kernels_->copy(*from, t);
       ++from;
     }
   versions_ = s.versions;
