@@ -794,7 +794,7 @@ TEST_P(DeviceKernels, ProductsOfAnyShape) {
                                                 {DType::f32, DType::f32, DType::f32},
                                                 {DType::bf16, DType::bf16, DType::f32},
                                                 {DType::bf16, DType::f32, DType::f32}};
-  for (std::uint64_t i = 0; i < (checks::takes_all_cases() ? 300 : 10); ++i) {
+  for (std::uint64_t i = 0; i < static_cast<std::uint64_t>(checks::so_many(10, 300)); ++i) {
     auto upto = [&, at = 16 * i](std::int64_t most) mutable {
       return static_cast<std::int64_t>(draw.below(at++, static_cast<std::uint64_t>(most) + 1));
     };
@@ -994,7 +994,7 @@ TEST_P(DeviceAttention, OfEachKind) {
 
 TEST_P(DeviceAttention, OfAnyShape) {
   const Philox draw(23, Stream::test, 2);
-  for (std::uint64_t i = 0; i < (checks::takes_all_cases() ? 300 : 10); ++i) {
+  for (std::uint64_t i = 0; i < static_cast<std::uint64_t>(checks::so_many(10, 300)); ++i) {
     SCOPED_TRACE(::testing::Message() << "case " << i);
     auto upto = [&, at = 64 * i](std::int64_t most) mutable {
       return static_cast<std::int64_t>(draw.below(at++, static_cast<std::uint64_t>(most) + 1));

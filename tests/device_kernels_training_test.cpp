@@ -52,7 +52,7 @@ void expect_the_references(const Plan& plan) {
   SCOPED_TRACE(describe_context(plan));
   const std::vector<Outcome> expected = steps_on(make_reference_kernels, plan);
   std::vector<DeviceUnderTest> devices = devices_under_test();
-  if (!takes_all_cases()) devices.erase(devices.begin(), devices.end() - 1);  // that with most lanes
+  if (!takes_wide_cases()) devices.erase(devices.begin(), devices.end() - 1);  // that with most lanes
   for (const DeviceUnderTest& device : devices) {
     SCOPED_TRACE(device.name);
     const std::vector<Outcome> found = steps_on([&] { return device.use().kernels; }, plan);

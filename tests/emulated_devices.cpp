@@ -71,7 +71,7 @@ std::vector<TensorCoresUnderTest> devices_with_tensor_cores() {
   };
   std::vector<TensorCoresUnderTest> devices{of("one_warp", EmulatedLaunch(32, false, 64, 16, 160 << 10)),
                                             of("two_warps", EmulatedLaunch(64, true, 64, 16, 160 << 10))};
-  if (takes_all_cases())  // as slow as it is large
+  if (takes_wide_cases())  // as slow as it is large
     devices.push_back(of("four_warps", EmulatedLaunch(128, false, 64, 16, 160 << 10)));
   return devices;
 }

@@ -426,7 +426,7 @@ void InvariantNumerics::expect_one_a_column(const std::vector<MeshRow>& rows, st
 
 TEST_F(InvariantNumerics, EveryMeshHasTheSameBits) {  // long
   const auto every = [](std::size_t, std::size_t) { return true; };
-  if (!takes_all_cases()) {
+  if (!takes_wide_cases()) {
     const std::vector<MeshRow> rows{
         {},
         {.dp = 2, .zero = 3, .micro_batch = 1, .threads = 2},
@@ -919,7 +919,7 @@ TEST_F(InvariantNumerics, MeshesDrawnAtRandomHaveTheSameBits) {
              static_cast<std::ptrdiff_t>(random.uniform(drawn++) * static_cast<double>(std::size(list))));
   };
   std::map<std::string, std::string> first;
-  const int wanted = takes_all_cases() ? 100 : 2;
+  const int wanted = so_many(2, 100);
   for (int runs = 0; runs < wanted;) {
     const Column column = one_of(columns());
     const std::string name = column.model + " " + column.precision;

@@ -3,6 +3,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <map>
 
 #include "base/philox.h"
@@ -66,6 +67,54 @@ TEST(Parameters, WhatIsDrawnDependsOnNeitherThreadsNorMesh) {
     EXPECT_EQ(drawn(plan, 1, 3), one) << name;
     EXPECT_EQ(drawn(plan, 2, 2), one) << name;
     EXPECT_EQ(drawn(plan, 1, 2, 3, 2), one) << name;
+  }
+}
+
+// A layer's gradients are memory from its backward pass until the next update begins; what no pass has needed
+// is zeros when all are summed.
+TEST(Parameters, GradientsComeWhenTheyAreNeeded) {
+  for (const int zero : {0, 1}) {
+    Plan plan = plan_of(recipe("f32"));
+    plan.mesh.set(Axis::dp, 2);
+    plan.zero = zero;
+    plan.bucket_bytes = 1;
+    ThreadWorld world(2, checks::patience);
+    run_ranks(world, [&](int index) {
+      Arena arena;
+      const auto kernels = make_kernels(arena, plan.precision, 1);
+      const Rank rank(world, plan.mesh, index, plan.precision, arena, *kernels);
+      const ParameterStore parameters(rank, plan, PipelineLayout(plan), 5);
+      const auto live = [&] { return arena.live()[MemoryCategory::gradients]; };
+      const auto bytes_of = [&](auto belongs) {
+        std::int64_t bytes = 0;
+        for (const Parameter& p : parameters.all())
+          if (belongs(p)) bytes += p.gradient.bytes();
+        return bytes;
+      };
+      const std::int64_t whole = bytes_of([](const Parameter&p) { return p.spec.shard_dim < 0; }),
+                         all = bytes_of([](const Parameter&) { return true; });
+      EXPECT_EQ(live(), 0);
+      for (int update = 0; update < 3; ++update) {
+        parameters.begin_gradients();
+        EXPECT_EQ(live(), whole);
+        std::int64_t needed = whole;
+        for (const int group : {2, 1, 2}) {
+          parameters.need_gradients(group);
+          needed = std::max(needed, whole + bytes_of([&](const Parameter& p) {
+                                      return p.spec.shard_dim >= 0 && p.group >= group && p.group <= 2;
+                                    }));
+          EXPECT_EQ(live(), needed);
+        }
+        for (const Parameter& p : parameters.all())
+          if (p.group == 1) kernels->fill(p.gradient, 1);
+        parameters.end_gradients(1);
+        parameters.need_all_gradients();
+        EXPECT_EQ(live(), all);
+        for (const Parameter& p : parameters.all())
+          for (const double x : copy_numbers_to_host(p.gradient))
+            ASSERT_EQ(x, p.group == 1 ? 1 : 0) << p.spec.name;
+      }
+    });
   }
 }
 

@@ -97,7 +97,7 @@ TEST(Prediction, ASteadyStepHasThePeak) {
           }
         }
   }
-  EXPECT_GT(shorter, takes_all_cases() ? 20 : 5);
+  EXPECT_GT(shorter, so_many(5, 20));
 }
 
 // With the output layer cut the order of a step is that of all its microbatches, less what it repeats.

@@ -181,7 +181,7 @@ TEST_F(ReplicaCheckRuns, WhatIsOffloadedInAStepIsCountedOnce) {
 
 TEST_F(ReplicaCheckRuns, NothingIsFoundInManySteps) {  // long
   const char* const asked = std::getenv("ECHELON_QUIET_STEPS");
-  const std::int64_t steps = asked != nullptr ? std::atoi(asked) : takes_all_cases() ? 1000 : 20;
+  const std::int64_t steps = asked != nullptr ? std::atoi(asked) : so_many(20, 1000);
   const std::vector shapes{
       Shape{.dp = 2, .tp = 2, .zero = 1}, {.dp = 2, .pp = 2, .zero = 3}, {.cp = 2}, {.dp = 4}};
   for (const Shape& shape : shapes) {
@@ -269,7 +269,7 @@ class Trials : public ReplicaCheckRuns {
 
 TEST_F(Trials, FlipsAreFoundAndTheirRankIsNamed) {  // long
   const char* const asked = std::getenv("ECHELON_FLIPS");
-  const int flips = asked != nullptr ? std::atoi(asked) : takes_all_cases() ? 200 : 4;
+  const int flips = asked != nullptr ? std::atoi(asked) : so_many(4, 200);
   const std::vector<Plan> all = plans();
   const Philox random(2026, Stream::test, name_hash("flips"));
   for (int i = 0; i < flips; ++i) {

@@ -821,7 +821,7 @@ TEST(Search, ProposesWhatTrainAccepts) {
   r.pin("recompute", "none");
   r.pin("micro-batch", 1);
   r.pin("tp", 1);
-  r.top = checks::takes_all_cases() ? 10000 : 150;
+  r.top = checks::takes_wide_cases() ? 10000 : 150;
   const SearchResult result = search(r);
   EXPECT_GT(result.plans.size(), 100u);
   for (const Estimate& e : result.plans)

@@ -243,8 +243,7 @@ TEST(Arena, OnTheHostWhatIsFreeSideBySideIsOnePiece) {
     std::vector<std::shared_ptr<Block>> parts;
     for (const MemoryCategory category : {MemoryCategory::gradients, MemoryCategory::activations})
       for (int i = 0; i < 3; ++i) parts.push_back(arena.allocate(small, category));
-    for (const auto& part : parts)
-      EXPECT_TRUE(part->data >= all && part->data + part->bytes <= all + large);
+    for (const auto& part : parts) EXPECT_TRUE(part->data >= all && part->data + part->bytes <= all + large);
     for (const int i : {1, 5, 3, 2}) parts[static_cast<std::size_t>(i)].reset();
     parts.push_back(arena.allocate(3 * small, MemoryCategory::activations));
     parts.push_back(arena.allocate(small, MemoryCategory::other));
@@ -266,7 +265,8 @@ TEST(Arena, OnTheHostWhatIsFreeAtTheEndGrows) {
 TEST(Arena, OnTheHostWhatIsFreeAtTheEndGoesBackToTheSystem) {
   constexpr std::size_t size = std::size_t{7} << 20;
   Arena arena;
-  auto first = arena.allocate(size, MemoryCategory::other), second = arena.allocate(size, MemoryCategory::other);
+  auto first = arena.allocate(size, MemoryCategory::other),
+       second = arena.allocate(size, MemoryCategory::other);
   std::fill_n(first->data, size, std::byte{1});
   std::fill_n(second->data, size, std::byte{2});
   first.reset();

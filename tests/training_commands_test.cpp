@@ -281,7 +281,7 @@ TEST_F(TrainingCommands, CollectivesByMessagesTrainAndVerify) {
 }
 
 TEST_F(TrainingCommands, BenchAnswersInOneObject) {
-  if (!takes_all_cases()) GTEST_SKIP() << "what is timed takes its time: the slow suite runs it";
+  if (!takes_wide_cases()) GTEST_SKIP() << "what is timed takes its time: the slow suite runs it";
   has(one_object(run({"bench", "train", "--model", "tiny.toml", "--seq-len", "8", "--steps", "1", "--threads",
                       "1", "--precision", ECHELON_TEST_DTYPE, "--json"})),
       {"tokens_per_second", "mfu", "step_seconds", "matmul_flops", "memory_bytes", "peak_resident_bytes"});

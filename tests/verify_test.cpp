@@ -187,7 +187,7 @@ TEST(Verify, TheBoundIsTheOneStated) {
 // none by.
 TEST(Verify, IllConditionedModelsPass) {  // long
   std::int64_t judged = 0;
-  const int wanted = takes_all_cases() ? 40 : 16;
+  const int wanted = so_many(16, 40);
   const int visited = for_each_random_request(1000, wanted, [&](const VerifyRequest& request) {
     const VerifyReport report = verify(request);
     EXPECT_TRUE(report.pass) << to_json(report, request.plan);

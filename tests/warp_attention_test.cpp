@@ -325,7 +325,7 @@ TEST_P(WarpAttention, OfEachKind) {
 
 TEST_P(WarpAttention, OfAnyShape) {
   const Philox random(43, Stream::test, 0);
-  for (std::uint64_t i = 0; i < (checks::takes_all_cases() ? 100 : 1); ++i) {
+  for (std::uint64_t i = 0; i < static_cast<std::uint64_t>(checks::so_many(1, 100)); ++i) {
     auto upto = [&, at = 1024 * i](std::int64_t most) mutable {
       return static_cast<std::int64_t>(random.below(at++, static_cast<std::uint64_t>(most) + 1));
     };

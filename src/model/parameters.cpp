@@ -168,8 +168,7 @@ ParameterStore::ParameterStore(const Rank& rank, const Plan& plan, const Pipelin
     if (!lookups_wait_) tied_gradient_ = gradient_apart(tied_waiting_);
   }
   // Of a microbatch the output layer adds to a tied table at another time than the next tokens' embedding.
-  if (tree_ && plan.model.tied_embedding && looks_next_up_)
-    next_gradient_ = gradient_apart(next_waiting_);
+  if (tree_ && plan.model.tied_embedding && looks_next_up_) next_gradient_ = gradient_apart(next_waiting_);
 }
 
 Tensor ParameterStore::gradient_apart(std::vector<Tensor>& waiting) const {

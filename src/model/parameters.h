@@ -109,11 +109,11 @@ class ParameterStore {
   // Ranks of a block over which state is cut.
   int shards() const { return shards_.all; }
 
-  // An update's gradients begin, and those of the one before go. Each comes, as zeros, when it is needed: until
-  // then activations have the memory.
+  // An update's gradients begin, and those of the one before go. Each comes, as zeros, when it is needed:
+  // until then activations have the memory.
   void begin_gradients() const;
-  // A layer group's gradients, or those of the output layer's matrix and of next_table(), are about to be added
-  // to.
+  // A layer group's gradients, or those of the output layer's matrix and of next_table(), are about to be
+  // added to.
   void need_gradients(int group) const;
   void need_output_gradient() const;
   // All that no pass has needed, as on a rank without samples, before they are summed over ranks.
@@ -225,7 +225,7 @@ class ParameterStore {
   bool lookups_wait_ = false;
   mutable std::vector<Lookups> lookups_;  // of the microbatches so far, in order
   Tensor lookup_gradient_;                // or their sum: see add_up_lookups_apart()
-  std::unique_ptr<SequenceTree> tree_;  // under invariant numerics
+  std::unique_ptr<SequenceTree> tree_;    // under invariant numerics
   std::string output_name_;
   std::string shared_name_;  // of the table that both ends of the pipeline use, where they do
   std::vector<Parameter> parameters_;

@@ -48,8 +48,8 @@ VerbTraffic worker_receives(const std::vector<ShardUnit>& units, const Parameter
 
 class ParameterClient {
  public:
-  // `values`: flat, the whole model. `gradients`: of a range of that order, after each batch. `units`: cut into
-  // as many shards as there are servers. `group` outlives this.
+  // `values`: flat, the whole model. `gradients`: of a range of that order, after each batch. `units`: cut
+  // into as many shards as there are servers. `group` outlives this.
   ParameterClient(Communicator& group, const ParameterServerRun& run, const std::vector<ShardUnit>& units,
                   Tensor values, std::function<Tensor(Range)> gradients);
 

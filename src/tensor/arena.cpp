@@ -189,16 +189,15 @@ void Arena::account(const Block& block) {
 }
 
 // On the host any free piece is cut, as all lie side by side. On an accelerator a kept block may be up to a
-// quarter larger than asked: microbatches of slightly different sizes then share blocks, and little is wasted.
-// Of a larger one what comes and goes is a part.
+// quarter larger than asked: microbatches of slightly different sizes then share blocks, and little is
+// wasted. Of a larger one what comes and goes is a part.
 bool Arena::take_kept(Block& block, std::size_t wanted) {
   const std::size_t most = stream_ ? wanted + wanted / 4 : wanted;
   Kept& all = kept(block.pool);
   if (const auto found = all.lower_bound({wanted, nullptr}); found != all.end()) {
     const bool is_cut = found->first > most;
-    const bool may_be_cut =
-        !stream_ || (comes_and_goes(block.category) && wanted >= smallest_cut &&
-                     (is_brief_ || found->first <= 2 * wanted));
+    const bool may_be_cut = !stream_ || (comes_and_goes(block.category) && wanted >= smallest_cut &&
+                                         (is_brief_ || found->first <= 2 * wanted));
     if (!is_cut || may_be_cut) {
       block.data = found->second;
       block.capacity = is_cut ? wanted : found->first;

@@ -3,10 +3,11 @@
 // free beside each other is one piece. On Device::none it is accounted and never there.
 //
 // On an accelerator each is the system's own, but what comes and goes may be a part of a larger block that is
-// free meanwhile, which is whole again when its parts are given back. A block is given back while kernels that use it are still queued: whoever takes it next
-// queues behind them on the rank's stream. What another stream uses is said to the block, and it is handed
-// out again only when that stream has come so far. The host runs ahead of both: two blocks of a size may be
-// kept so, and whoever needs a third waits, on the rank's stream, for the oldest of them.
+// free meanwhile, which is whole again when its parts are given back. A block is given back while kernels
+// that use it are still queued: whoever takes it next queues behind them on the rank's stream. What another
+// stream uses is said to the block, and it is handed out again only when that stream has come so far. The
+// host runs ahead of both: two blocks of a size may be kept so, and whoever needs a third waits, on the
+// rank's stream, for the oldest of them.
 #pragma once
 
 #include <array>
@@ -89,8 +90,9 @@ class Arena {
   MemoryPool pool() const { return pool_; }
 
   // On an accelerator, what is allocated while it lives is given back before any larger block is needed again
-  // that is free now, and may be a part of one. (Where `is_brief`.) Else no more is cut from than twice what is wanted: what
-  // stays would keep a large block, such as that of the logits, from being whole when it is needed.
+  // that is free now, and may be a part of one. (Where `is_brief`.) Else no more is cut from than twice what
+  // is wanted: what stays would keep a large block, such as that of the logits, from being whole when it is
+  // needed.
   class BriefUse : Setting<bool> {
    public:
     explicit BriefUse(Arena& arena, bool is_brief = true) : Setting(arena.is_brief_, is_brief) {}
@@ -117,12 +119,13 @@ class Arena {
   void reset_peak() { peak_ = live_; }
   // How often the system was asked for memory: constant over steady-state steps.
   std::int64_t system_allocations() const { return system_allocations_; }
-  // What the system has given: live blocks and those kept for reuse; on the host the regions, from their first
-  // byte to the last that was ever in use.
+  // What the system has given: live blocks and those kept for reuse; on the host the regions, from their
+  // first byte to the last that was ever in use.
   std::size_t held_bytes() const { return held_bytes_; }
   // The host waits for what kernels have been asked to do: nothing on the cpu, where they are done.
   void synchronize() const;
-  // Gives the kept blocks back to the system, but for those of passes, and for those before others in a region.
+  // Gives the kept blocks back to the system, but for those of passes, and for those before others in a
+  // region.
   void drop_kept();
 
  private:
@@ -133,8 +136,8 @@ class Arena {
     std::vector<std::shared_ptr<DeviceEvent>> until;
   };
 
-  // Of what the system has given at once, or of a region, all or a part; that of the next address is beside it
-  // where it does not begin one.
+  // Of what the system has given at once, or of a region, all or a part; that of the next address is beside
+  // it where it does not begin one.
   struct Piece {
     std::size_t bytes;
     bool begins = true, is_free = false;
