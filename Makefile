@@ -53,6 +53,7 @@ NVCC := $(firstword $(shell command -v nvcc) $(wildcard /usr/local/cuda/bin/nvcc
 CUDA_DEVICE := $(wildcard /dev/nvidia0)
 CUDA_FLAGS := $(if $(CUDA_DEVICE),,-DCMAKE_CUDA_ARCHITECTURES=80)
 
+test-all: PACKAGES += ccache
 test-all: test
 	cmake --build --preset release
 	ctest --preset slow

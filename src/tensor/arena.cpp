@@ -194,7 +194,8 @@ void Arena::account(const Block& block) {
 bool Arena::take_kept(Block& block, std::size_t wanted) {
   const std::size_t most = stream_ ? wanted + wanted / 4 : wanted;
   Kept& all = kept(block.pool);
-  if (const auto found = all.lower_bound({wanted, nullptr}); found != all.end()) {
+  const auto found = stream_ ? all.lower_bound({wanted, nullptr}) : first_free(wanted);
+  if (found != all.end()) {
     const bool is_cut = found->first > most;
     const bool may_be_cut = !stream_ || (comes_and_goes(block.category) && wanted >= smallest_cut &&
                                          (is_brief_ || found->first <= 2 * wanted));
@@ -215,6 +216,14 @@ bool Arena::take_kept(Block& block, std::size_t wanted) {
   block.capacity = oldest->capacity;
   in_use_.erase(oldest);
   return true;
+}
+
+// On the host: the one of the lowest address. What stays then lies together, and what is free behind it in one
+// piece, so that a step finds the room that the one before it had.
+Arena::Kept::iterator Arena::first_free(std::size_t bytes) {
+  for (const auto& [data, piece] : pieces_)
+    if (piece.is_free && piece.bytes >= bytes) return free_.find({piece.bytes, data});
+  return free_.end();
 }
 
 // The first `bytes` of a free piece; the rest stays free.

@@ -150,6 +150,7 @@ class Arena {
   void take_bytes(Block& block);
   void take_bytes(Block& block, std::size_t wanted);
   bool take_kept(Block& block, std::size_t wanted);
+  Kept::iterator first_free(std::size_t bytes);
   void take(Kept& all, Kept::iterator found, std::size_t bytes);
   void keep(std::byte* data, MemoryPool pool);
   std::byte* ask_system(std::size_t bytes);
