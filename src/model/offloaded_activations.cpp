@@ -64,7 +64,7 @@ class HostPieces : public std::enable_shared_from_this<HostPieces> {
   Arena& arena() const { return arena_; }
 
  private:
-  // A kept piece may be up to a quarter larger than asked, as blocks of the arena may.
+  // A kept piece may be up to a quarter larger than asked, as an accelerator's blocks may.
   HostPiece kept(std::size_t bytes) {
     const auto found = free_.lower_bound(bytes);
     const bool is_kept = found != free_.end() && found->first <= bytes + bytes / 4;

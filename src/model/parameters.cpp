@@ -175,7 +175,7 @@ Tensor ParameterStore::gradient_apart(std::vector<Tensor>& waiting) const {
   const auto make = [&] {
     Tensor tensor(rank_->arena(), MemoryCategory::gradients, rank_->precision().gradients,
                   find(shared_name_).gradient.shape());
-    if (!gradients_stay()) tensor.release_memory();
+    tensor.release_memory();
     return tensor;
   };
   Tensor gradient = make();
@@ -211,16 +211,11 @@ void ParameterStore::make_units() {
     }
 }
 
-// Passes that run again as graphs have their addresses (train/pass_graphs.h).
-bool ParameterStore::gradients_stay() const {
-  return zero_ < 2 && rank_->arena().stands_for() == Device::cuda;
-}
-
 void ParameterStore::make_gradient_memory(Range range, bool experts) {
   const auto make = [&] {
     const Tensor flat(rank_->arena(), MemoryCategory::gradients, rank_->precision().gradients,
                       {range.size()});
-    if (!gradients_stay()) flat.release_memory();
+    flat.release_memory();
     return flat;
   };
   GradientMemory& memory = memories_.emplace_back();
@@ -430,7 +425,13 @@ Weight ParameterStore::next_table() const {
   return table;
 }
 
-void ParameterStore::add_up_lookups_apart() {
+void ParameterStore::keep_gradients() {
+  check(zero_ < 2, "gradients that are cut come and go");
+  gradients_stay_ = true;
+  need_all_gradients();
+  for (const GradientMemory& memory : memories_)
+    for (const Tensor& level : memory.waiting)
+      if (!level.has_memory()) level.acquire_memory();
   if (!lookups_wait_) return;
   lookup_gradient_ = Tensor(rank_->arena(), MemoryCategory::gradients, rank_->precision().gradients,
                             find(shared_name_).gradient.shape());
@@ -449,13 +450,13 @@ void ParameterStore::begin_gradients() const {
   lookups_.clear();  // of a step that was not finished
   if (lookup_gradient_.defined()) rank_->kernels().fill(lookup_gradient_, 0.0);
   const auto begin = [&](const Tensor& gradient, const std::vector<Tensor>& waiting) {
-    if (gradients_stay()) return rank_->kernels().fill(gradient, 0.0);
+    if (gradients_stay_) return rank_->kernels().fill(gradient, 0.0);
     release({gradient});
     release(waiting);
   };
   for (GradientMemory& memory : memories_) {
     begin(memory.gradient, memory.waiting);
-    memory.has_begun = gradients_stay();
+    memory.has_begun = gradients_stay_;
     memory.ended = 0;
   }
   if (zero_ >= 2)
@@ -518,7 +519,7 @@ int ParameterStore::levels_waiting(bool experts) const {
 
 void ParameterStore::end_unit(std::size_t index) const {
   const Range range = units_[index].cut.range;
-  if (range.size() == 0 || gradients_stay()) return;
+  if (range.size() == 0 || gradients_stay_) return;
   GradientMemory& memory = memory_of(range);
   if (++memory.ended == memory.units) release(memory.waiting);
 }
@@ -555,7 +556,7 @@ void ParameterStore::add_tied_gradient() const {
     rank_->kernels().add(next_gradient_,
                          tied_gradient_.defined() ? tied_gradient_ : find(shared_name_).gradient);
   if (tied_gradient_.defined()) rank_->kernels().add(tied_gradient_, find(shared_name_).gradient);
-  if (gradients_stay()) return;
+  if (gradients_stay_) return;
   release({tied_gradient_, next_gradient_});
   release(tied_waiting_);
   release(next_waiting_);

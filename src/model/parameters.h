@@ -116,16 +116,16 @@ class ParameterStore {
   // added to.
   void need_gradients(int group) const;
   void need_output_gradient() const;
-  // All that no pass has needed, as on a rank without samples, before they are summed over ranks.
+  // All that no pass has needed, as on a rank whose batch is padding, before they are summed over ranks.
   void need_all_gradients() const;
   void add_tied_gradient() const;
   // What a microbatch adds to the embedding's table, rows dy of these ids; the table begins with first_id. Of
   // a tied table it may wait for add_tied_gradient(): then this keeps it.
   bool lookups_wait() const { return lookups_wait_; }
   void add_lookups(Tensor ids, Tensor dy, std::int64_t first_id) const;
-  // From now on what waits is added up in memory of its own: of passes that run again as graphs, whose memory
-  // is not to be kept.
-  void add_up_lookups_apart();
+  // From now on gradients stay where they are, and what waits is added up in memory of its own: for passes
+  // that run again as graphs, which have their addresses, and whose memory is not to be kept.
+  void keep_gradients();
   // What is summed over dp, in the order in which the backward pass completes it.
   const std::vector<GradientBucket>& gradient_buckets() const { return buckets_; }
   // In a layer group: ranges that have their gradients when its backward passes are over.
@@ -167,7 +167,7 @@ class ParameterStore {
   const ParameterGather* gather() const { return gather_.get(); }
 
  private:
-  // Gradients whose memory comes and goes as one: of a unit from ZeRO 2 on, else of a bucket.
+  // Gradients whose memory comes and goes as one: of a bucket, which under ZeRO is a unit.
   struct GradientMemory {
     Range range;
     Tensor gradient;              // flat
@@ -184,7 +184,6 @@ class ParameterStore {
     std::vector<Tensor> waiting;  // of its gradient's memory
     std::int64_t own_begin;       // where its shard lies in flat tensors of this rank's shards
   };
-  bool gradients_stay() const;
   void make_gradient_memory(Range range, bool experts);
   GradientMemory& memory_of(Range range) const;
   void acquire(const Tensor& gradient, const std::vector<Tensor>& waiting) const;
@@ -221,10 +220,11 @@ class ParameterStore {
     Tensor ids, dy;
     std::int64_t first_id = 0;
   };
+  bool gradients_stay_ = false;
   bool looks_next_up_ = false;  // behind the last layer: see next_table()
   bool lookups_wait_ = false;
   mutable std::vector<Lookups> lookups_;  // of the microbatches so far, in order
-  Tensor lookup_gradient_;                // or their sum: see add_up_lookups_apart()
+  Tensor lookup_gradient_;                // or their sum: see keep_gradients()
   std::unique_ptr<SequenceTree> tree_;    // under invariant numerics
   std::string output_name_;
   std::string shared_name_;  // of the table that both ends of the pipeline use, where they do

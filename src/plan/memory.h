@@ -1,4 +1,4 @@
-// Bytes that a rank keeps from step to step, by category.
+// Bytes that a rank keeps until a step ends, by category.
 #pragma once
 
 #include <cstdint>
@@ -18,7 +18,7 @@ StateBytes state_bytes(const Plan& plan);
 inline constexpr StateBytes mixed_precision_adam{2, 2,
                                                  12};  // f16, f16; f32 values and moments (ZeRO, section 3)
 
-// What a rank keeps from step to step, of `whole` parameters of which `own` are its shard, under a stage of
+// What a rank keeps until a step ends, of `whole` parameters of which `own` are its shard, under a stage of
 // ZeRO (Rajbhandari et al. 2020, https://arxiv.org/abs/1910.02054, figure 1).
 Memory kept_state(std::int64_t whole, std::int64_t own, int zero, const StateBytes& bytes);
 

@@ -103,7 +103,7 @@ void Arena::shrink_regions() {
   std::erase_if(regions_, [](const auto& region) { return region->end() == region->begin(); });
 }
 
-// The last region grows by what it has not free at its end. null: the system has no memory left.
+// A region grows by what it has not free at its end. null: the system has no memory left.
 std::byte* Arena::grow_region(std::size_t bytes) {
   const auto grow = [&](HostRegion& region) -> std::byte* {
     const bool is_empty = region.end() == region.begin();
@@ -116,8 +116,8 @@ std::byte* Arena::grow_region(std::size_t bytes) {
     held_bytes_ += bytes - there;
     return data;
   };
-  if (!regions_.empty())
-    if (std::byte* const data = grow(*regions_.back())) return data;
+  for (auto region = regions_.rbegin(); region != regions_.rend(); ++region)
+    if (std::byte* const data = grow(**region)) return data;
   std::unique_ptr<HostRegion> region = HostRegion::reserve(bytes, held_bytes_);
   if (!region) return nullptr;
   regions_.push_back(std::move(region));
@@ -267,6 +267,7 @@ void Arena::keep(std::byte* data, MemoryPool pool) {
 void Arena::take_bytes(Block& block) {
   if (!in_use_.empty()) take_back_unused();
   if (stream_) return take_bytes(block, rounded(block.bytes));
+  check(block.pool == MemoryPool::general, "passes run again as graphs on an accelerator");
   take_bytes(block, rounded(block.bytes) + guard_bytes());
   permit(block.data, block.capacity - guard_bytes());
   forbid(block.data + block.capacity - guard_bytes(), guard_bytes());

@@ -1,13 +1,13 @@
 // Memory of one rank: every byte is accounted by category, and freed blocks are kept and handed out again, so
-// that a steady-state step asks the system for nothing. On the host they are parts of one region, and what is
-// free beside each other is one piece. On Device::none it is accounted and never there.
+// that a steady-state step asks the system for nothing. On the host they are parts of one region, or of few,
+// and what is free side by side is one piece. On Device::none it is accounted and never there.
 //
-// On an accelerator each is the system's own, but what comes and goes may be a part of a larger block that is
-// free meanwhile, which is whole again when its parts are given back. A block is given back while kernels
-// that use it are still queued: whoever takes it next queues behind them on the rank's stream. What another
-// stream uses is said to the block, and it is handed out again only when that stream has come so far. The
-// host runs ahead of both: two blocks of a size may be kept so, and whoever needs a third waits, on the
-// rank's stream, for the oldest of them.
+// On an accelerator the system gives each block by itself, but what comes and goes may be a part of a larger
+// block that is free meanwhile, which is whole again when its parts are given back. A block is given back
+// while kernels that use it are still queued: whoever takes it next queues behind them on the rank's stream.
+// What another stream uses is said to the block, and it is handed out again only when that stream has come so
+// far. The host runs ahead of both: two blocks of a size may be kept so, and whoever needs a third waits, on
+// the rank's stream, for the oldest of them.
 #pragma once
 
 #include <array>
@@ -89,10 +89,10 @@ class Arena {
   };
   MemoryPool pool() const { return pool_; }
 
-  // On an accelerator, what is allocated while it lives is given back before any larger block is needed again
-  // that is free now, and may be a part of one. (Where `is_brief`.) Else no more is cut from than twice what
-  // is wanted: what stays would keep a large block, such as that of the logits, from being whole when it is
-  // needed.
+  // What is allocated while it lives is given back before any larger block is needed again that is free now
+  // (where `is_brief`), and on an accelerator may be a part of one. Else nothing there is cut from more than
+  // twice what is wanted: what stays would keep a large block, such as that of the logits, from being whole
+  // when it is needed.
   class BriefUse : Setting<bool> {
    public:
     explicit BriefUse(Arena& arena, bool is_brief = true) : Setting(arena.is_brief_, is_brief) {}
@@ -120,7 +120,7 @@ class Arena {
   // How often the system was asked for memory: constant over steady-state steps.
   std::int64_t system_allocations() const { return system_allocations_; }
   // What the system has given: live blocks and those kept for reuse; on the host the regions, from their
-  // first byte to the last that was ever in use.
+  // first byte to the last that was in use since drop_kept().
   std::size_t held_bytes() const { return held_bytes_; }
   // The host waits for what kernels have been asked to do: nothing on the cpu, where they are done.
   void synchronize() const;

@@ -6,6 +6,12 @@
 
 #if defined(__linux__)
 #include <sys/mman.h>
+#include <sys/resource.h>
+#endif
+#if defined(__has_feature)
+#if __has_feature(address_sanitizer) && !defined(__SANITIZE_ADDRESS__)
+#define __SANITIZE_ADDRESS__
+#endif
 #endif
 #if defined(__SANITIZE_ADDRESS__)
 #include <sanitizer/asan_interface.h>
@@ -26,24 +32,26 @@ std::size_t pages(std::size_t bytes) { return (bytes + page - 1) / page * page; 
 
 #if defined(__linux__)
 
-static constexpr int kind_of_memory = MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE;
+static constexpr int kind_of_memory = MAP_PRIVATE | MAP_ANONYMOUS;
 
-// What is reserved alone counts as no memory, even where the system gives no more than it has.
+// What nobody may write counts as no memory, even where the system gives no more than it has; but as
+// addresses, of which a process may have a limit: then no more than is wanted.
+static std::size_t usual_addresses() {
+  rlimit limit{};
+  const bool is_limited = ::getrlimit(RLIMIT_AS, &limit) != 0 || limit.rlim_cur != RLIM_INFINITY;
+  return is_limited ? 0 : std::size_t{4} << 30;
+}
+
 std::unique_ptr<HostRegion> HostRegion::reserve(std::size_t wanted, std::size_t held) {
-  constexpr std::size_t usual = std::size_t{4} << 30;
-  for (std::size_t addresses = std::max({usual, pages(wanted), pages(held)});;
-       addresses = std::max(addresses / 4, pages(wanted))) {
-    void* const all = ::mmap(nullptr, addresses + page, PROT_NONE, kind_of_memory, -1, 0);
-    if (all == MAP_FAILED) {  // a process may have a limit of addresses
-      if (addresses == pages(wanted)) return nullptr;
-      continue;
-    }
-    auto* const begin = static_cast<std::byte*>(all);
-    const std::size_t before = (page - reinterpret_cast<std::uintptr_t>(begin) % page) % page;
-    if (before > 0) ::munmap(begin, before);
-    ::munmap(begin + before + addresses, page - before);
-    return std::unique_ptr<HostRegion>(new HostRegion(begin + before, addresses));
-  }
+  const std::size_t usual = usual_addresses(),
+                    addresses = usual > 0 ? std::max({usual, pages(wanted), pages(held)}) : pages(wanted);
+  void* const all = ::mmap(nullptr, addresses + page, PROT_NONE, kind_of_memory, -1, 0);
+  if (all == MAP_FAILED) return nullptr;
+  auto* const begin = static_cast<std::byte*>(all);
+  const std::size_t before = (page - reinterpret_cast<std::uintptr_t>(begin) % page) % page;
+  if (before > 0) ::munmap(begin, before);
+  ::munmap(begin + before + addresses, page - before);
+  return std::unique_ptr<HostRegion>(new HostRegion(begin + before, addresses));
 }
 
 HostRegion::~HostRegion() {
@@ -69,8 +77,8 @@ void HostRegion::shrink(std::size_t bytes) {
   const std::size_t usable = pages(size_);
   if (usable == usable_) return;
   permit(begin_ + usable, usable_ - usable);
-  ::mmap(begin_ + usable, usable_ - usable, PROT_NONE, kind_of_memory | MAP_FIXED, -1, 0);
-  usable_ = usable;
+  void* const gone = ::mmap(begin_ + usable, usable_ - usable, PROT_NONE, kind_of_memory | MAP_FIXED, -1, 0);
+  if (gone != MAP_FAILED) usable_ = usable;
 }
 
 #else

@@ -10,8 +10,8 @@ namespace echelon {
 
 class HostRegion {
  public:
-  // So many addresses at least; where that costs nothing, more than `held`, which other regions have. null:
-  // the system has none left.
+  // So many addresses at least; where a process has no limit of them, as many as `held` too, which other
+  // regions have. null: there are none left.
   static std::unique_ptr<HostRegion> reserve(std::size_t wanted, std::size_t held);
   ~HostRegion();
   HostRegion(const HostRegion&) = delete;

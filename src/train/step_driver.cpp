@@ -50,7 +50,7 @@ void StepDriver::begin(std::int64_t first_step, const SampleSource& samples) {
 void StepDriver::replay_passes() {
   check(parts_.rank.mesh().num_ranks() == 1 && !parts_.hooks.after_forward,
         "a graph is of passes that nobody looks into");
-  parts_.parameters.add_up_lookups_apart();
+  parts_.parameters.keep_gradients();
   graphs_ = std::make_unique<PassGraphs>(parts_.rank, parts_.stages.stage(0));
 }
 
