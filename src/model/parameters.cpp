@@ -46,6 +46,13 @@ void fill_initial(const ParamSpec& spec, int tp, int index, std::uint64_t seed, 
   }
 }
 
+// What comes and goes is made without memory.
+Tensor made_away(const Rank& rank, MemoryCategory category, DType dtype, std::vector<std::int64_t> shape) {
+  Tensor tensor(rank.arena(), category, dtype, std::move(shape));
+  tensor.release_memory();
+  return tensor;
+}
+
 // What has memory gives it back.
 void release(const std::vector<Tensor>& tensors) {
   for (const Tensor& tensor : tensors)
@@ -173,10 +180,8 @@ ParameterStore::ParameterStore(const Rank& rank, const Plan& plan, const Pipelin
 
 Tensor ParameterStore::gradient_apart(std::vector<Tensor>& waiting) const {
   const auto make = [&] {
-    Tensor tensor(rank_->arena(), MemoryCategory::gradients, rank_->precision().gradients,
-                  find(shared_name_).gradient.shape());
-    tensor.release_memory();
-    return tensor;
+    return made_away(*rank_, MemoryCategory::gradients, rank_->precision().gradients,
+                     find(shared_name_).gradient.shape());
   };
   Tensor gradient = make();
   for (int i = 0; i < levels_waiting(); ++i) waiting.push_back(make());
@@ -213,10 +218,7 @@ void ParameterStore::make_units() {
 
 void ParameterStore::make_gradient_memory(Range range, bool experts) {
   const auto make = [&] {
-    const Tensor flat(rank_->arena(), MemoryCategory::gradients, rank_->precision().gradients,
-                      {range.size()});
-    flat.release_memory();
-    return flat;
+    return made_away(*rank_, MemoryCategory::gradients, rank_->precision().gradients, {range.size()});
   };
   GradientMemory& memory = memories_.emplace_back();
   memory.range = range;
@@ -239,12 +241,6 @@ Tensor ParameterStore::gradient_range(Range range) const {
 
 ParameterStore::Unit ParameterStore::make_unit(const ShardUnit& cut, std::int64_t own_begin, bool frozen) {
   const PrecisionRecipe& precision = rank_->precision();
-  // What comes and goes is made without memory.
-  const auto make_away = [&](MemoryCategory category, DType dtype, std::int64_t size) {
-    const Tensor flat(rank_->arena(), category, dtype, {size});
-    flat.release_memory();
-    return flat;
-  };
   const Range own = cut.shard(shard_), inside{own.begin - cut.range.begin, own.end - cut.range.begin};
   Unit unit{cut, {}, {}, {}, {}, {}, own_begin};
   if (zero_ < 3) {
@@ -253,12 +249,13 @@ ParameterStore::Unit ParameterStore::make_unit(const ShardUnit& cut, std::int64_
         (frozen ? frozen_values_ : values_).flat_range(cut.range.begin - first, cut.range.end - first);
     unit.own_value = unit.value.flat_range(inside.begin, inside.end);
   } else {
-    unit.value = make_away(MemoryCategory::parameters, precision.parameters, cut.range.size());
+    unit.value = made_away(*rank_, MemoryCategory::parameters, precision.parameters, {cut.range.size()});
     unit.own_value = own_values_.flat_range(own_begin, own_begin + own.size());
   }
   if (frozen) return unit;
   if (cut.range.size() == 0) {
-    unit.gradient = unit.own_gradient = make_away(MemoryCategory::gradients, precision.gradients, 0);
+    unit.gradient = unit.own_gradient =
+        made_away(*rank_, MemoryCategory::gradients, precision.gradients, {0});
     return unit;
   }
   GradientMemory& memory = memory_of(cut.range);
@@ -267,8 +264,9 @@ ParameterStore::Unit ParameterStore::make_unit(const ShardUnit& cut, std::int64_
   const auto of_unit = [&](const Tensor& flat) { return flat.flat_range(first, first + cut.range.size()); };
   unit.gradient = of_unit(memory.gradient);
   for (const Tensor& level : memory.waiting) unit.waiting.push_back(of_unit(level));
-  unit.own_gradient = zero_ < 2 ? unit.gradient.flat_range(inside.begin, inside.end)
-                                : make_away(MemoryCategory::gradients, precision.gradients, own.size());
+  unit.own_gradient = zero_ < 2
+                          ? unit.gradient.flat_range(inside.begin, inside.end)
+                          : made_away(*rank_, MemoryCategory::gradients, precision.gradients, {own.size()});
   return unit;
 }
 
