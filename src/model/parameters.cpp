@@ -495,9 +495,12 @@ void ParameterStore::need_gradients(int group) const {
 void ParameterStore::need_output_gradient() const {
   const bool is_apart = tied_gradient_.defined();
   if (!is_apart || output_name_ != shared_name_) need_gradients(find(output_name_).group);
-  if (is_apart && !tied_gradient_.has_memory()) acquire(tied_gradient_, tied_waiting_);
-  if (!looks_next_up_) return;
-  if (!next_gradient_.defined() && !is_apart) return need_gradients(find(shared_name_).group);
+  if (looks_next_up_ && !is_apart && !next_gradient_.defined()) need_gradients(find(shared_name_).group);
+  need_apart();
+}
+
+void ParameterStore::need_apart() const {
+  if (tied_gradient_.defined() && !tied_gradient_.has_memory()) acquire(tied_gradient_, tied_waiting_);
   if (next_gradient_.defined() && !next_gradient_.has_memory()) acquire(next_gradient_, next_waiting_);
 }
 
@@ -505,8 +508,7 @@ void ParameterStore::need_all_gradients() const {
   for (std::size_t unit = 0; unit < trained_units_; ++unit)
     if (const Range range = units_[unit].cut.range; range.size() > 0 && !memory_of(range).has_begun)
       begin_unit(unit);
-  if (tied_gradient_.defined() && !tied_gradient_.has_memory()) acquire(tied_gradient_, tied_waiting_);
-  if (next_gradient_.defined() && !next_gradient_.has_memory()) acquire(next_gradient_, next_waiting_);
+  need_apart();
 }
 
 int ParameterStore::levels_waiting(bool experts) const {

@@ -187,6 +187,7 @@ class ParameterStore {
   void make_gradient_memory(Range range, bool experts);
   GradientMemory& memory_of(Range range) const;
   void acquire(const Tensor& gradient, const std::vector<Tensor>& waiting) const;
+  void need_apart() const;  // tied_gradient() and next_gradient(), where they are kept
   void make_units();
   int levels_waiting(bool experts = false) const;
   // As the shared table's, with what waits beside it.
