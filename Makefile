@@ -47,11 +47,11 @@ test: packages
 	cmake --build --preset release --target fast_tests
 	ctest --preset fast
 
-# Where the toolkit is, what is CUDA's is compiled too; where a device is, it runs. Without one for one architecture: no
-# line is another's alone, and each takes as long.
+# Where the toolkit is, what is CUDA's is compiled too; where a device is, it runs. Without one for one architecture: the
+# one that compiles every line.
 NVCC := $(firstword $(shell command -v nvcc) $(wildcard /usr/local/cuda/bin/nvcc))
 CUDA_DEVICE := $(wildcard /dev/nvidia0)
-CUDA_FLAGS := $(if $(CUDA_DEVICE),,-DCMAKE_CUDA_ARCHITECTURES=80)
+CUDA_FLAGS := $(if $(CUDA_DEVICE),,-DCMAKE_CUDA_ARCHITECTURES=90a)
 
 test-all: PACKAGES += ccache
 test-all: test

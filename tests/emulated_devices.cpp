@@ -63,7 +63,7 @@ std::vector<DeviceUnderTest> devices_under_test() {
           emulated("eight_lanes", 24, EmulatedLaunch(8, true, 16, 3, 6000))};
 }
 
-// Fewer warps to a block than a CUDA device has, and as many.
+// Fewer warps to a block than a CUDA device has, as many, and these as a warpgroup.
 std::vector<TensorCoresUnderTest> devices_with_tensor_cores() {
   const auto of = [](const char* name, const EmulatedLaunch& launch) {
     return TensorCoresUnderTest{name, [] { return std::string(); },
@@ -71,8 +71,10 @@ std::vector<TensorCoresUnderTest> devices_with_tensor_cores() {
   };
   std::vector<TensorCoresUnderTest> devices{of("one_warp", EmulatedLaunch(32, false, 64, 16, 160 << 10)),
                                             of("two_warps", EmulatedLaunch(64, true, 64, 16, 160 << 10))};
-  if (takes_wide_cases())  // as slow as it is large
+  if (takes_wide_cases()) {  // as slow as it is large
     devices.push_back(of("four_warps", EmulatedLaunch(128, false, 64, 16, 160 << 10)));
+    devices.push_back(of("warpgroup", EmulatedLaunch(128, true, 64, 16, 160 << 10, true)));
+  }
   return devices;
 }
 

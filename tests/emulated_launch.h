@@ -37,7 +37,7 @@ class EmulatedBlock {
       : lanes_(static_cast<std::size_t>(lanes)),
         falling_(falling),
         shared_bytes_(shared_bytes),
-        shared_(new std::byte[shared_bytes]),
+        shared_(new (alignment) std::byte[shared_bytes]),
         boards_(2 * ((lanes_.size() + rows::warp_lanes - 1) / rows::warp_lanes)) {}
 
   int lanes() const { return static_cast<int>(lanes_.size()); }
@@ -93,6 +93,7 @@ class EmulatedBlock {
   }
 
  private:
+  static constexpr std::align_val_t alignment{1024};
   struct Lane {
     LaneStack stack = {};
     std::array<std::byte, 8> slot = {};
@@ -149,7 +150,10 @@ class EmulatedBlock {
   std::vector<Lane> lanes_;
   const bool falling_;
   const std::size_t shared_bytes_;
-  std::unique_ptr<std::byte[]> shared_;
+  struct Free {
+    void operator()(std::byte* memory) const { operator delete[](memory, alignment); }
+  };
+  std::unique_ptr<std::byte[], Free> shared_;
   std::vector<Board> boards_;
   const std::function<void(int)>* body_ = nullptr;
   std::size_t running_ = 0;
@@ -196,13 +200,33 @@ class EmulatedWarp {
       to[i] = one[lane() / 4].bits | static_cast<std::uint32_t>(next[lane() / 4].bits) << 16;
     }
   }
+  static constexpr bool has_warpgroups = true;
+  template <class... Registers>
+  void begin_products(Registers&...) const {}
+  template <class... Sums>
+  void end_products(Sums&...) const {}
+  template <int wide>
+  void multiply_turned(bool first, rows::SumFragment* sums, const rows::SharedRows& left, int row,
+                       const rows::SharedRows& right, int column, int depth) const {
+    of_.require(row % 64 == number() % 4 * 16, "a warpgroup's rows begin at a multiple of 64");
+    multiply_together<wide>(first, sums, rows::left_fragment(*this, left, row, depth),
+                            [&](int k, int col) { return right.at(column + col, depth + k); });
+  }
+  template <int wide>
+  void multiply_rows(bool first, rows::SumFragment* sums, const rows::LeftFragment& left,
+                     const rows::SharedRows& right, int depth, int column) const {
+    multiply_together<wide>(first, sums, left,
+                            [&](int row, int col) { return right.at(depth + row, column + col); });
+  }
   float across(float x, int apart) const { return of_.exchange("across", x)[lane() ^ apart]; }
   std::uint32_t pair(float low, float high) const {
     return bf16(low).bits | static_cast<std::uint32_t>(bf16(high).bits) << 16;
   }
   float power_of_two(float x) const { return std::exp2(x); }
   float reciprocal(float x) const { return 1 / x; }
-  void copy_later(bf16* to, const bf16* from) const {
+  void copy_later(bf16* to, const bf16* from, bool is) const {
+    alignas(16) static const bf16 zeros[8] = {};
+    if (!is) from = zeros;
     if (!of_.require(of_.holds(to, 16) && reinterpret_cast<std::uintptr_t>(to) % 16 == 0 &&
                          reinterpret_cast<std::uintptr_t>(from) % 16 == 0,
                      "a copy of 16 bytes begins at multiples of 16"))
@@ -217,6 +241,21 @@ class EmulatedWarp {
   }
 
  private:
+  // right(row, column): where an element of the right operand is.
+  template <int wide, class Right>
+  void multiply_together(bool first, rows::SumFragment* sums, const rows::LeftFragment& left,
+                         const Right& right) const {
+    of_.require(of_.lanes() % (4 * rows::warp_lanes) == 0, "a warpgroup is four warps");
+    for (int j = 0; j < wide / 8; ++j) {
+      rows::RightFragment b;
+      const int column = 8 * j + lane() / 4, row = lane() % 4 * 2;
+      for (int i = 0; i < 2; ++i)
+        b.words[i] = right(row + 8 * i, column)->bits |
+                     static_cast<std::uint32_t>(right(row + 8 * i + 1, column)->bits) << 16;
+      if (first) sums[j] = {};
+      multiply(sums[j], left, b);
+    }
+  }
   static float half(std::uint32_t word, int which) {
     return bf16::of_bits(static_cast<std::uint16_t>(word >> 16 * which));
   }
@@ -262,8 +301,13 @@ class EmulatedLaunch {
  public:
   // `rows` of a column sum and `piece` elements of a row are a block's.
   EmulatedLaunch(int lanes, bool falling, std::int64_t piece, std::int64_t rows,
-                 std::size_t most_shared_bytes)
-      : lanes_(lanes), falling_(falling), piece_(piece), rows_(rows), most_shared_bytes_(most_shared_bytes) {}
+                 std::size_t most_shared_bytes, bool has_warpgroups = false)
+      : lanes_(lanes),
+        falling_(falling),
+        piece_(piece),
+        rows_(rows),
+        most_shared_bytes_(most_shared_bytes),
+        has_warpgroups_(has_warpgroups) {}
 
   template <class T>
   static rows::Matrix<T> matrix(const Tensor& t) {
@@ -298,6 +342,7 @@ class EmulatedLaunch {
   std::int64_t rows_at_once(std::int64_t, std::int64_t) const { return rows_; }
   std::int64_t lanes() const { return lanes_; }
   std::size_t most_shared_bytes() const { return most_shared_bytes_; }
+  bool has_warpgroups() const { return has_warpgroups_; }
 
   // Memory of its own, which is gone with the call.
   template <class T>
@@ -329,6 +374,7 @@ class EmulatedLaunch {
   bool falling_;
   std::int64_t piece_, rows_;
   std::size_t most_shared_bytes_;
+  bool has_warpgroups_;
 };
 
 }  // namespace echelon::checks

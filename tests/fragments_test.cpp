@@ -6,6 +6,7 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <set>
 #include <vector>
 
 #include "base/philox.h"
@@ -100,53 +101,90 @@ TEST_P(Fragments, LieWhereTheTablesSay) {
 }
 
 // From matrices in memory by way of shared memory, of which some rows are not there: x y^T, and that rounded
-// to bf16 times z.
-TEST_P(Fragments, AreMultipliedAsMatrices) {
-  constexpr int strips = 2, warps = 2, rows = 16 * strips * warps, there = rows - 5, wide = 32, width = 24,
-                padded = 32, columns = 48;
-  const Plain x = integers(there, width, 3), y = integers(wide, width, 4), z = integers(wide, columns - 8, 5);
+// to bf16 times z. By warps, or by warpgroups.
+template <bool warpgroups, int strips, int warps>
+void multiply_as_matrices(bool falling) {
+  constexpr int rows = 16 * strips * warps, there = rows - 5, wide = 96, width = 72, padded = 128,
+                columns = 128, z_columns = 120;
+  const Plain x = integers(there, width, 3), y = integers(wide, width, 4), z = integers(wide, z_columns, 5);
   const std::vector<bf16> in_x = narrow(x), in_y = narrow(y), in_z = narrow(z);
   const auto matrix = [](const std::vector<bf16>& of, const Plain& m) {
     return rows::Matrix<bf16>{const_cast<bf16*>(of.data()), m.rows, m.cols, m.cols};
   };
-  constexpr int stride = SharedRows::stride_of(padded), z_stride = SharedRows::stride_of(columns);
   Plain scores{rows, wide, std::vector<float>(rows * wide, NAN)},
       sums{rows, columns, std::vector<float>(rows * columns, NAN)};
-  run(
-      32 * warps,
-      [&](const checks::EmulatedTeam& team) {
-        const auto warp = team.warp();
-        EXPECT_EQ(warp.count(), warps);
-        const SharedRows left{reinterpret_cast<bf16*>(team.shared()), stride},
-            right{left.at(rows, 0), stride}, values{right.at(wide, 0), z_stride};
-        rows::fetch_rows(team, matrix(in_x, x), 0, 0, there, width, left, rows, padded);
-        rows::fetch_rows(team, matrix(in_y, y), 0, 0, wide, width, right, wide, padded);
-        rows::fetch_rows(team, matrix(in_z, z), 0, 0, wide, columns - 8, values, wide, columns);
-        warp.arrive();
-        team.sync();
-        const int row = warp.number() * 16 * strips;
-        SumFragment of_scores[strips][wide / 8] = {}, of_sums[strips][columns / 8] = {};
-        rows::add_product_of_turned<strips, wide>(warp, left, row, right, padded, of_scores);
-        rows::add_product_of_weights<strips, wide, columns>(warp, of_scores, values, 0, columns, of_sums);
-        for (int i = 0; i < strips; ++i)
-          for (int e = 0; e < 4; ++e) {
-            const int r = row + 16 * i + rows::fragment_row(warp.lane(), e),
-                      c = rows::fragment_column(warp.lane(), e);
-            for (int j = 0; j < wide / 8; ++j) scores.at(r, 8 * j + c) = of_scores[i][j].sums[e];
-            for (int j = 0; j < columns / 8; ++j) sums.at(r, 8 * j + c) = of_sums[i][j].sums[e];
-          }
-      },
-      sizeof(bf16) * static_cast<std::size_t>((rows + wide) * stride + wide * z_stride));
+  const auto kernel = [&](const checks::EmulatedTeam& team) {
+    const auto warp = rows::warp_of<warpgroups>(team);
+    EXPECT_EQ(warp.count(), warps);
+    rows::SharedRoom room(team.shared());
+    const SharedRows left = room.take(rows, padded), right = room.take(wide, padded),
+                     values = room.take(wide, columns);
+    EXPECT_EQ(reinterpret_cast<std::uintptr_t>(values.data) % 1024, 0u);
+    rows::HeadColumns<padded>(team, matrix(in_x, x), 0, width).fetch(team, 0, there, left, rows);
+    rows::HeadColumns<padded>(team, matrix(in_y, y), 0, width).fetch(team, 0, wide, right, wide);
+    rows::HeadColumns<columns>(team, matrix(in_z, z), 0, z_columns).fetch(team, 0, wide, values, wide);
+    warp.arrive();
+    team.sync();
+    const int row = warp.number() * 16 * strips;
+    const rows::RowsTogether together = rows::rows_together<strips>(warp);
+    EXPECT_TRUE(together.begin <= row && row < together.end);
+    EXPECT_EQ(together.end - together.begin, (warpgroups ? 64 : 16) * strips);
+    SumFragment of_scores[strips][wide / 8], of_sums[strips][columns / 8] = {};
+    rows::begin_products(warp);
+    rows::product_of_turned<strips, wide, padded>(warp, left, row, right, of_scores);
+    rows::end_products(warp, of_scores);
+    rows::Weights<strips, wide> weights(warp, of_scores);
+    rows::begin_products(warp, weights.all, of_sums);
+    rows::add_product_of_weights<strips, wide, columns, columns>(warp, weights, values, 0, of_sums);
+    rows::end_products(warp, of_sums);
+    for (int i = 0; i < strips; ++i)
+      for (int e = 0; e < 4; ++e) {
+        const int r = row + 16 * i + rows::fragment_row(warp.lane(), e),
+                  c = rows::fragment_column(warp.lane(), e);
+        for (int j = 0; j < wide / 8; ++j) scores.at(r, 8 * j + c) = of_scores[i][j].sums[e];
+        for (int j = 0; j < columns / 8; ++j) sums.at(r, 8 * j + c) = of_sums[i][j].sums[e];
+      }
+  };
+  const std::size_t shared = rows::SharedRoom::bytes_for(rows + 2 * wide, columns);
+  EmulatedLaunch(32 * warps, falling, 1, 1, shared).run("test", 1, kernel, shared);
   for (int i = 0; i < rows; ++i) {
     std::vector<float> expected(columns, 0.0f);
     for (int j = 0; j < wide; ++j) {
       float sum = 0;
       for (int k = 0; k < width; ++k) sum += i < there ? x.at(i, k) * y.at(j, k) : 0.0f;
       ASSERT_EQ(scores.at(i, j), sum) << i << ", " << j;
-      for (int k = 0; k < columns - 8; ++k) expected[static_cast<std::size_t>(k)] += bf16(sum) * z.at(j, k);
+      for (int k = 0; k < z_columns; ++k) expected[static_cast<std::size_t>(k)] += bf16(sum) * z.at(j, k);
     }
     for (int k = 0; k < columns; ++k)
       ASSERT_EQ(sums.at(i, k), expected[static_cast<std::size_t>(k)]) << i << ", " << k;
+  }
+}
+TEST_P(Fragments, AreMultipliedAsMatrices) {
+  multiply_as_matrices<false, 2, 2>(GetParam());
+  multiply_as_matrices<true, 1, 4>(GetParam());
+  multiply_as_matrices<true, 1, 8>(GetParam());
+}
+
+// Eight neighbouring rows have any 16 bytes of theirs in banks of their own, and no two elements are one.
+TEST(SharedRowsOf, AnyWidth) {
+  constexpr int rows = 24;
+  for (const int width : {16, 64, 80, 128, 256}) {
+    std::vector<bf16> memory(static_cast<std::size_t>(SharedRows::elements(rows, width)));
+    const SharedRows at{memory.data(), rows};
+    std::set<const bf16*> seen;
+    for (int column = 0; column < width; ++column)
+      for (int row = 0; row < rows; ++row) {
+        const bf16* const here = at.at(row, column);
+        ASSERT_TRUE(here >= memory.data() && here < memory.data() + memory.size());
+        EXPECT_TRUE(seen.insert(here).second);
+        EXPECT_EQ(here, at.at(row, column - column % 8) + column % 8);
+      }
+    for (int column = 0; column < width; column += 8)
+      for (int row = 0; row < rows; row += 8) {
+        std::set<std::ptrdiff_t> banks;
+        for (int r = row; r < row + 8; ++r) banks.insert((at.at(r, column) - memory.data()) / 8 % 8);
+        EXPECT_EQ(banks.size(), 8u) << column << ", " << row;
+      }
   }
 }
 
@@ -174,7 +212,7 @@ TEST(FragmentRaces, AreSeen) {
       const auto warp = team.warp();
       bf16* const mine = reinterpret_cast<bf16*>(team.shared()) + 8 * team.lane();
       const auto other = reinterpret_cast<const bf16*>(team.shared()) + 8 * ((team.lane() + 32) % 64);
-      warp.copy_later(mine, memory.data() + 8 * team.lane());
+      warp.copy_later(mine, memory.data() + 8 * team.lane(), true);
       if (arrive) warp.arrive();
       if (sync) team.sync();
       std::uint32_t words[4];
@@ -211,11 +249,11 @@ TEST(FragmentRaces, AreSeen) {
                InvariantError);
   EXPECT_THROW(all_lanes([&](const checks::EmulatedTeam& team) {
                  if (team.lane() == 0)
-                   team.warp().copy_later(reinterpret_cast<bf16*>(team.shared()), memory.data());
+                   team.warp().copy_later(reinterpret_cast<bf16*>(team.shared()), memory.data(), true);
                }),
                InvariantError);
   EXPECT_THROW(all_lanes([&](const checks::EmulatedTeam& team) {
-                 team.warp().copy_later(reinterpret_cast<bf16*>(team.shared()) + 1, memory.data());
+                 team.warp().copy_later(reinterpret_cast<bf16*>(team.shared()) + 1, memory.data(), true);
                }),
                InvariantError);
 }

@@ -5,10 +5,12 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <cstring>
 #include <limits>
 #include <numbers>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -16,6 +18,7 @@
 #include "case_choice.h"
 #include "devices_under_test.h"
 #include "tensor/host.h"
+#include "tensor/rows/warp_attention.h"
 
 namespace echelon::warp_attention_test {
 namespace {
@@ -386,6 +389,33 @@ TEST_P(WarpAttention, OfWhatIsNotForTensorCores) {
   EXPECT_TRUE(by_both(c, {.after = 3}));               // so do rows
   EXPECT_TRUE(by_both(c, {.dtype = DType::f32}));
   EXPECT_TRUE(by_both({.q_len = 9, .kv_len = 9, .head_dim = 12}, {}));
+}
+
+// Blocks go over the tiles of all heads once, group after group, and in a group over all first tiles first.
+TEST(HeadsTogether, AreOfEvenGroups) {
+  for (const std::int64_t batch : {1, 3})
+    for (const std::int64_t heads : {1, 4, 7})
+      for (const std::int64_t rows : {1, 500, 4096, 1 << 20}) {
+        const int together = rows::heads_together(batch * heads, rows, 128);
+        const std::int64_t groups = (batch * heads + together - 1) / together;
+        EXPECT_GE(together, 1);
+        EXPECT_TRUE(together == 1 || std::int64_t{together} * rows * 128 * 4 <= 32 << 20);
+        EXPECT_EQ(together, (batch * heads + groups - 1) / groups);  // no fewer would do for as many groups
+      }
+  for (const int together : {1, 3, 4, 6, 12}) {
+    constexpr std::int64_t batch = 2, heads = 6, tiles = 5;
+    std::set<std::array<int, 3>> seen;
+    int last_group = 0, last_tile = 0;
+    for (std::int64_t block = 0; block < batch * heads * tiles; ++block) {
+      const rows::TileOfHead at(block, batch, heads, tiles, together);
+      EXPECT_TRUE(at.sequence < batch && at.head < heads && at.tile < tiles);
+      EXPECT_TRUE(seen.insert({at.sequence, at.head, at.tile}).second);
+      const int group = (at.sequence * static_cast<int>(heads) + at.head) / together;
+      EXPECT_TRUE(group > last_group || (group == last_group && at.tile >= last_tile));
+      last_group = group, last_tile = at.tile;
+    }
+    EXPECT_EQ(std::ssize(seen), batch * heads * tiles);
+  }
 }
 
 INSTANTIATE_TEST_SUITE_P(On, WarpAttention, ::testing::ValuesIn(checks::devices_with_tensor_cores()),

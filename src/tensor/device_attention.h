@@ -21,12 +21,11 @@ class WarpAttentionLaunch {
   // False, and nothing is done, for what is not for tensor cores: fits().
   bool attention(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& out, const Tensor& lse) {
     if (!fits({&q, &k, &v, &out})) return false;
-    return of_width([&]<int width, bool whole>() {
-      // Tiles as an H200 likes them best; a warp's sums are 32 numbers to a lane, and of wider heads 128.
-      using Kernel = rows::WarpAttention<width, whole, width == 128 ? 2 : 1, width == 64 ? 64 : 32>;
+    return of_width([&]<int width, bool group>() {
+      constexpr int strips = !group && width == 128 ? 2 : 1, keys = group || width == 64 ? 64 : 32;
+      using Kernel = rows::WarpAttention<width, strips, keys, group>;
       if (!has_memory<Kernel>()) return false;
-      run("attention", Kernel::queries(launch_.lanes()),
-          Kernel{sizes_, matrix(q), matrix(k), matrix(v), matrix(out), numbers(lse)});
+      run("attention", Kernel{sizes_, matrix(q), matrix(k), matrix(v), matrix(out), numbers(lse)});
       return true;
     });
   }
@@ -42,19 +41,20 @@ class WarpAttentionLaunch {
   bool backward(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& dout, const Tensor& lse,
                 const Tensor& delta, const Tensor& dq, const Tensor& dk, const Tensor& dv) {
     if (!fits({&q, &k, &v, &dout, &dq, &dk, &dv})) return false;
-    return of_width([&]<int width, bool of_that_width>() {
-      constexpr int columns = width == 64 ? 64 : 128;
-      constexpr bool whole = of_that_width && width == columns;
-      using Queries =
-          rows::WarpAttentionBackwardQueries<columns, whole, width <= 128 ? 2 : 1, width == 128 ? 32 : 64>;
-      using Keys = rows::WarpAttentionBackwardKeys<columns, whole, 1, width <= 128 ? 64 : 32>;
+    return of_width([&]<int width, bool group>() {
+      constexpr int strips = !group && width <= 128 ? 2 : 1;
+      constexpr int keys = (group ? width == 256 : width == 128) ? 32 : 64;
+      using Queries = rows::WarpAttentionBackwardQueries < width,
+            group || width<256 ? width : 128, strips, keys, group>;
+      // A lane's registers hold no more sums than of 192 columns of both, and then of few queries.
+      constexpr int columns = width == 256 || (width == 192 && !group) ? 128 : width;
+      constexpr int queries = width <= 128 || (width == 256 && group) ? 64 : 32;
+      using Keys = rows::WarpAttentionBackwardKeys<width, columns, 1, queries, group>;
       if (!has_memory<Queries>() || !has_memory<Keys>()) return false;
-      run("attention_backward, queries", Queries::queries(launch_.lanes()),
-          Queries{sizes_, matrix(q), matrix(k), matrix(v), matrix(dout), matrix(dq), numbers(lse),
-                  numbers(delta)});
-      run("attention_backward, keys", Keys::keys(launch_.lanes()),
-          Keys{sizes_, matrix(q), matrix(k), matrix(v), matrix(dout), matrix(dk), matrix(dv), numbers(lse),
-               numbers(delta)});
+      run("attention_backward, queries", Queries{sizes_, matrix(q), matrix(k), matrix(v), matrix(dout),
+                                                 matrix(dq), numbers(lse), numbers(delta)});
+      run("attention_backward, keys", Keys{sizes_, matrix(q), matrix(k), matrix(v), matrix(dout), matrix(dk),
+                                           matrix(dv), numbers(lse), numbers(delta)});
       return true;
     });
   }
@@ -80,23 +80,28 @@ class WarpAttentionLaunch {
   }
   template <class Call>
   bool of_width(const Call& call) const {
-    if (shape_.head_dim == 64) return call.template operator()<64, true>();
-    if (shape_.head_dim == 128) return call.template operator()<128, true>();
-    if (shape_.head_dim < 64) return call.template operator()<64, false>();
-    if (shape_.head_dim < 128) return call.template operator()<128, false>();
-    return call.template operator()<256, false>();
+    const bool group = launch_.has_warpgroups() && launch_.lanes() == 4 * rows::warp_lanes;
+    return group ? of_width<true>(call) : of_width<false>(call);
+  }
+  template <bool group, class Call>
+  bool of_width(const Call& call) const {
+    if (shape_.head_dim <= 64) return call.template operator()<64, group>();
+    if (shape_.head_dim <= 128) return call.template operator()<128, group>();
+    if (shape_.head_dim <= 192) return call.template operator()<192, group>();
+    return call.template operator()<256, group>();
   }
   template <class Kernel>
   std::size_t bytes() const {
-    return Kernel::shared_bytes(launch_.lanes(), sizes_.head_dim);
+    return Kernel::shared_bytes(launch_.lanes());
   }
   template <class Kernel>
   bool has_memory() const {
     return bytes<Kernel>() <= launch_.most_shared_bytes();
   }
   template <class Kernel>
-  void run(const char* name, int tile, Kernel kernel) const {
-    kernel.s.tile = tile;
+  void run(const char* name, Kernel kernel) const {
+    kernel.s.tile = Kernel::tile_of(launch_.lanes());
+    kernel.s.heads_together = kernel.heads_together();
     launch_.run(name, kernel.num_blocks(), kernel, bytes<Kernel>());
   }
   rows::Matrix<bf16> matrix(const Tensor& t) const { return launch_.template matrix<bf16>(t); }

@@ -96,7 +96,8 @@ constexpr int blocks_at_once() {
 template <class Kernel>
 __global__ void __launch_bounds__(block_lanes_of<Kernel>(), blocks_at_once<Kernel>())
     run_blocks(const __grid_constant__ Kernel kernel, std::int64_t blocks) {
-  extern __shared__ __align__(16) std::byte shared[];
+  extern __shared__ __align__(1024) std::byte shared[];
+  __builtin_assume(threadIdx.x < block_lanes_of<Kernel>());
   for (std::int64_t block = blockIdx.x; block < blocks; block += gridDim.x) {
     kernel(CudaTeam<block_lanes_of<Kernel>()>(block, shared));
     if (block + gridDim.x < blocks) __syncthreads();
@@ -150,6 +151,8 @@ class CudaLaunch {
 
   static constexpr std::int64_t lanes() { return block_lanes; }
   std::size_t most_shared_bytes() const { return most_shared_bytes_; }
+  // That multiply (tensor/rows/fragments.h).
+  bool has_warpgroups() const { return has_warpgroups_; }
   // Enough for each lane to have several elements under way.
   static constexpr std::int64_t piece() { return 8 * block_lanes; }
   // By the number of rows alone. With at most as many parts as there are rows in one, a sum has the same
@@ -210,6 +213,7 @@ class CudaLaunch {
 
   Arena* arena_;
   std::size_t most_shared_bytes_;
+  bool has_warpgroups_;
   std::shared_ptr<Uploads> uploads_ = std::make_shared<Uploads>();
 };
 

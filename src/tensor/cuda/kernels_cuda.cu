@@ -19,13 +19,16 @@ extern template class TokenKernels<CudaLaunch>;                          // toke
 extern template class RowKernels<CudaLaunch, TokenKernels<CudaLaunch>>;  // rows_cuda.cu
 
 CudaLaunch::CudaLaunch(Arena& arena) : arena_(&arena) {
-  int bytes = 0;
-  const int device = arena.stream().device();
-  if (const cudaError_t error =
-          cudaDeviceGetAttribute(&bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin, device);
-      error != cudaSuccess)
-    fail("device {}: its shared memory is not known: {}", device, cudaGetErrorString(error));
+  const auto attribute = [device = arena.stream().device()](cudaDeviceAttr which, const char* what) {
+    int value = 0;
+    if (const cudaError_t error = cudaDeviceGetAttribute(&value, which, device); error != cudaSuccess)
+      fail("device {}: {} is not known: {}", device, what, cudaGetErrorString(error));
+    return value;
+  };
+  const int bytes = attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin, "its shared memory");
   most_shared_bytes_ = static_cast<std::size_t>(bytes) - 1024;  // of which reductions take a part
+  // Those of 10.0 have other instructions.
+  has_warpgroups_ = attribute(cudaDevAttrComputeCapabilityMajor, "its compute capability") == 9;
 }
 
 void CudaLaunch::allow_shared(const char* name, const void* kernel, std::size_t bytes) const {

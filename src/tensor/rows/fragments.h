@@ -10,11 +10,28 @@
 //   across(x, apart)                     the x of the lane whose number differs from one's own by that bit
 //   pair(x, y)                           two floats as bf16 in one word, x in the lower half
 //   power_of_two(x), reciprocal(x)       2^x, 1 / x, to two units of the last place or so
-//   copy_later(to, from)                 16 bytes to shared memory, there after arrive()
+//   copy_later(to, from, is)             16 bytes to shared memory, there after arrive(); where not `is`
+//   zeros,
+//                                        and nothing is read
 //   arrive()                             waits for this lane's own copies; others see them after a sync()
 //   number(), count()                    of the warps of a block
 //   lane()                               in the warp
 // All lanes of a warp come to each of the first three.
+//
+// Four neighbouring warps, the first of which has a number that is a multiple of four, are a warpgroup. Where
+// there are any (has_warpgroups) one multiplies 64 rows, 16 of each warp, by what is in shared memory, which
+// is read once for the four (PTX ISA, wgmma):
+//   begin_products(registers...)         what is to be multiplied, or added to, is there;
+//   end_products(sums...)                before which nobody touches any of it
+//   multiply_turned<wide>(first, sums, left, row, right, column, depth)
+//                                        left times what right_of_turned reads, of `wide` rows, 32 or 64,
+//                                        from that one on, a multiple of 8
+//   multiply_rows<wide>(first, sums, left, right, depth, column)
+//                                        left times what right_of reads, of `wide` columns from that one on,
+//                                        a multiple of 64
+// where left is a fragment or, of the first, rows of which the warpgroup's begin at a multiple of 64: `row`
+// is the first of the warp's. The sums become the product, or where not `first` get it. All lanes of the four
+// warps come to each.
 #pragma once
 
 #include <cstdint>
@@ -87,13 +104,41 @@ ECHELON_HOST_DEVICE void each_sum(const Body& body) {
       [&](int i, int half) { each_sum_of_row<fragments>(half, [&](int j, int e) { body(i, j, e); }); });
 }
 
-// Rows of a head in shared memory, so far apart that 16 bytes of any eight neighbours lie in different banks:
-// an odd number of times 16 bytes.
+// Rows in shared memory, a multiple of eight: panels of 64 columns, 128 bytes a row, in which 16 bytes lie at
+// the place whose number is theirs xor their row's, modulo 8. Those of eight neighbouring rows then are in
+// different banks, and a warpgroup multiplies by rows that lie so (PTX ISA, swizzling of 128 bytes) where
+// they begin at a multiple of 1,024 bytes.
 struct SharedRows {
+  static constexpr int panel = 64;
+
   bf16* data;
-  int stride;
-  ECHELON_HOST_DEVICE bf16* at(int row, int column) const { return data + row * stride + column; }
-  static constexpr int stride_of(int padded_width) { return padded_width + 8; }
+  int rows;
+  // From there on, up to the next multiple of 8 columns.
+  ECHELON_HOST_DEVICE bf16* at(int row, int column) const {
+    return data + column / panel * rows * panel + row * panel + ((column / 8 ^ row) & 7) * 8 + column % 8;
+  }
+  ECHELON_HOST_DEVICE static constexpr int elements(int rows, int width) {
+    return rows * ((width + panel - 1) / panel * panel);
+  }
+};
+
+// A block's shared memory, handed out from its beginning.
+class SharedRoom {
+ public:
+  static constexpr std::size_t bytes_for(int rows, int width) {
+    return sizeof(bf16) * static_cast<std::size_t>(SharedRows::elements(rows, width));
+  }
+  ECHELON_HOST_DEVICE explicit SharedRoom(std::byte* shared) : next_(reinterpret_cast<bf16*>(shared)) {}
+  ECHELON_HOST_DEVICE SharedRows take(int rows, int width) {
+    const SharedRows taken{next_, rows};
+    next_ += SharedRows::elements(rows, width);
+    return taken;
+  }
+  // Behind what has been taken.
+  ECHELON_HOST_DEVICE void* rest() const { return next_; }
+
+ private:
+  bf16* next_;
 };
 
 // Elements [row, row + 16) x [depth, depth + 16) of x.
@@ -129,84 +174,158 @@ ECHELON_HOST_DEVICE LeftFragment left_of_sums(const Warp& warp, const SumFragmen
            warp.pair(two[1].sums[0], two[1].sums[1]), warp.pair(two[1].sums[2], two[1].sums[3])}};
 }
 
-// sums (16 `strips` x `wide`) += rows of left, from `row` on, times the transpose of right's first `wide`
-// rows, over `depth` columns of both, a multiple of 16.
-template <int strips, int wide, class Warp>
-ECHELON_HOST_DEVICE void add_product_of_turned(const Warp& warp, const SharedRows& left, int row,
-                                               const SharedRows& right, int depth,
-                                               SumFragment (&sums)[strips][wide / 8]) {
-  ECHELON_UNROLL
-  for (int d = 0; d < depth; d += 16) {
-    LeftFragment a[strips];
+// A warp that multiplies alone, whatever its device has.
+template <class Warp>
+struct Alone : Warp {
+  static constexpr bool has_warpgroups = false;
+};
+template <bool together, class Team>
+ECHELON_HOST_DEVICE auto warp_of(const Team& team) {
+  if constexpr (together)
+    return team.warp();
+  else
+    return Alone<decltype(team.warp())>{team.warp()};
+}
+
+// Of a block's rows, 16 `strips` a warp, those that are multiplied together: a warp's, or a warpgroup's.
+struct RowsTogether {
+  int begin, end;
+};
+template <int strips, class Warp>
+ECHELON_HOST_DEVICE RowsTogether rows_together(const Warp& warp) {
+  constexpr int warps = Warp::has_warpgroups ? 4 : 1, rows = warps * 16 * strips;
+  const int begin = warp.number() / warps * rows;
+  return {begin, begin + rows};
+}
+
+template <class Warp, class... Registers>
+ECHELON_HOST_DEVICE void begin_products(const Warp& warp, Registers&... registers) {
+  if constexpr (Warp::has_warpgroups) warp.begin_products(registers...);
+}
+template <class Warp, class... Sums>
+ECHELON_HOST_DEVICE void end_products(const Warp& warp, Sums&... sums) {
+  if constexpr (Warp::has_warpgroups) warp.end_products(sums...);
+}
+
+// sums (16 `strips` x `wide`) = rows of left, from `row` on, times the transpose of right's first `wide`
+// rows, over `depth` columns of both. Between begin_products() and end_products().
+template <int strips, int wide, int depth, class Warp>
+ECHELON_HOST_DEVICE void product_of_turned(const Warp& warp, const SharedRows& left, int row,
+                                           const SharedRows& right, SumFragment (&sums)[strips][wide / 8]) {
+  if constexpr (Warp::has_warpgroups) {
+    static_assert(strips == 1, "rows of a warpgroup's that stay in shared memory are neighbours");
+    constexpr int at_once = wide % 64 == 0 ? 64 : 32;
     ECHELON_UNROLL
-    for (int i = 0; i < strips; ++i) a[i] = left_fragment(warp, left, row + 16 * i, d);
-    ECHELON_UNROLL
-    for (int j = 0; j < wide / 16; ++j) {
-      const RightPair b = right_of_turned(warp, right, 16 * j, d);
+    for (int j = 0; j < wide; j += at_once) {
+      warp.template multiply_turned<at_once>(true, &sums[0][j / 8], left, row, right, j, 0);
       ECHELON_UNROLL
-      for (int i = 0; i < strips; ++i) {
-        warp.multiply(sums[i][2 * j], a[i], b.halves[0]);
-        warp.multiply(sums[i][2 * j + 1], a[i], b.halves[1]);
+      for (int d = 16; d < depth; d += 16)
+        warp.template multiply_turned<at_once>(false, &sums[0][j / 8], left, row, right, j, d);
+    }
+  } else {
+    each_sum<strips, wide / 8>([&](int i, int j, int e) { sums[i][j].sums[e] = 0; });
+    ECHELON_UNROLL
+    for (int d = 0; d < depth; d += 16) {
+      LeftFragment a[strips];
+      ECHELON_UNROLL
+      for (int i = 0; i < strips; ++i) a[i] = left_fragment(warp, left, row + 16 * i, d);
+      ECHELON_UNROLL
+      for (int j = 0; j < wide / 16; ++j) {
+        const RightPair b = right_of_turned(warp, right, 16 * j, d);
+        ECHELON_UNROLL
+        for (int i = 0; i < strips; ++i) {
+          warp.multiply(sums[i][2 * j], a[i], b.halves[0]);
+          warp.multiply(sums[i][2 * j + 1], a[i], b.halves[1]);
+        }
       }
     }
   }
 }
 
-// sums (16 `strips` x `columns`) += weights (16 `strips` x `depth`), rounded to bf16, times the first `depth`
-// rows of right, of whose columns those from `column` on that are below `width`, a multiple of 16.
-template <int strips, int depth, int columns, class Warp>
-ECHELON_HOST_DEVICE void add_product_of_weights(const Warp& warp,
-                                                const SumFragment (&weights)[strips][depth / 8],
-                                                const SharedRows& right, int column, int width,
+// A warp's sums of 16 `strips` rows, rounded to bf16, as a left operand.
+template <int strips, int depth>
+struct Weights {
+  LeftFragment all[strips][depth / 16];
+
+  template <class Warp>
+  ECHELON_HOST_DEVICE Weights(const Warp& warp, const SumFragment (&sums)[strips][depth / 8]) {
+    ECHELON_UNROLL
+    for (int i = 0; i < strips; ++i) {
+      ECHELON_UNROLL
+      for (int d = 0; d < depth / 16; ++d) all[i][d] = left_of_sums(warp, &sums[i][2 * d]);
+    }
+  }
+};
+
+// sums (16 `strips` x `columns`) += weights (16 `strips` x `depth`) times the first `depth` rows of right, of
+// whose `width` columns those from `column` on, a multiple of 64. Between begin_products() and
+// end_products().
+template <int strips, int depth, int width, int columns, class Warp>
+ECHELON_HOST_DEVICE void add_product_of_weights(const Warp& warp, const Weights<strips, depth>& weights,
+                                                const SharedRows& right, int column,
                                                 SumFragment (&sums)[strips][columns / 8]) {
-  ECHELON_UNROLL
-  for (int d = 0; d < depth / 16; ++d) {
-    LeftFragment a[strips];
+  if constexpr (Warp::has_warpgroups) {
+    static_assert(strips == 1);
+    constexpr int wide = SharedRows::panel;
     ECHELON_UNROLL
-    for (int i = 0; i < strips; ++i) a[i] = left_of_sums(warp, &weights[i][2 * d]);
-    ECHELON_UNROLL
-    for (int j = 0; j < columns / 16; ++j) {
-      if (column + 16 * j >= width) continue;
-      const RightPair b = right_of(warp, right, 16 * d, column + 16 * j);
+    for (int j = 0; j < columns / wide; ++j) {
+      if (column + wide * j >= width) continue;
       ECHELON_UNROLL
-      for (int i = 0; i < strips; ++i) {
-        warp.multiply(sums[i][2 * j], a[i], b.halves[0]);
-        warp.multiply(sums[i][2 * j + 1], a[i], b.halves[1]);
+      for (int d = 0; d < depth / 16; ++d)
+        warp.template multiply_rows<wide>(false, &sums[0][wide / 8 * j], weights.all[0][d], right, 16 * d,
+                                          column + wide * j);
+    }
+  } else {
+    ECHELON_UNROLL
+    for (int d = 0; d < depth / 16; ++d) {
+      ECHELON_UNROLL
+      for (int j = 0; j < columns / 16; ++j) {
+        if (column + 16 * j >= width) continue;
+        const RightPair b = right_of(warp, right, 16 * d, column + 16 * j);
+        ECHELON_UNROLL
+        for (int i = 0; i < strips; ++i) {
+          warp.multiply(sums[i][2 * j], weights.all[i][d], b.halves[0]);
+          warp.multiply(sums[i][2 * j + 1], weights.all[i][d], b.halves[1]);
+        }
       }
     }
   }
 }
 
-// Rows [row, row + rows) and columns [col, col + width) of m, on their way to shared memory 16 bytes at a
-// time, and zeros in what is left of its `all_rows` rows of `padded` elements.
-template <class Team>
-ECHELON_HOST_DEVICE void fetch_rows(const Team& team, const Matrix<bf16>& m, std::int64_t row,
-                                    std::int64_t col, int rows, int width, const SharedRows& to, int all_rows,
-                                    int padded) {
-  struct alignas(16) Piece {
-    bf16 elements[8];
-  };
-  const int pieces = padded / 8, lane = static_cast<int>(team.lane()), lanes = static_cast<int>(team.lanes());
-  if (rows == all_rows && width == padded && all_rows * pieces % lanes == 0 && lanes % pieces == 0) {
-    // All are there, and a lane keeps to its columns.
-    const int step = lanes / pieces, first = lane / pieces, d = lane % pieces * 8;
-    const bf16* from = m[row + first] + col + d;
-    const std::int64_t apart = step * m.stride;
+// The columns of a head in a matrix, which a block copies to shared memory, 16 bytes a lane: eight lanes take
+// a panel's row, the next eight the next row. Columns up to `width` that the head does not have become zeros.
+template <int width>
+class HeadColumns {
+ public:
+  template <class Team>
+  ECHELON_HOST_DEVICE HeadColumns(const Team& team, const Matrix<bf16>& m, std::int64_t column, int head_dim)
+      : row_(static_cast<int>(team.lane()) / lanes_of_row),
+        place_(static_cast<int>(team.lane()) % lanes_of_row * at_once),
+        left_(head_dim - place_),
+        from_(m.data + row_ * m.stride + column + place_),
+        stride_(m.stride) {}
+
+  // Rows [row, row + rows) of the matrix, and zeros in what is left of `all_rows`; of the head that begins
+  // `further` columns behind.
+  template <class Team>
+  ECHELON_HOST_DEVICE void fetch(const Team& team, std::int64_t row, int rows, const SharedRows& to,
+                                 int all_rows, std::int64_t further = 0) const {
+    const int step = static_cast<int>(team.lanes()) / lanes_of_row;
+    const bf16* from = from_ + row * stride_ + further;
     ECHELON_UNROLL
-    for (int i = 0; i < all_rows; i += step, from += apart) team.warp().copy_later(to.at(first + i, d), from);
-    return;
+    for (int i = 0; i < all_rows; i += step, from += step * stride_) {
+      ECHELON_UNROLL
+      for (int p = 0; p < width; p += SharedRows::panel)
+        team.warp().copy_later(to.at(row_ + i, p + place_), from + p, row_ + i < rows && p < left_);
+    }
   }
-#ifdef __CUDA_ARCH__  // seldom: short code rather than fast
-#pragma unroll 1
-#endif
-  for (int e = lane; e < all_rows * pieces; e += lanes) {
-    const int i = e / pieces, d = e % pieces * 8;
-    if (i < rows && d < width)
-      team.warp().copy_later(to.at(i, d), m[row + i] + col + d);
-    else
-      *reinterpret_cast<Piece*>(to.at(i, d)) = Piece{};
-  }
-}
+
+ private:
+  static constexpr int at_once = 8, lanes_of_row = SharedRows::panel / at_once;
+  int row_, place_, left_;
+  const bf16* from_;
+  std::int64_t stride_;
+};
 
 // Two neighbours of a row, 4 bytes at once.
 template <class Warp>

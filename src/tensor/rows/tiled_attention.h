@@ -22,6 +22,7 @@ struct AttentionSizes {
   bool accumulate;
   const std::int32_t* first_keys;  // or null
   int tile;                        // queries, or keys, of a block
+  int heads_together = 1;          // on tensor cores (tensor/rows/warp_attention.h)
 
   ECHELON_HOST_DEVICE std::int64_t tiles_of(std::int64_t n) const { return (n + tile - 1) / tile; }
   // Keys [first_key, end_key) are what a query of a sequence sees.

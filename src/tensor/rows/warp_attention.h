@@ -21,37 +21,58 @@ struct Smaller {
   }
 };
 
-// A head's elements in shared memory: up to a multiple of 16, with zeros behind them.
-ECHELON_HOST_DEVICE constexpr int padded_head(int head_dim) { return (head_dim + 15) / 16 * 16; }
-// `rows` rows of heads.
-inline std::size_t warp_attention_bytes(int rows, int head_dim) {
-  return sizeof(bf16) * static_cast<std::size_t>(rows * SharedRows::stride_of(padded_head(head_dim)));
+// As AttentionSizes::end_key, of queries and keys that are neighbours.
+ECHELON_HOST_DEVICE inline int end_key_of(const AttentionSizes& s, int query) {
+  const int end = static_cast<int>(s.q_offset) + query + 1, keys = static_cast<int>(s.kv_len);
+  return end < 0 ? 0 : Smaller()(end, keys);
 }
 
-// Which queries and keys of which head are a block's. Those that may see most keys come first: what is left
-// to the end is small.
+// Which tile of which sequence's head is a block's. Heads come in groups, of which what many blocks read, of
+// each head two matrices of that many rows, stays in the second-level cache; in a group the first tiles of
+// all heads come first.
+struct TileOfHead {
+  int sequence, head, tile;
+  ECHELON_HOST_DEVICE TileOfHead(std::int64_t block, std::int64_t batch, std::int64_t heads,
+                                 std::int64_t tiles, int heads_together) {
+    const std::int64_t first = block / (heads_together * tiles) * heads_together;
+    const std::int64_t group = Smaller()(static_cast<std::int64_t>(heads_together), batch * heads - first);
+    const std::int64_t in_group = block - first * tiles, which = first + in_group % group;
+    sequence = static_cast<int>(which / heads);
+    head = static_cast<int>(which % heads);
+    tile = static_cast<int>(in_group / group);
+  }
+};
+// How many heads of `all` a group has, of each of which `rows_read` rows of two matrices are read. Groups are
+// even: a small one would leave a device idle at the end.
+inline int heads_together(std::int64_t all, std::int64_t rows_read, std::int64_t head_dim) {
+  constexpr std::int64_t in_cache = 32 << 20;  // of 40 MB or more
+  const auto bytes = static_cast<std::int64_t>(sizeof(bf16)) * 2 * rows_read * head_dim;
+  const std::int64_t groups = Larger()(std::int64_t{1}, (all * bytes + in_cache - 1) / in_cache);
+  return static_cast<int>(Larger()(std::int64_t{1}, (all + groups - 1) / groups));
+}
+
+// A block's queries: of a head the last come first, as they see the most keys, and what is short fills the
+// device at the end.
 struct QueryTile {
-  std::int64_t sequence, head, query;
-  int rows;  // that there are
+  int sequence, head, query, rows;  // rows: that there are
   std::int64_t first_row, column, kv_column;
-  // Of all heads the last queries first: they see the most keys, and what is short fills the device at the
-  // end.
   ECHELON_HOST_DEVICE QueryTile(const AttentionSizes& s, std::int64_t block) {
-    const std::int64_t heads = s.batch * s.num_heads;
-    sequence = block % heads / s.num_heads;
-    head = block % heads % s.num_heads;
-    query = (s.tiles_of(s.q_len) - 1 - block / heads) * s.tile;
-    rows = static_cast<int>(s.q_len - query < s.tile ? s.q_len - query : s.tile);
+    const std::int64_t tiles = s.tiles_of(s.q_len);
+    const TileOfHead at(block, s.batch, s.num_heads, tiles, s.heads_together);
+    sequence = at.sequence;
+    head = at.head;
+    query = static_cast<int>(tiles - 1 - at.tile) * s.tile;
+    rows = Smaller()(static_cast<int>(s.q_len) - query, s.tile);
     first_row = sequence * s.q_len + query;
-    column = head * s.head_dim;
+    column = static_cast<std::int64_t>(head) * s.head_dim;
     kv_column = head / (s.num_heads / s.num_kv_heads) * s.head_dim;
   }
 };
 
 // Of queries [query, query + rows): the first key that one of them sees. Every lane gets it.
 template <class Team>
-ECHELON_HOST_DEVICE int first_key_of(const Team& team, const AttentionSizes& s, std::int64_t sequence,
-                                     std::int64_t query, int rows) {
+ECHELON_HOST_DEVICE int first_key_of(const Team& team, const AttentionSizes& s, int sequence, int query,
+                                     int rows) {
   if (s.first_keys == nullptr) return 0;
   int first = static_cast<int>(s.kv_len);
   for (int i = static_cast<int>(team.lane()); i < rows; i += static_cast<int>(team.lanes()))
@@ -60,24 +81,14 @@ ECHELON_HOST_DEVICE int first_key_of(const Team& team, const AttentionSizes& s, 
 }
 
 // Tiles of `size` keys of a head, of which one of a tile of queries may see some.
+template <int size>
 struct KeyTiles {
-  const AttentionSizes& s;
-  const QueryTile& queries;
-  int size, begin, end;  // begin: a multiple of size
+  int begin, end;  // begin: a multiple of size
   template <class Team>
-  ECHELON_HOST_DEVICE KeyTiles(const Team& team, const AttentionSizes& of, const QueryTile& at, int size_of)
-      : s(of),
-        queries(at),
-        size(size_of),
-        begin(first_key_of(team, of, at.sequence, at.query, at.rows) / size_of * size_of),
-        end(static_cast<int>(of.end_key(at.query + at.rows - 1))) {}
-  // Of keys or values, those from `key` on.
-  template <class Team>
-  ECHELON_HOST_DEVICE void fetch(const Team& team, const Matrix<bf16>& from, int key, int head_dim,
-                                 const SharedRows& to) const {
-    fetch_rows(team, from, queries.sequence * s.kv_batch_stride + key, queries.kv_column,
-               end - key < size ? end - key : size, head_dim, to, size, padded_head(head_dim));
-  }
+  ECHELON_HOST_DEVICE KeyTiles(const Team& team, const AttentionSizes& s, const QueryTile& at)
+      : begin(first_key_of(team, s, at.sequence, at.query, at.rows) / size * size),
+        end(end_key_of(s, at.query + at.rows - 1)) {}
+  ECHELON_HOST_DEVICE int rows(int key) const { return Smaller()(end - key, size); }
 };
 
 // The keys that the queries of a lane's sums see; none where there is no query.
@@ -91,7 +102,7 @@ struct SeenKeys {
       const int mine = row + 16 * i + fragment_row(warp.lane(), 2 * half);
       const bool is = mine < at.rows;
       first[i][half] = is ? static_cast<int>(s.first_key(at.sequence, at.query + mine)) : 0;
-      end[i][half] = is ? static_cast<int>(s.end_key(at.query + mine)) : 0;
+      end[i][half] = is ? end_key_of(s, at.query + mine) : 0;
     });
   }
   ECHELON_HOST_DEVICE bool has(int i, int half, int key) const {
@@ -105,6 +116,14 @@ struct SeenKeys {
     return so;
   }
 };
+
+// The last of the queries that are multiplied together sees keys below this.
+template <int strips, class Warp>
+ECHELON_HOST_DEVICE int end_key_together(const Warp& warp, const AttentionSizes& s, const QueryTile& at) {
+  const RowsTogether rows = rows_together<strips>(warp);
+  const int end = Smaller()(at.rows, rows.end);
+  return end > rows.begin ? end_key_of(s, at.query + end - 1) : 0;
+}
 
 // What makes scores, in units of log2, of products of queries and keys: `factor` times the product where
 // there is no cap, else `cap` times the hyperbolic tangent of `inner` times the product.
@@ -124,59 +143,75 @@ ECHELON_HOST_DEVICE float tanh_of(const Warp& warp, float x) {
 }
 
 // A block for each tile of queries of a head: `strips` times 16 of them to a warp, against `keys` at a time.
-// `columns`: for heads up to so wide; `whole`: for those that are just so wide.
-template <int columns, bool whole, int strips, int keys>
+// `width`: for heads up to so wide, of whom what is missing is zeros; `warpgroup`: a block is one, and
+// multiplies together where its device can.
+template <int width, int strips, int keys, bool warpgroup>
 struct WarpAttention {
   AttentionSizes s;
   Matrix<bf16> q, k, v, out;
   float* lse;
 
   // Of a device's multiprocessor, at least: four short rows of narrow heads hide each other's waits.
-  static constexpr int blocks_at_once = columns == 64 && strips == 1 ? 4 : 1;
-  static int queries(std::int64_t lanes) { return static_cast<int>(lanes) / warp_lanes * 16 * strips; }
-  static std::size_t shared_bytes(std::int64_t lanes, int head_dim) {
-    return warp_attention_bytes(queries(lanes) + 2 * keys, head_dim);
+  static constexpr int blocks_at_once = width == 64 && strips == 1 ? 4 : width == 128 && warpgroup ? 3 : 1;
+  int heads_together() const {
+    return rows::heads_together(s.batch * s.num_heads, s.kv_len * s.num_kv_heads / s.num_heads, s.head_dim);
+  }
+  ECHELON_HOST_DEVICE static constexpr int tile_of(std::int64_t lanes) {
+    return static_cast<int>(lanes) / warp_lanes * 16 * strips;
+  }
+  static std::size_t shared_bytes(std::int64_t lanes) {
+    return SharedRoom::bytes_for(tile_of(lanes) + 2 * keys, width);
   }
   std::int64_t num_blocks() const { return s.batch * s.num_heads * s.tiles_of(s.q_len); }
 
   template <class Team>
   ECHELON_HOST_DEVICE void operator()(const Team& team) const {
-    const auto warp = team.warp();
+    const auto warp = warp_of<warpgroup>(team);
     const QueryTile at(s, team.block());
-    const int head_dim = whole ? columns : s.head_dim, depth = padded_head(head_dim);
-    const int stride = SharedRows::stride_of(depth), row = warp.number() * 16 * strips;
-    const SharedRows queries{reinterpret_cast<bf16*>(team.shared()), stride};
-    const SharedRows tile_keys{queries.at(s.tile, 0), stride}, values{tile_keys.at(keys, 0), stride};
+    const int row = warp.number() * 16 * strips, tile = tile_of(team.lanes());
+    SharedRoom room(team.shared());
+    const SharedRows queries = room.take(tile, width), tile_keys = room.take(keys, width),
+                     values = room.take(keys, width);
 
-    const KeyTiles tiles(team, s, at, keys);
-    fetch_rows(team, q, at.first_row, at.column, at.rows, head_dim, queries, s.tile, depth);
-    if (tiles.begin < tiles.end) tiles.fetch(team, k, tiles.begin, head_dim, tile_keys);
+    const KeyTiles<keys> tiles(team, s, at);
+    const std::int64_t first_key = at.sequence * s.kv_batch_stride;
+    const HeadColumns<width> of_k(team, k, at.kv_column, s.head_dim), of_v(team, v, at.kv_column, s.head_dim);
+    const auto fetch = [&](const HeadColumns<width>& from, int key, const SharedRows& to) {
+      from.fetch(team, first_key + key, tiles.rows(key), to, keys);
+    };
+    HeadColumns<width>(team, q, at.column, s.head_dim).fetch(team, at.first_row, at.rows, queries, tile);
+    if (tiles.begin < tiles.end) fetch(of_k, tiles.begin, tile_keys);
 
     const SeenKeys<strips> seen(warp, s, at, row);
     const ScoreFactors factors(s);
-    // The last of a warp's queries sees keys below this.
-    const int rows_end = at.rows < row + 16 * strips ? at.rows : row + 16 * strips;
-    const int warp_end = rows_end > row ? static_cast<int>(s.end_key(at.query + rows_end - 1)) : 0;
-    SumFragment sums[strips][columns / 8];
+    const int end_key = end_key_together<strips>(warp, s, at);
+    SumFragment sums[strips][width / 8];
     float max[strips][2], total[strips][2];  // in units of log2; of this lane's columns
     begin(warp, at, row, sums, max, total);
 
     for (int key = tiles.begin; key < tiles.end; key += keys) {
       warp.arrive();
       team.sync();  // the keys are there, and all are done with the last values
-      tiles.fetch(team, v, key, head_dim, values);
-      SumFragment scores[strips][keys / 8] = {};
-      if (key < warp_end) add_product_of_turned<strips, keys>(warp, queries, row, tile_keys, depth, scores);
+      fetch(of_v, key, values);
+      SumFragment scores[strips][keys / 8];
+      if (key < end_key) {
+        begin_products(warp);
+        product_of_turned<strips, keys, width>(warp, queries, row, tile_keys, scores);
+        end_products(warp, scores);
+      }
       warp.arrive();
       team.sync();  // the values are there, and all are done with the keys
-      if (key + keys < tiles.end) tiles.fetch(team, k, key + keys, head_dim, tile_keys);
-      if (key >= warp_end) continue;
+      if (key + keys < tiles.end) fetch(of_k, key + keys, tile_keys);
+      if (key >= end_key) continue;
       const float factor = begin_scores(warp, factors, scores);
       add_softmax(warp, seen, key, factor, scores, sums, max, total);
-      add_product_of_weights<strips, keys, columns>(warp, scores, values, 0, depth, sums);
+      Weights<strips, keys> weights(warp, scores);
+      begin_products(warp, weights.all, sums);
+      add_product_of_weights<strips, keys, width, width>(warp, weights, values, 0, sums);
+      end_products(warp, sums);
     }
     warp.arrive();  // where there was no key
-    end(warp, at, row, head_dim, sums, max, total);
+    end(warp, at, row, sums, max, total);
   }
 
  private:
@@ -185,12 +220,12 @@ struct WarpAttention {
   // What earlier calls found is one more key, whose score is their lse and whose value is their out.
   template <class Warp>
   ECHELON_HOST_DEVICE void begin(const Warp& warp, const QueryTile& at, int row,
-                                 SumFragment (&sums)[strips][columns / 8], float (&max)[strips][2],
+                                 SumFragment (&sums)[strips][width / 8], float (&max)[strips][2],
                                  float (&total)[strips][2]) const {
     each_row_of_sums<strips>([&](int i, int half) {
       max[i][half] = none;
       total[i][half] = 0;
-      each_sum_of_row<columns / 8>(half, [&](int j, int e) { sums[i][j].sums[e] = 0; });
+      each_sum_of_row<width / 8>(half, [&](int j, int e) { sums[i][j].sums[e] = 0; });
     });
     if (!s.accumulate) return;
     each_row_of_sums<strips>([&](int i, int half) {
@@ -199,7 +234,7 @@ struct WarpAttention {
       const bool begun = std::isfinite(earlier);
       max[i][half] = begun ? earlier * log2_of_e : none;
       total[i][half] = begun && warp.lane() % 4 == 0 ? 1.0f : 0.0f;  // one of the four who add it up
-      each_sum_of_row<columns / 8>(half, [&](int j, int e) {
+      each_sum_of_row<width / 8>(half, [&](int j, int e) {
         const int d = 8 * j + fragment_column(warp.lane(), e);
         sums[i][j].sums[e] = begun && d < s.head_dim ? float{out[at.first_row + mine][at.column + d]} : 0.0f;
       });
@@ -227,34 +262,37 @@ struct WarpAttention {
   template <class Warp>
   ECHELON_HOST_DEVICE void add_softmax(const Warp& warp, const SeenKeys<strips>& seen, int key, float score,
                                        SumFragment (&scores)[strips][keys / 8],
-                                       SumFragment (&sums)[strips][columns / 8], float (&max)[strips][2],
+                                       SumFragment (&sums)[strips][width / 8], float (&max)[strips][2],
                                        float (&total)[strips][2]) const {
     if (!seen.all(key, keys))
       each_sum<strips, keys / 8>([&](int i, int j, int e) {
         if (!seen.has(i, e / 2, key + 8 * j + fragment_column(warp.lane(), e))) scores[i][j].sums[e] = none;
       });
     each_row_of_sums<strips>([&](int i, int half) {
-      float most = none;
-      each_sum_of_row<keys / 8>(half, [&](int j, int e) { most = std::fmax(most, scores[i][j].sums[e]); });
+      // Two chains of each, which do not wait for each other.
+      float most_of[2] = {none, none};
+      each_sum_of_row<keys / 8>(
+          half, [&](int j, int e) { most_of[e % 2] = std::fmax(most_of[e % 2], scores[i][j].sums[e]); });
+      float most = std::fmax(most_of[0], most_of[1]);
       most = std::fmax(most, warp.across(most, 1));
       most = std::fmax(most, warp.across(most, 2));
       most = std::fmax(max[i][half], most == none ? none : most * score);
       const float base = most == none ? 0.0f : most, factor = warp.power_of_two(max[i][half] - base);
-      float of_tile = 0;
+      float of_tile[2] = {0, 0};
       each_sum_of_row<keys / 8>(half, [&](int j, int e) {
         float& x = scores[i][j].sums[e];
         x = warp.power_of_two(std::fma(x, score, -base));
-        of_tile += x;
+        of_tile[e % 2] += x;
       });
       max[i][half] = most;
-      total[i][half] = total[i][half] * factor + of_tile;
-      each_sum_of_row<columns / 8>(half, [&](int j, int e) { sums[i][j].sums[e] *= factor; });
+      total[i][half] = total[i][half] * factor + (of_tile[0] + of_tile[1]);
+      each_sum_of_row<width / 8>(half, [&](int j, int e) { sums[i][j].sums[e] *= factor; });
     });
   }
 
   template <class Warp>
-  ECHELON_HOST_DEVICE void end(const Warp& warp, const QueryTile& at, int row, int head_dim,
-                               const SumFragment (&sums)[strips][columns / 8], const float (&max)[strips][2],
+  ECHELON_HOST_DEVICE void end(const Warp& warp, const QueryTile& at, int row,
+                               const SumFragment (&sums)[strips][width / 8], const float (&max)[strips][2],
                                const float (&total)[strips][2]) const {
     each_row_of_sums<strips>([&](int i, int half) {
       float all = total[i][half];
@@ -266,7 +304,7 @@ struct WarpAttention {
         lse[s.softmax(at.sequence, at.head, at.query + mine)] =
             (max[i][half] + std::log2(all)) * (1 / log2_of_e);
       const float part = all == 0 ? 0.0f : 1 / all;
-      each_pair_of_row<columns / 8>(half, head_dim, warp.lane(), [&](int j, int e, int d) {
+      each_pair_of_row<width / 8>(half, s.head_dim, warp.lane(), [&](int j, int e, int d) {
         const float* const two = sums[i][j].sums + e;
         store_pair(warp, two[0] * part, two[1] * part, out[at.first_row + mine] + at.column + d);
       });

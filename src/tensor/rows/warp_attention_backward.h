@@ -69,15 +69,21 @@ ECHELON_HOST_DEVICE void store_sums(const Warp& warp, const AttentionSizes& s,
 
 // dq, a block for each tile of queries of a head, and of its columns: `strips` times 16 queries to a warp,
 // against `keys` at a time.
-template <int columns, bool whole, int strips, int keys>
+template <int width, int columns, int strips, int keys, bool warpgroup>
 struct WarpAttentionBackwardQueries {
   AttentionSizes s;
   Matrix<bf16> q, k, v, dout, dq;
   const float *lse, *delta;
 
-  static int queries(std::int64_t lanes) { return static_cast<int>(lanes) / warp_lanes * 16 * strips; }
-  static std::size_t shared_bytes(std::int64_t lanes, int head_dim) {
-    return warp_attention_bytes(2 * queries(lanes) + 2 * keys, head_dim);
+  static constexpr int blocks_at_once = width == 64 && warpgroup ? 4 : 1;
+  int heads_together() const {
+    return rows::heads_together(s.batch * s.num_heads, s.kv_len * s.num_kv_heads / s.num_heads, s.head_dim);
+  }
+  ECHELON_HOST_DEVICE static constexpr int tile_of(std::int64_t lanes) {
+    return static_cast<int>(lanes) / warp_lanes * 16 * strips;
+  }
+  static std::size_t shared_bytes(std::int64_t lanes) {
+    return SharedRoom::bytes_for(2 * tile_of(lanes) + 2 * keys, width);
   }
   std::int64_t num_blocks() const {
     return s.batch * s.num_heads * s.tiles_of(s.q_len) * column_parts(s.head_dim, columns);
@@ -85,26 +91,28 @@ struct WarpAttentionBackwardQueries {
 
   template <class Team>
   ECHELON_HOST_DEVICE void operator()(const Team& team) const {
-    const auto warp = team.warp();
-    const int parts = whole ? 1 : column_parts(s.head_dim, columns);
+    const auto warp = warp_of<warpgroup>(team);
+    const int parts = width == columns ? 1 : column_parts(s.head_dim, columns);
     const QueryTile at(s, team.block() / parts);
     const int column = static_cast<int>(team.block() % parts) * columns;
-    const int head_dim = whole ? columns : s.head_dim, depth = padded_head(head_dim);
-    const int stride = SharedRows::stride_of(depth), row = warp.number() * 16 * strips;
-    const SharedRows queries{reinterpret_cast<bf16*>(team.shared()), stride};
-    const SharedRows gradients{queries.at(s.tile, 0), stride};
-    const SharedRows tile_keys{gradients.at(s.tile, 0), stride}, values{tile_keys.at(keys, 0), stride};
+    const int row = warp.number() * 16 * strips, tile = tile_of(team.lanes());
+    SharedRoom room(team.shared());
+    const SharedRows queries = room.take(tile, width), gradients = room.take(tile, width),
+                     tile_keys = room.take(keys, width), values = room.take(keys, width);
 
-    const KeyTiles tiles(team, s, at, keys);
-    fetch_rows(team, q, at.first_row, at.column, at.rows, head_dim, queries, s.tile, depth);
-    fetch_rows(team, dout, at.first_row, at.column, at.rows, head_dim, gradients, s.tile, depth);
-    if (tiles.begin < tiles.end) tiles.fetch(team, v, tiles.begin, head_dim, values);
+    const KeyTiles<keys> tiles(team, s, at);
+    const std::int64_t first_key = at.sequence * s.kv_batch_stride;
+    const HeadColumns<width> of_k(team, k, at.kv_column, s.head_dim), of_v(team, v, at.kv_column, s.head_dim);
+    const auto fetch = [&](const HeadColumns<width>& from, int key, const SharedRows& to) {
+      from.fetch(team, first_key + key, tiles.rows(key), to, keys);
+    };
+    HeadColumns<width>(team, q, at.column, s.head_dim).fetch(team, at.first_row, at.rows, queries, tile);
+    HeadColumns<width>(team, dout, at.column, s.head_dim).fetch(team, at.first_row, at.rows, gradients, tile);
+    if (tiles.begin < tiles.end) fetch(of_v, tiles.begin, values);
 
     const SeenKeys<strips> seen(warp, s, at, row);
     const ScoreFactors factors(s);
-    // The last of a warp's queries sees keys below this.
-    const int rows_end = at.rows < row + 16 * strips ? at.rows : row + 16 * strips;
-    const int warp_end = rows_end > row ? static_cast<int>(s.end_key(at.query + rows_end - 1)) : 0;
+    const int end_key = end_key_together<strips>(warp, s, at);
     float row_lse[strips][2], row_delta[strips][2];
     each_row_of_sums<strips>([&](int i, int half) {
       const int mine = row + 16 * i + fragment_row(warp.lane(), 2 * half);
@@ -117,15 +125,21 @@ struct WarpAttentionBackwardQueries {
     for (int key = tiles.begin; key < tiles.end; key += keys) {
       warp.arrive();
       team.sync();  // the values are there, and all are done with the last keys
-      tiles.fetch(team, k, key, head_dim, tile_keys);
-      SumFragment slopes[strips][keys / 8] = {};
-      if (key < warp_end) add_product_of_turned<strips, keys>(warp, gradients, row, values, depth, slopes);
+      fetch(of_k, key, tile_keys);
+      SumFragment slopes[strips][keys / 8];
+      if (key < end_key) {
+        begin_products(warp);
+        product_of_turned<strips, keys, width>(warp, gradients, row, values, slopes);
+        end_products(warp, slopes);
+      }
       warp.arrive();
       team.sync();  // the keys are there, and all are done with the values
-      if (key + keys < tiles.end) tiles.fetch(team, v, key + keys, head_dim, values);
-      if (key >= warp_end) continue;
-      SumFragment scores[strips][keys / 8] = {};
-      add_product_of_turned<strips, keys>(warp, queries, row, tile_keys, depth, scores);
+      if (key + keys < tiles.end) fetch(of_v, key + keys, values);
+      if (key >= end_key) continue;
+      SumFragment scores[strips][keys / 8];
+      begin_products(warp);
+      product_of_turned<strips, keys, width>(warp, queries, row, tile_keys, scores);
+      end_products(warp, scores);
       make_slopes(
           warp, factors, scores, slopes,
           [&](int i, int, int e) {
@@ -135,10 +149,13 @@ struct WarpAttentionBackwardQueries {
           [&](int i, int j, int e) {
             return seen.has(i, e / 2, key + 8 * j + fragment_column(warp.lane(), e));
           });
-      add_product_of_weights<strips, keys, columns>(warp, slopes, tile_keys, column, depth, sums);
+      Weights<strips, keys> weights(warp, slopes);
+      begin_products(warp, weights.all, sums);
+      add_product_of_weights<strips, keys, width, columns>(warp, weights, tile_keys, column, sums);
+      end_products(warp, sums);
     }
     warp.arrive();  // where there was no key
-    store_sums<strips, columns>(warp, s, sums, static_cast<float>(s.scale), row, at.rows, head_dim - column,
+    store_sums<strips, columns>(warp, s, sums, static_cast<float>(s.scale), row, at.rows, s.head_dim - column,
                                 dq, at.first_row, at.column + column);
   }
 };
@@ -171,15 +188,21 @@ ECHELON_HOST_DEVICE FirstKeys first_keys_of(const Team& team, const AttentionSiz
 // dk and dv, a block for each tile of keys of a key/value head, and of its columns, `strips` times 16 keys to
 // a warp: over the query heads that read it, and over the queries that may see the keys, `queries` at a time.
 // While one tile of queries is worked on, the next is on its way.
-template <int columns, bool whole, int strips, int queries>
+template <int width, int columns, int strips, int queries, bool warpgroup>
 struct WarpAttentionBackwardKeys {
   AttentionSizes s;  // whose tile is of keys
   Matrix<bf16> q, k, v, dout, dk, dv;
   const float *lse, *delta;
 
-  static int keys(std::int64_t lanes) { return static_cast<int>(lanes) / warp_lanes * 16 * strips; }
-  static std::size_t shared_bytes(std::int64_t lanes, int head_dim) {
-    return warp_attention_bytes(2 * keys(lanes) + 4 * queries, head_dim) + 2 * sizeof(OfQueries);
+  static constexpr int blocks_at_once = width == 64 && warpgroup ? 3 : 1;
+  int heads_together() const {
+    return rows::heads_together(s.batch * s.num_kv_heads, s.q_len * s.num_heads / s.num_kv_heads, s.head_dim);
+  }
+  ECHELON_HOST_DEVICE static constexpr int tile_of(std::int64_t lanes) {
+    return static_cast<int>(lanes) / warp_lanes * 16 * strips;
+  }
+  static std::size_t shared_bytes(std::int64_t lanes) {
+    return SharedRoom::bytes_for(2 * tile_of(lanes) + 4 * queries, width) + 2 * sizeof(OfQueries);
   }
   std::int64_t num_blocks() const {
     return s.batch * s.num_kv_heads * s.tiles_of(s.kv_len) * column_parts(s.head_dim, columns);
@@ -187,74 +210,91 @@ struct WarpAttentionBackwardKeys {
 
   template <class Team>
   ECHELON_HOST_DEVICE void operator()(const Team& team) const {
-    const auto warp = team.warp();
-    const int parts = whole ? 1 : column_parts(s.head_dim, columns);
+    const auto warp = warp_of<warpgroup>(team);
+    const int parts = width == columns ? 1 : column_parts(s.head_dim, columns);
     const int column = static_cast<int>(team.block() % parts) * columns;
-    // Of all heads the first keys first, which the most queries see.
-    const std::int64_t block = team.block() / parts, all_heads = s.batch * s.num_kv_heads;
-    const auto kv_head = static_cast<int>(block % all_heads % s.num_kv_heads);
-    const auto sequence = static_cast<int>(block % all_heads / s.num_kv_heads);
-    const auto key = static_cast<int>(block / all_heads * s.tile);
-    const auto rows = static_cast<int>(s.kv_len - key < s.tile ? s.kv_len - key : s.tile);
-    const int head_dim = whole ? columns : s.head_dim, depth = padded_head(head_dim);
-    const int stride = SharedRows::stride_of(depth), row = warp.number() * 16 * strips;
-    const std::int64_t first_row = sequence * s.kv_batch_stride + key, kv_column = kv_head * head_dim;
-    OfQueries* const of_queries = reinterpret_cast<OfQueries*>(team.shared());
-    const SharedRows tile_keys{reinterpret_cast<bf16*>(team.shared() + 2 * sizeof(OfQueries)), stride};
-    const SharedRows values{tile_keys.at(s.tile, 0), stride};
-    const SharedRows all_queries{values.at(s.tile, 0), stride},
-        all_gradients{all_queries.at(2 * queries, 0), stride};
-    const auto half = [&](const SharedRows& of, int stage) {
-      return SharedRows{of.at(stage * queries, 0), stride};
+    // Of a head the first keys first, which the most queries see.
+    const TileOfHead place(team.block() / parts, s.batch, s.num_kv_heads, s.tiles_of(s.kv_len),
+                           s.heads_together);
+    const int sequence = place.sequence, kv_head = place.head, key = place.tile * s.tile;
+    const int rows = Smaller()(static_cast<int>(s.kv_len) - key, s.tile);
+    const int row = warp.number() * 16 * strips, tile = tile_of(team.lanes());
+    const std::int64_t first_row = sequence * s.kv_batch_stride + key,
+                       kv_column = static_cast<std::int64_t>(kv_head) * s.head_dim;
+    SharedRoom room(team.shared());
+    const SharedRows tile_keys = room.take(tile, width), values = room.take(tile, width);
+    // Of queries and of their gradients two tiles each, of which one is worked on.
+    const SharedRows two_queries = room.take(queries, width);
+    room.take(queries, width);
+    const SharedRows two_gradients = room.take(queries, width);
+    room.take(queries, width);
+    const auto one = [](const SharedRows& two, int stage) {
+      return SharedRows{two.data + stage * SharedRows::elements(queries, width), queries};
     };
+    OfQueries* const of_queries = static_cast<OfQueries*>(room.rest());
+    HeadColumns<width>(team, k, kv_column, s.head_dim).fetch(team, first_row, rows, tile_keys, tile);
+    HeadColumns<width>(team, v, kv_column, s.head_dim).fetch(team, first_row, rows, values, tile);
+    const HeadColumns<width> of_q(team, q, 0, s.head_dim), of_dout(team, dout, 0, s.head_dim);
     const auto fetch = [&](const Place& at, int stage) {
-      const std::int64_t from = sequence * s.q_len + at.query, from_column = at.head * head_dim;
-      fetch_rows(team, q, from, from_column, at.rows, head_dim, half(all_queries, stage), queries, depth);
-      fetch_rows(team, dout, from, from_column, at.rows, head_dim, half(all_gradients, stage), queries,
-                 depth);
-      note_queries(team, sequence, at, of_queries[stage]);
+      const std::int64_t from = sequence * s.q_len + at.query,
+                         to_head = static_cast<std::int64_t>(at.head) * s.head_dim;
+      of_q.fetch(team, from, at.rows, one(two_queries, stage), queries, to_head);
+      of_dout.fetch(team, from, at.rows, one(two_gradients, stage), queries, to_head);
     };
-    fetch_rows(team, k, first_row, kv_column, rows, head_dim, tile_keys, s.tile, depth);
-    fetch_rows(team, v, first_row, kv_column, rows, head_dim, values, s.tile, depth);
 
     const auto heads = static_cast<int>(s.num_heads / s.num_kv_heads);
     const Bounds bounds{key < s.q_offset ? 0 : static_cast<int>((key - s.q_offset) / queries * queries),
                         (kv_head + 1) * heads, key, key + rows};
     const ScoreFactors factors(s);
+    Notes notes;
     Place at = seek(team, bounds, sequence, kv_head * heads, bounds.first_query);
-    if (at.head < bounds.end_head) fetch(at, 0);
+    if (at.head < bounds.end_head) {
+      fetch(at, 0);
+      notes.take(team, *this, sequence, at);
+      notes.leave(team, of_queries[0]);
+    }
+    const RowsTogether together = rows_together<strips>(warp);
     SumFragment key_sums[strips][columns / 8] = {}, value_sums[strips][columns / 8] = {};
     for (int stage = 0; at.head < bounds.end_head; stage = 1 - stage) {
       warp.arrive();
       team.sync();  // the queries are there, and all are done with the last
       const Place next = seek(team, bounds, sequence, at.head, at.query + queries);
-      if (next.head < bounds.end_head) fetch(next, 1 - stage);
-      const int first_key = key + row, end_key = first_key + 16 * strips;  // of the warp
-      if (first_key < at.end_key) {
-        const SharedRows tile_queries = half(all_queries, stage), gradients = half(all_gradients, stage);
+      if (next.head < bounds.end_head) {
+        fetch(next, 1 - stage);
+        notes.take(team, *this, sequence, next);
+      }
+      if (key + together.begin < at.end_key) {
+        const int first_key = key + row, end_key = first_key + 16 * strips;  // of the warp
+        const SharedRows tile_queries = one(two_queries, stage), gradients = one(two_gradients, stage);
         const OfQueries& of = of_queries[stage];
-        SumFragment slopes[strips][queries / 8] = {}, scores[strips][queries / 8] = {};
-        add_product_of_turned<strips, queries>(warp, values, row, gradients, depth, slopes);
-        add_product_of_turned<strips, queries>(warp, tile_keys, row, tile_queries, depth, scores);
+        SumFragment slopes[strips][queries / 8], scores[strips][queries / 8];
+        begin_products(warp);
+        product_of_turned<strips, queries, width>(warp, values, row, gradients, slopes);
+        product_of_turned<strips, queries, width>(warp, tile_keys, row, tile_queries, scores);
+        end_products(warp, slopes, scores);
         make_slopes(
             warp, factors, scores, slopes,
             [&](int, int j, int e) { return of.pairs[4 * j + warp.lane() % 4].of[e % 2]; },
-            at.rows == queries && at.latest_first <= first_key &&
-                end_key <= static_cast<int>(s.end_key(at.query)),
+            at.rows == queries && at.latest_first <= first_key && end_key <= end_key_of(s, at.query),
             [&](int i, int j, int e) {
               const int query = 8 * j + fragment_column(warp.lane(), e);
               const int its = first_key + 16 * i + fragment_row(warp.lane(), e);
               return its >= of.first[query] && its < of.end[query];
             });
-        add_product_of_weights<strips, queries, columns>(warp, scores, gradients, column, depth, value_sums);
-        add_product_of_weights<strips, queries, columns>(warp, slopes, tile_queries, column, depth, key_sums);
+        Weights<strips, queries> weights(warp, scores), of_slopes(warp, slopes);
+        begin_products(warp, weights.all, of_slopes.all, value_sums, key_sums);
+        add_product_of_weights<strips, queries, width, columns>(warp, weights, gradients, column, value_sums);
+        add_product_of_weights<strips, queries, width, columns>(warp, of_slopes, tile_queries, column,
+                                                                key_sums);
+        end_products(warp, value_sums, key_sums);
       }
+      if (next.head < bounds.end_head) notes.leave(team, of_queries[1 - stage]);
       at = next;
     }
     warp.arrive();  // where there was no query
-    store_sums<strips, columns>(warp, s, key_sums, static_cast<float>(s.scale), row, rows, head_dim - column,
-                                dk, first_row, kv_column + column);
-    store_sums<strips, columns>(warp, s, value_sums, 1.0f, row, rows, head_dim - column, dv, first_row,
+    store_sums<strips, columns>(warp, s, key_sums, static_cast<float>(s.scale), row, rows,
+                                s.head_dim - column, dk, first_row, kv_column + column);
+    store_sums<strips, columns>(warp, s, value_sums, 1.0f, row, rows, s.head_dim - column, dv, first_row,
                                 kv_column + column);
   }
 
@@ -284,8 +324,7 @@ struct WarpAttentionBackwardKeys {
     const auto q_len = static_cast<int>(s.q_len);
     for (; head < bounds.end_head; ++head, query = bounds.first_query)
       for (; query < q_len; query += queries) {
-        const int rows = q_len - query < queries ? q_len - query : queries;
-        const auto end_key = static_cast<int>(s.end_key(query + rows - 1));
+        const int rows = Smaller()(q_len - query, queries), end_key = end_key_of(s, query + rows - 1);
         if (end_key <= bounds.key) continue;
         const FirstKeys first = first_keys_of(team, s, sequence, query, rows);
         if (first.earliest < bounds.end_key) return {head, query, rows, first.latest, end_key};
@@ -293,17 +332,44 @@ struct WarpAttentionBackwardKeys {
     return {head, 0, 0, 0, 0};
   }
 
-  template <class Team>
-  ECHELON_HOST_DEVICE void note_queries(const Team& team, int sequence, const Place& at,
-                                        OfQueries& of) const {
-    for (int i = static_cast<int>(team.lane()); i < queries; i += static_cast<int>(team.lanes())) {
-      const std::int64_t query = at.query + i, softmax = s.softmax(sequence, at.head, query);
-      const bool is = i < at.rows;
-      of.pairs[i / 2].of[i % 2] = {is ? lse[softmax] * log2_of_e : 0.0f, is ? delta[softmax] : 0.0f};
-      of.first[i] = is ? static_cast<int>(s.first_key(sequence, query)) : 0;
-      of.end[i] = is ? static_cast<int>(s.end_key(query)) : 0;
+  // What a lane brings of a tile's queries: read early, and left in shared memory when it is there.
+  class Notes {
+   public:
+    template <class Team>
+    ECHELON_HOST_DEVICE void take(const Team& team, const WarpAttentionBackwardKeys& of, int sequence,
+                                  const Place& at) {
+      each(team, [&](Note& note, int i) {
+        const std::int64_t softmax = of.s.softmax(sequence, at.head, at.query + i);
+        const bool is = i < at.rows;
+        note = {is ? of.lse[softmax] : 0.0f, is ? of.delta[softmax] : 0.0f,
+                is ? static_cast<int>(of.s.first_key(sequence, at.query + i)) : 0,
+                is ? end_key_of(of.s, at.query + i) : 0};
+      });
     }
-  }
+    template <class Team>
+    ECHELON_HOST_DEVICE void leave(const Team& team, OfQueries& of) {
+      each(team, [&](const Note& note, int i) {
+        of.pairs[i / 2].of[i % 2] = {note.lse * log2_of_e, note.delta};
+        of.first[i] = note.first;
+        of.end[i] = note.end;
+      });
+    }
+
+   private:
+    struct Note {
+      float lse, delta;
+      int first, end;
+    };
+    template <class Team, class Body>
+    ECHELON_HOST_DEVICE void each(const Team& team, const Body& body) {
+      int i = static_cast<int>(team.lane());
+      ECHELON_UNROLL
+      for (int n = 0; n < most; ++n, i += static_cast<int>(team.lanes()))
+        if (i < queries) body(notes_[n], i);
+    }
+    static constexpr int most = queries / warp_lanes;  // where a block is one warp
+    Note notes_[most] = {};
+  };
 };
 
 }  // namespace echelon::rows
