@@ -570,7 +570,7 @@ TEST_P(DeviceKernels, ManyTensorsTogether) {
   }
   run([&](Kernels& on, auto of) {
     std::vector<AdamWUpdate> updates;
-    std::vector<SquaresOf> squares;
+    std::vector<SumsOf> squares;
     for (std::size_t i = 0; i < all.size(); ++i) {
       const One& one = all[i];
       const AdamWStep step{.lr = 1e-2, .weight_decay = i % 2 == 0 ? 0.1 : 0, .step = 1 + std::int64_t(i % 4)};
@@ -609,6 +609,10 @@ TEST_P(DeviceKernels, NumbersThatTheHostReads) {
       const Operand sums = vector(DType::f64, (rows * cols + 9) / 10);
       run([&](Kernels& on, auto of) { on.sum_squares(of(flat), 10, of(sums)); });
       expect_close(sums, 10, "sum_squares");
+      if (t == DType::f64) {  // the reference's bits, as the order is said
+        run([&](Kernels& on, auto of) { on.sum_in_order(of(flat), 10, of(sums)); });
+        EXPECT_EQ(copy_numbers_to_host(sums.tested), copy_numbers_to_host(sums.expected));
+      }
       if (rows == 0) continue;
       for (const double bad :
            {std::numeric_limits<double>::quiet_NaN(), std::numeric_limits<double>::infinity()}) {

@@ -107,6 +107,21 @@ TEST_F(KernelsReference, ElementwiseOperations) {
   z.expect_frame_untouched(0.25);
 }
 
+TEST_F(KernelsReference, SumsAreTakenInOrderByBlock) {
+  std::vector<double> values(150, 0x1p-53);
+  values[0] = values[149] = 1;  // to which so little adds nothing, where it comes first
+  const Tensor x = Tensor::view_of(values.data(), DType::f64, {std::ssize(values)});
+  const auto sums = [&](const Tensor& of, std::int64_t block) {
+    std::vector<double> result(static_cast<std::size_t>((of.numel() + block - 1) / block), -1.0);
+    kernels->sum_in_order(of, block, Tensor::view_of(result.data(), DType::f64, {std::ssize(result)}));
+    return result;
+  };
+  EXPECT_EQ(sums(x, 149), (std::vector{1.0, 1.0}));
+  EXPECT_EQ(sums(x, 64),
+            (std::vector{1.0, 0x1p-47, 1 + 0x1p-52 * 10}));  // 21 halves of a last place before it
+  EXPECT_EQ(sums(x.flat_range(0, 0), 64), std::vector<double>{});
+}
+
 TEST_F(KernelsReference, SumsOfSquaresOfF32AreTakenInDoubleByBlock) {
   std::vector<float> values(1025, 0x1p-6f);
   values[0] = 1e4f;  // in f32 the squares of the others would vanish beside this one

@@ -176,6 +176,10 @@ void QueuedKernels::sum_squares(T x, std::int64_t block, Out sums) {
   queue("sum_squares", &Kernels::sum_squares, x, block, sums);
 }
 
+void QueuedKernels::sum_in_order(T x, std::int64_t block, Out sums) {
+  queue("sum_in_order", &Kernels::sum_in_order, x, block, sums);
+}
+
 bool QueuedKernels::all_finite(T x) { return ask("all_finite", &Kernels::all_finite, x); }
 
 double QueuedKernels::largest(T x) { return ask("largest", &Kernels::largest, x); }

@@ -27,8 +27,12 @@ class QueuedKernels final : public KernelBackend {
   void add(T x, InOut y) override;
   void scale(InOut x, double factor) override;
   void sum_squares(T x, std::int64_t block, Out sums) override;
-  void sum_squares_of_all(std::span<const SquaresOf> all, std::int64_t block) override {
-    for (const SquaresOf& one : all) sum_squares(one.x, block, one.sums);
+  void sum_in_order(T x, std::int64_t block, Out sums) override;
+  void sum_in_order_of_all(std::span<const SumsOf> all, std::int64_t block) override {
+    for (const SumsOf& one : all) sum_in_order(one.x, block, one.sums);
+  }
+  void sum_squares_of_all(std::span<const SumsOf> all, std::int64_t block) override {
+    for (const SumsOf& one : all) sum_squares(one.x, block, one.sums);
   }
   bool all_finite(T x) override;
   double largest(T x) override;

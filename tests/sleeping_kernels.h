@@ -60,7 +60,9 @@ class SleepingKernels final : public KernelBackend {
   void combine_rows(T, T, T, Out) override { never(); }
   void scale(InOut, double) override { never(); }
   void sum_squares(T, std::int64_t, Out) override { never(); }
-  void sum_squares_of_all(std::span<const SquaresOf>, std::int64_t) override { never(); }
+  void sum_squares_of_all(std::span<const SumsOf>, std::int64_t) override { never(); }
+  void sum_in_order(T, std::int64_t, Out) override { never(); }
+  void sum_in_order_of_all(std::span<const SumsOf>, std::int64_t) override { never(); }
   bool all_finite(T) override { return false; }
   double largest(T) override { return 0; }
   ExactSum sum_squares_exactly(T, double) override { return {}; }

@@ -33,8 +33,12 @@ class TimedKernels final : public KernelBackend {
   void add(T x, InOut y) override { inner_->add(x, y); }
   void scale(InOut x, double factor) override { inner_->scale(x, factor); }
   void sum_squares(T x, std::int64_t block, Out sums) override { inner_->sum_squares(x, block, sums); }
-  void sum_squares_of_all(std::span<const SquaresOf> all, std::int64_t block) override {
+  void sum_squares_of_all(std::span<const SumsOf> all, std::int64_t block) override {
     inner_->sum_squares_of_all(all, block);
+  }
+  void sum_in_order(T x, std::int64_t block, Out sums) override { inner_->sum_in_order(x, block, sums); }
+  void sum_in_order_of_all(std::span<const SumsOf> all, std::int64_t block) override {
+    inner_->sum_in_order_of_all(all, block);
   }
   bool all_finite(T x) override { return inner_->all_finite(x); }
   double largest(T x) override { return inner_->largest(x); }

@@ -59,6 +59,7 @@ Microbatch load_microbatch(const Rank& rank, const Plan& plan, std::int64_t step
   const std::vector<PositionRun> runs = layout.runs(layout.ring_index(cp_rank));
   Ids tokens(static_cast<std::size_t>(plan.seq_len)), targets(tokens.size()), all_tokens, all_targets,
       all_positions, all_starts, whole_starts, all_windows, next_tokens, next_targets;
+  for (Ids* all : {&all_tokens, &all_targets, &all_positions}) all->reserve(static_cast<std::size_t>(rows));
   for (std::int64_t sample = samples.begin; sample < samples.end; ++sample) {
     source(step, sample, tokens.data(), targets.data());
     for (std::int64_t position : positions) {

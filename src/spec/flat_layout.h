@@ -29,9 +29,9 @@ struct FlatLayout {
 
 FlatLayout flat_layout(const std::vector<std::vector<ParamSpec>>& groups, int tp, int index);
 
-// The gradient norm adds the squares of so many elements of a parameter (as a rank holds it) at a time, and
-// then the sums of these blocks in order. Its bits then depend on tp alone.
-inline constexpr std::int64_t norm_block = 1024;
+// The gradient norm adds the squares of so many elements of a parameter (as a rank holds it) at a time, then
+// the sums of so many of these blocks in order, and then these in order. Its bits then depend on tp alone.
+inline constexpr std::int64_t norm_block = 1024, norm_blocks_at_once = 64;
 inline std::int64_t norm_blocks(std::int64_t elements) { return (elements + norm_block - 1) / norm_block; }
 
 // Elements that rank `index` of `tp` holds of a parameter.

@@ -75,19 +75,29 @@ class DeviceKernels : public RowKernels<Launch, TokenKernels<Launch>> {
     if (!in_bf16.empty()) KernelBackend::fp8_matmul(in_bf16);
   }
 
-  void sum_squares_of_all(std::span<const SquaresOf> all, std::int64_t block) override {
-    std::map<DType, std::vector<const SquaresOf*>> by_type;
-    for (const SquaresOf& one : all) by_type[one.x.dtype()].push_back(&one);
+  void sum_squares_of_all(std::span<const SumsOf> all, std::int64_t block) override {
+    std::map<DType, std::vector<const SumsOf*>> by_type;
+    for (const SumsOf& one : all) by_type[one.x.dtype()].push_back(&one);
     for (const auto& [type, of_type] : by_type)
       with_stored_type(of_type.front()->x, [&, this]<class T>(T) {
         std::vector<rows::EachRow<rows::SumSquares<T>>> kernels;
         std::vector<std::int64_t> blocks;
-        for (const SquaresOf* one : of_type) {
+        for (const SumsOf* one : of_type) {
           kernels.push_back({{data<T>(one->x), one->x.numel(), block, data<double>(one->sums)}});
           blocks.push_back(one->sums.numel());
         }
         this->template run_together<typename decltype(kernels)::value_type>("sum_squares", kernels, blocks);
       });
+  }
+
+  void sum_in_order_of_all(std::span<const SumsOf> all, std::int64_t block) override {
+    std::vector<rows::SumInOrder> kernels;
+    std::vector<std::int64_t> blocks;
+    for (const SumsOf& one : all) {
+      kernels.push_back({data<double>(one.x), one.x.numel(), block, data<double>(one.sums)});
+      blocks.push_back(kernels.back().num_blocks(this->launch().lanes()));
+    }
+    this->template run_together<rows::SumInOrder>("sum_in_order", kernels, blocks);
   }
 
   // Weights that are rounded at random have a launch each, as each knows its elements by runs of its own.

@@ -31,8 +31,12 @@ class KernelBackend {
   virtual void scale(InOut x, double factor) = 0;
   virtual void sum_squares(const Tensor& x, std::int64_t block, Out sums) = 0;
   // Of several, where a call of each costs what is worth saving.
-  virtual void sum_squares_of_all(std::span<const SquaresOf> all, std::int64_t block) {
-    for (const SquaresOf& one : all) sum_squares(one.x, block, one.sums);
+  virtual void sum_squares_of_all(std::span<const SumsOf> all, std::int64_t block) {
+    for (const SumsOf& one : all) sum_squares(one.x, block, one.sums);
+  }
+  virtual void sum_in_order(const Tensor& x, std::int64_t block, Out sums) = 0;
+  virtual void sum_in_order_of_all(std::span<const SumsOf> all, std::int64_t block) {
+    for (const SumsOf& one : all) sum_in_order(one.x, block, one.sums);
   }
   virtual bool all_finite(const Tensor& x) = 0;
   virtual double largest(const Tensor& x) = 0;

@@ -102,6 +102,12 @@ void check_squares(const Tensor& x, std::int64_t block, const Tensor& sums) {
           "sum_squares: sums is no f64 for each block of x", x, sums);
 }
 
+void check_sums_in_order(const Tensor& x, std::int64_t block, const Tensor& sums) {
+  require(x.dtype() == DType::f64 && x.contiguous() && block > 0 &&
+              vector_of(sums, DType::f64, (x.numel() + block - 1) / block),
+          "sum_in_order: x is not f64, or sums no f64 for each block of it", x, sums);
+}
+
 void check_update(const Tensor& p, const Tensor& g, const Tensor& m, const Tensor& v, const AdamWStep& step,
                   const Tensor& remainder) {
   const std::int64_t count = p.numel();
@@ -264,9 +270,19 @@ void Kernels::sum_squares(const Tensor& x, std::int64_t block, Out sums) {
   if (backend_) backend_->sum_squares(x, block, sums);
 }
 
-void Kernels::sum_squares_of_all(std::span<const SquaresOf> all, std::int64_t block) {
-  for (const SquaresOf& one : all) check_squares(one.x, block, one.sums);
+void Kernels::sum_squares_of_all(std::span<const SumsOf> all, std::int64_t block) {
+  for (const SumsOf& one : all) check_squares(one.x, block, one.sums);
   if (backend_) backend_->sum_squares_of_all(all, block);
+}
+
+void Kernels::sum_in_order(const Tensor& x, std::int64_t block, Out sums) {
+  check_sums_in_order(x, block, sums);
+  if (backend_) backend_->sum_in_order(x, block, sums);
+}
+
+void Kernels::sum_in_order_of_all(std::span<const SumsOf> all, std::int64_t block) {
+  for (const SumsOf& one : all) check_sums_in_order(one.x, block, one.sums);
+  if (backend_) backend_->sum_in_order_of_all(all, block);
 }
 
 bool Kernels::all_finite(const Tensor& x) {

@@ -124,8 +124,8 @@ struct AdamWUpdate {
   Tensor p, g, m, v, remainder;
   AdamWStep step;
 };
-// What sum_squares() is given, of one of several tensors.
-struct SquaresOf {
+// What sum_squares() or sum_in_order() is given, of one of several tensors.
+struct SumsOf {
   Tensor x, sums;
 };
 
@@ -236,7 +236,10 @@ class Kernels {
   // x is contiguous; sums (f64) has one element for each block of `block` elements of x, the last of which
   // may be shorter: the sum of their squares, taken in double precision, the same on any number of threads.
   void sum_squares(const Tensor& x, std::int64_t block, Out sums);
-  void sum_squares_of_all(std::span<const SquaresOf> all, std::int64_t block);
+  void sum_squares_of_all(std::span<const SumsOf> all, std::int64_t block);
+  // The same of x itself, which is f64, one element after another.
+  void sum_in_order(const Tensor& x, std::int64_t block, Out sums);
+  void sum_in_order_of_all(std::span<const SumsOf> all, std::int64_t block);
   bool all_finite(const Tensor& x);
   // The largest |x|; not a number where one is not.
   double largest(const Tensor& x);

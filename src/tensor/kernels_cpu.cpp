@@ -11,6 +11,7 @@
 #include <latch>
 #include <memory>
 #include <mutex>
+#include <numeric>
 #include <thread>
 #include <type_traits>
 #include <vector>
@@ -222,6 +223,15 @@ class CpuKernels final : public HostBackend {
       team_.each_row(blocks, block, [&](std::int64_t i) {
         sums[i] = simd<T>().sum_squares(x + i * block, std::min(block, count - i * block));
       });
+    });
+  }
+
+  void sum_in_order(const Tensor& tx, std::int64_t block, Out tsums) override {
+    const std::int64_t count = tx.numel();
+    const double* x = tx.host<double>();
+    double* sums = tsums.host<double>();
+    team_.each_row((count + block - 1) / block, block, [&](std::int64_t i) {
+      sums[i] = std::accumulate(x + i * block, x + std::min((i + 1) * block, count), 0.0);
     });
   }
 

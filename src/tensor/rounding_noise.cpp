@@ -61,6 +61,10 @@ class NoisyKernels final : public RoundingNoise {
     exact_.sum_squares(moved(x), block, sums);
   }
 
+  void sum_in_order(const Tensor& x, std::int64_t block, Out sums) override {
+    exact_.sum_in_order(x, block, sums);
+  }
+
   void add_bias(const Tensor& bias, InOut y) override {
     exact_.add_bias(moved(bias), y);
     move(y);

@@ -69,6 +69,11 @@ class RowKernels : public Base {
     });
   }
 
+  void sum_in_order(const Tensor& x, std::int64_t block, Out sums) override {
+    const rows::SumInOrder kernel{data<double>(x), x.numel(), block, data<double>(sums)};
+    this->launch().run("sum_in_order", kernel.num_blocks(this->launch().lanes()), kernel);
+  }
+
   void add_bias(const Tensor& bias, InOut y) override {
     with_stored_type(y, [&, this]<class T>(T) {
       this->elements("add_bias", y, rows::AddBias<T>{matrix<T>(y), data<T>(bias)});

@@ -24,7 +24,7 @@ std::string shown_bound(const AsynchronousOptions& options) {
 
 // The norm of the gradient that the store holds, all of it or cut over servers, which then agree on the name.
 double finite_norm(const Rank& rank, const ParameterStore& parameters, std::int64_t step) {
-  const std::vector<double> squares = gradient_squares(rank, parameters);
+  const std::vector<double> squares = GradientSquares(rank, parameters).get();
   const double norm = norm_of_squares(squares);
   if (std::isfinite(norm)) return norm;
   for (std::size_t i = 0; i < squares.size(); ++i)

@@ -2,17 +2,32 @@
 
 #include <algorithm>
 #include <cmath>
+#include <utility>
 
 #include "schedule/group_uses.h"
 
 namespace echelon {
 
-std::vector<StepResult> FlushDriver::train(std::int64_t step, const SampleSource& samples, std::int64_t) {
-  const double loss = compute_gradients(step, samples);
-  return {apply_gradients(step, loss)};
+// All that a device can do before the host knows the loss is queued before the host waits for it.
+std::vector<StepResult> FlushDriver::train(std::int64_t step, const SampleSource& samples,
+                                           std::int64_t steps_left) {
+  run_passes(step, samples);
+  std::unique_ptr<GradientSquares> squares = begin_norm();
+  if (steps_left > 1) read_ahead(1);
+  const double loss = take_loss();
+  return {update(step, loss, std::move(squares))};
 }
 
 double FlushDriver::compute_gradients(std::int64_t step, const SampleSource& samples) {
+  run_passes(step, samples);
+  return take_loss();
+}
+
+StepResult FlushDriver::apply_gradients(std::int64_t step, double loss) {
+  return update(step, loss, begin_norm());
+}
+
+void FlushDriver::run_passes(std::int64_t step, const SampleSource& samples) {
   const Rank& rank = parts_.rank;
   const StepPrograms::Program program = parts_.programs.program(0, 1);
   begin(step, samples);
@@ -24,6 +39,16 @@ double FlushDriver::compute_gradients(std::int64_t step, const SampleSource& sam
   parts_.parameters.end_uses();
   if (const SequenceTree* tree = parts_.parameters.sequence_tree()) tree->end_passes();
   parts_.gradients.finish_with_pipeline();
+}
+
+std::unique_ptr<GradientSquares> FlushDriver::begin_norm() {
+  if (parts_.hooks.after_sums) parts_.hooks.after_sums();
+  if (parts_.plan.numerics == Numerics::invariant) return nullptr;
+  const Doing doing = parts_.rank.doing(Activity::gradient_norm);
+  return std::make_unique<GradientSquares>(parts_.rank, parts_.parameters);
+}
+
+double FlushDriver::take_loss() {
   std::vector<double> loss_sums = take_loss_sums();
   if (parts_.sums == DataParallelSums::all) count_routing();
   if (parts_.sums != DataParallelSums::none) loss_sums = sum_over_ranks(loss_sums);
@@ -31,11 +56,10 @@ double FlushDriver::compute_gradients(std::int64_t step, const SampleSource& sam
   return loss_sums.front() / num_targets();
 }
 
-StepResult FlushDriver::apply_gradients(std::int64_t step, double loss) {
-  if (parts_.hooks.after_sums) parts_.hooks.after_sums();
-  const auto norm =
-      parts_.plan.numerics == Numerics::invariant ? invariant_gradient_norm : global_gradient_norm;
-  StepResult result{step, loss, norm(parts_.rank, parts_.parameters), learning_rate(parts_.optimizer, step)};
+StepResult FlushDriver::update(std::int64_t step, double loss, std::unique_ptr<GradientSquares> squares) {
+  const double norm = squares ? global_gradient_norm(parts_.rank, *squares)
+                              : invariant_gradient_norm(parts_.rank, parts_.parameters);
+  StepResult result{step, loss, norm, learning_rate(parts_.optimizer, step)};
   result.routing = routing_;
   result.mtp_loss = mtp_loss_;
   if (!std::isfinite(result.gradient_norm) || !std::isfinite(loss)) {

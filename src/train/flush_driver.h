@@ -2,8 +2,10 @@
 // gradients of the whole mesh; their norm over all stages; the optimizer's step.
 #pragma once
 
+#include <memory>
 #include <span>
 
+#include "train/optimizer.h"
 #include "train/step_driver.h"
 
 namespace echelon {
@@ -21,6 +23,12 @@ class FlushDriver final : public StepDriver {
   double mtp_loss() const { return mtp_loss_; }
 
  private:
+  // What is known of a step before its update: passes and sums over the mesh are queued, or done.
+  void run_passes(std::int64_t step, const SampleSource& samples);
+  // Null under invariant numerics.
+  std::unique_ptr<GradientSquares> begin_norm();
+  double take_loss();
+  StepResult update(std::int64_t step, double loss, std::unique_ptr<GradientSquares> squares);
   void count_routing();
   std::vector<double> sum_over_ranks(std::span<const double> numbers) const;
 

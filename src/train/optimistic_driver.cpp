@@ -16,7 +16,7 @@ std::vector<StepResult> OptimisticDriver::train(std::int64_t step, const SampleS
   std::vector<double> squares;
   {
     const Doing doing = rank.doing(Activity::gradient_norm);
-    squares = gradient_squares(rank, parts_.parameters);
+    squares = GradientSquares(rank, parts_.parameters).get();
   }
   // What this rank has counted is part of the norm: where that is too much, it knows that it must clip, and
   // waits.

@@ -37,61 +37,95 @@ double learning_rate(const OptimizerOptions& o, std::int64_t step) {
   return o.min_lr + 0.5 * (o.lr - o.min_lr) * (1.0 + std::cos(std::numbers::pi * progress));
 }
 
-// The sum of squares of each parameter that this rank holds. A rank that has a part of the gradients has
-// whole blocks, and zeros change no sum: the bits do not depend on how they are cut.
-static std::vector<double> sums_of_squares(const Rank& rank, const ParameterStore& parameters) {
-  const auto& all = parameters.all();
-  std::vector<double> sums(all.size());
-  for (const bool experts : {false, true}) {  // cut over different ranks
-    std::vector<const Parameter*> counted;
-    std::int64_t total = 0;
-    for (const Parameter& p : all)
-      if ((p.spec.expert >= 0) == experts && !p.spec.frozen) {
-        counted.push_back(&p);
-        total += norm_blocks(p.value.numel());
-      }
-    if (counted.empty()) continue;
-    const Tensor blocks(rank.arena(), MemoryCategory::other, DType::f64, {total});
-    Communicator* const group = counted.front()->shard_group;
-    if (blocks.device() == Device::none) {  // millions of numbers, which nobody would read
-      if (group != nullptr) group->all_reduce(blocks).wait();
-      continue;
-    }
-    if (group != nullptr) fill_with_zero(blocks);  // those that are others'
-    std::int64_t begin = 0;
-    std::vector<SquaresOf> squares;
-    for (const Parameter* p : counted) {
-      const std::int64_t first = begin + p->own.begin / norm_block;
-      squares.push_back({p->own_gradient, blocks.flat_range(first, first + norm_blocks(p->own.size()))});
-      begin += norm_blocks(p->value.numel());
-    }
-    rank.kernels().sum_squares_of_all(squares, norm_block);
-    std::vector<double> of_blocks = copy_to_host(blocks, 0.0);
-    if (group != nullptr) of_blocks = HostGroup(*group).sum(of_blocks);
-    const double* at = of_blocks.data();
-    for (const Parameter* p : counted) {
-      const std::int64_t count = norm_blocks(p->value.numel());
-      sums[static_cast<std::size_t>(p - all.data())] = std::accumulate(at, at + count, 0.0);
-      at += count;
-    }
-  }
-  return sums;
+// Of a parameter as this rank holds it: blocks of elements, and sums of so many blocks.
+static std::int64_t blocks_of(const Parameter& p) { return norm_blocks(p.value.numel()); }
+static std::int64_t sums_of(const Parameter& p) {
+  return (blocks_of(p) + norm_blocks_at_once - 1) / norm_blocks_at_once;
 }
 
-std::vector<double> gradient_squares(const Rank& rank, const ParameterStore& parameters) {
-  const int tp = rank.size(Axis::tp), index = rank.coordinate(Axis::tp);
-  std::vector<double> squares(parameters.model().size());
-  const std::vector<double> here = sums_of_squares(rank, parameters);
+// A rank that has a part of the gradients has whole blocks, and zeros change no sum: the bits do not depend
+// on how they are cut.
+GradientSquares::GradientSquares(const Rank& rank, const ParameterStore& parameters)
+    : rank_(rank), parameters_(parameters) {
+  const auto numbers = [&](std::int64_t count) {
+    return Tensor(rank.arena(), MemoryCategory::other, DType::f64, {count});
+  };
+  for (const bool experts : {false, true}) {
+    Part part;
+    std::int64_t num_blocks = 0, num_sums = 0;
+    for (const Parameter& p : parameters.all())
+      if ((p.spec.expert >= 0) == experts && !p.spec.frozen) {
+        part.counted.push_back(&p);
+        num_blocks += blocks_of(p);
+        num_sums += sums_of(p);
+      }
+    if (part.counted.empty()) continue;
+    part.group = part.counted.front()->shard_group;
+    part.blocks = numbers(num_blocks);
+    if (part.group == nullptr)
+      part.sums = numbers(num_sums);
+    else
+      fill_with_zero(part.blocks);  // those that are others'
+    std::int64_t block = 0, sum = 0;
+    std::vector<SumsOf> squares, in_order;
+    for (const Parameter* p : part.counted) {
+      const std::int64_t first = block + p->own.begin / norm_block;
+      squares.push_back({p->own_gradient, part.blocks.flat_range(first, first + norm_blocks(p->own.size()))});
+      if (part.group == nullptr)
+        in_order.push_back({squares.back().sums, part.sums.flat_range(sum, sum + sums_of(*p))});
+      block += blocks_of(*p);
+      sum += sums_of(*p);
+    }
+    rank.kernels().sum_squares_of_all(squares, norm_block);
+    rank.kernels().sum_in_order_of_all(in_order, norm_blocks_at_once);
+    parts_.push_back(std::move(part));
+  }
+}
+
+// Of each parameter that this rank holds.
+std::vector<double> GradientSquares::of_parameters() {
+  std::vector<double> result(parameters_.all().size());
+  for (const Part& part : parts_) {
+    if (part.blocks.device() == Device::none) {  // millions of numbers, which nobody would read
+      if (part.group != nullptr) part.group->all_reduce(part.blocks).wait();
+      continue;
+    }
+    const bool whole = part.group == nullptr;
+    std::vector<double> numbers = copy_to_host(whole ? part.sums : part.blocks, 0.0);
+    if (!whole) numbers = HostGroup(*part.group).sum(numbers);
+    const double* at = numbers.data();
+    for (const Parameter* p : part.counted) {
+      double& total = result[static_cast<std::size_t>(p - parameters_.all().data())];
+      if (whole) {
+        total = std::accumulate(at, at + sums_of(*p), 0.0);
+        at += sums_of(*p);
+        continue;
+      }
+      for (const double* const end = at + blocks_of(*p); at < end;) {
+        const double* const next = std::min(at + norm_blocks_at_once, end);
+        total += std::accumulate(at, next, 0.0);
+        at = next;
+      }
+    }
+  }
+  parts_.clear();
+  return result;
+}
+
+std::vector<double> GradientSquares::get() {
+  const int tp = rank_.size(Axis::tp), index = rank_.coordinate(Axis::tp);
+  std::vector<double> squares(parameters_.model().size());
+  const std::vector<double> here = of_parameters();
   for (std::size_t i = 0; i < squares.size(); ++i) {
-    const Parameter* p = parameters.find_here(parameters.model()[i].name);
+    const Parameter* p = parameters_.find_here(parameters_.model()[i].name);
     // Only the first of ranks that hold the same elements counts them; in an expert group each its experts.
     const bool mine = p != nullptr && index % tp_replicas(p->spec, tp) == 0 &&
-                      p->holders.front() == rank.coordinate(Axis::pp) &&
-                      (p->spec.expert >= 0 || rank.mesh().ep_index(rank.coordinates()) == 0);
-    if (mine) squares[i] = here[static_cast<std::size_t>(p - parameters.all().data())];
+                      p->holders.front() == rank_.coordinate(Axis::pp) &&
+                      (p->spec.expert >= 0 || rank_.mesh().ep_index(rank_.coordinates()) == 0);
+    if (mine) squares[i] = here[static_cast<std::size_t>(p - parameters_.all().data())];
   }
-  squares = HostGroup(rank.along(Axis::tp)).sum(squares);
-  if (rank.size(Axis::ep) > 1) squares = HostGroup(rank.ep()).sum(squares);
+  squares = HostGroup(rank_.along(Axis::tp)).sum(squares);
+  if (rank_.size(Axis::ep) > 1) squares = HostGroup(rank_.ep()).sum(squares);
   return squares;
 }
 
@@ -99,9 +133,9 @@ double norm_of_squares(const std::vector<double>& squares) {
   return std::sqrt(std::accumulate(squares.begin(), squares.end(), 0.0));
 }
 
-double global_gradient_norm(const Rank& rank, const ParameterStore& parameters) {
+double global_gradient_norm(const Rank& rank, GradientSquares& squares) {
   const Doing doing = rank.doing(Activity::gradient_norm);
-  return norm_of_squares(HostGroup(rank.along(Axis::pp)).sum(gradient_squares(rank, parameters)));
+  return norm_of_squares(HostGroup(rank.along(Axis::pp)).sum(squares.get()));
 }
 
 double invariant_gradient_norm(const Rank& rank, const ParameterStore& parameters) {

@@ -29,11 +29,30 @@ double learning_rate(const OptimizerOptions& options, std::int64_t step);
 // mesh: of the parameters that this pipeline rank counts, 0 for the others. Squares are added in double
 // precision over blocks of a parameter (norm_block), then over the blocks. Collective over tp and, where
 // state is cut over it, dp.
-std::vector<double> gradient_squares(const Rank& rank, const ParameterStore& parameters);
+class GradientSquares {
+ public:
+  // Tells the device to add them up.
+  GradientSquares(const Rank& rank, const ParameterStore& parameters);
+  // Waits for it; once.
+  std::vector<double> get();
+
+ private:
+  // Of experts or of the others, which are cut over different ranks.
+  struct Part {
+    std::vector<const Parameter*> counted;
+    Communicator* group;  // null: each rank has all
+    Tensor blocks, sums;  // sums: of norm_blocks_at_once blocks of a parameter, where there is no group
+  };
+  std::vector<double> of_parameters();
+
+  const Rank& rank_;
+  const ParameterStore& parameters_;
+  std::vector<Part> parts_;
+};
 // Euclidean norm from the squares of all pipeline ranks, added in the order of parameters.
 double norm_of_squares(const std::vector<double>& squares);
 // The norm of the whole gradient. Collective over tp, dp and pp.
-double global_gradient_norm(const Rank& rank, const ParameterStore& parameters);
+double global_gradient_norm(const Rank& rank, GradientSquares& squares);
 
 // The same under invariant numerics: every element's square is summed without rounding, so that the sum shows
 // neither how parameters are cut nor how their elements lie.

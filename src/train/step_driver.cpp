@@ -1,5 +1,6 @@
 #include "train/step_driver.h"
 
+#include <algorithm>
 #include <cmath>
 #include <numeric>
 
@@ -89,6 +90,34 @@ void StepDriver::expect_next() {
     parts_.stages.stage(next_backward_->first).expect_backward(found->second);
 }
 
+// What cannot be read is asked for again, and found out, when its step begins: this step is not its victim.
+void StepDriver::read_ahead(int step) {
+  const Rank& rank = parts_.rank;
+  if (rank.arena().device() != Device::cuda) return;
+  const Doing doing = rank.doing(Activity::load_data);
+  ahead_ = {.step = first_step_ + step};
+  try {
+    for (const Range& range : microbatches(parts_.plan, rank.coordinate(Axis::dp)))
+      for (std::int64_t sample = range.begin; sample < range.end; ++sample) {
+        Sample read(parts_.plan.seq_len);
+        (*samples_)(ahead_.step, sample, read.tokens.data(), read.targets.data());
+        ahead_.samples.emplace(sample, std::move(read));
+      }
+  } catch (const std::exception&) {
+    ahead_ = {};
+  }
+}
+
+SampleSource StepDriver::samples() const {
+  return [this](std::int64_t step, std::int64_t sample, std::int32_t* tokens, std::int32_t* targets) {
+    const auto read = ahead_.samples.find(sample);
+    if (step != ahead_.step || read == ahead_.samples.end())
+      return (*samples_)(step, sample, tokens, targets);
+    std::copy(read->second.tokens.begin(), read->second.tokens.end(), tokens);
+    std::copy(read->second.targets.begin(), read->second.targets.end(), targets);
+  };
+}
+
 // All microbatches of a step are loaded at once: the loss is the mean over the targets of the global batch
 // that are not ignored, whatever the mesh or padding, so their number must be known before the first
 // gradient. Where each microbatch has an optimizer step of its own, it is its own batch.
@@ -103,10 +132,11 @@ StepDriver::Batch StepDriver::load(int step) {
   const int of_copy = std::max(static_cast<int>(ranges.size()) / parts_.pipeline->stage_copies(), 1);
   for (std::size_t m = 0; m < ranges.size(); ++m) {
     loaded.microbatches.push_back(
-        load_microbatch(rank, parts_.plan, first_step_ + step, ranges[m], *samples_));
+        load_microbatch(rank, parts_.plan, first_step_ + step, ranges[m], samples()));
     loaded.microbatches.back().index = static_cast<int>(m) % of_copy;
     num_targets[updates == 1 ? 0 : m] += static_cast<double>(loaded.microbatches.back().num_targets);
   }
+  ahead_ = {};
   if (parts_.sums != DataParallelSums::none) num_targets = HostGroup(rank.dp_cp()).sum(num_targets);
   for (std::size_t m = 0; m < ranges.size(); ++m) {
     const double targets = num_targets[updates == 1 ? 0 : m];

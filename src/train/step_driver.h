@@ -56,6 +56,8 @@ class StepDriver : public PipelineStages {
   void begin(std::int64_t first_step, const SampleSource& samples);
   // Loads the step's microbatches if they are not there yet.
   void prepare(int step) { (void)batch(step); }
+  // Reads those of a later step, while a device runs what is queued. On the host nothing would run.
+  void read_ahead(int step);
   void run(const StepPrograms::Program& program);
   // The summed loss of the backward passes since the last call, where this rank has the last stage. The host
   // waits for them.
@@ -77,6 +79,16 @@ class StepDriver : public PipelineStages {
     std::vector<double> gradient_scale;  // of each: gradients are those of this times its summed loss
     int left = 0;                        // passes of this rank that are not finished
   };
+  struct Sample {
+    explicit Sample(std::int64_t seq_len) : tokens(static_cast<std::size_t>(seq_len)), targets(tokens) {}
+    std::vector<std::int32_t> tokens, targets;
+  };
+  struct SamplesAhead {
+    std::int64_t step = -1;
+    std::map<std::int64_t, Sample> samples = {};
+  };
+  // Those that have been read, and the others.
+  SampleSource samples() const;
   Batch load(int step);
   Batch& batch(int step);
   const Microbatch& microbatch(int index);
@@ -89,6 +101,7 @@ class StepDriver : public PipelineStages {
   void expect_next();
 
   const SampleSource* samples_ = nullptr;
+  SamplesAhead ahead_;
   PipelineExecutor executor_;
   mutable PipelineRun last_run_;
   bool pauses_;

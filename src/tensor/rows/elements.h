@@ -130,6 +130,26 @@ struct SumSquares {
   }
 };
 
+// sums[i] = elements [i * each, (i + 1) * each) of `count`, one after another: a sum a lane.
+struct SumInOrder {
+  const double* x;
+  std::int64_t count, each;
+  double* sums;
+  std::int64_t num_blocks(std::int64_t lanes) const { return (num_sums() + lanes - 1) / lanes; }
+  template <class Team>
+  ECHELON_HOST_DEVICE void operator()(const Team& team) const {
+    const std::int64_t i = team.block() * team.lanes() + team.lane();
+    if (i >= num_sums()) return;
+    const std::int64_t end = (i + 1) * each < count ? (i + 1) * each : count;
+    double sum = 0;
+    for (std::int64_t k = i * each; k < end; ++k) sum += x[k];
+    sums[i] = sum;
+  }
+
+ private:
+  ECHELON_HOST_DEVICE std::int64_t num_sums() const { return (count + each - 1) / each; }
+};
+
 // What a number is to LargestOfRow: its magnitude, or whether it is finite.
 struct Magnitude {
   ECHELON_HOST_DEVICE double operator()(double x) const { return std::fabs(x); }
