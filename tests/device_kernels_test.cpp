@@ -595,6 +595,22 @@ TEST_P(DeviceKernels, ManyTensorsTogether) {
   }
 }
 
+// Of text: one id is most of all, others come once, and some are another rank's.
+TEST_P(DeviceKernels, RowsOfTablesWithOneIdManyTimes) {
+  for (bool aligned : {false, true}) {
+    is_aligned = aligned;
+    for (DType t : stored) {
+      constexpr std::int64_t rows = 300, cols = 40, vocab = 50;
+      std::vector<std::int32_t> some;
+      for (std::int64_t i = 0; i < rows; ++i)
+        some.push_back(static_cast<std::int32_t>(i % 7 == 3 ? i * 13 % (vocab + 9) : 5));
+      const Operand id = ids(some), y = random(t, rows, cols), dtable = random(wide(t), vocab, cols);
+      run([&](Kernels& on, auto of) { on.embedding_backward(of(id), of(y), 2, of(dtable)); });
+      expect_close(dtable, 1, "embedding_backward", 0);
+    }
+  }
+}
+
 TEST_P(DeviceKernels, NumbersThatTheHostReads) {
   for (const auto& [rows, cols] : sizes)
     for (DType t : stored) {

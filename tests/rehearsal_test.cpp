@@ -40,12 +40,13 @@ TEST(Rehearsal, RunsALayerOnTheRanksThatShareIt) {  // long
       plan.mesh.ep = ep;
       SCOPED_TRACE(describe(plan));
       const bool is_mixtral = model.experts == Experts::mixtral, has_experts = model.experts != Experts::none;
-      const RehearsedPlan r = rehearsed_plan(plan, is_mixtral ? 0 : 1, has_experts || is_hybrid);
+      const RehearsedPlan r =
+          rehearsed_plan(plan, rehearsal_on_host(plan), is_mixtral ? 0 : 1, has_experts || is_hybrid);
       EXPECT_NO_THROW(validate(r.plan));
       EXPECT_EQ(r.plan.mesh.num_ranks(), std::max(cp, ep) * tp);
       EXPECT_DOUBLE_EQ(r.layer_share, 1);
       EXPECT_DOUBLE_EQ(r.head_share, 1);
-      const PartSeconds parts = rehearse(plan, {}, {2, 1});
+      const PartSeconds parts = rehearse(plan, rehearsal_on_host(plan), {}, {2, 1});
       for (const PartSeconds::Passes& passes : {parts.dense, parts.others, parts.ends}) {
         EXPECT_GE(passes.forward, 0);
         EXPECT_GE(passes.backward, 0);
@@ -69,10 +70,10 @@ TEST(Rehearsal, RunsLayersOfOnePart) {
   model.activation = Activation::relu2;
   model.state_space = {4, 3, 1, 5, 3, true, 4, {}};
   const Plan plan = with_mesh(model, 1, 2, 1, 1);
-  const RehearsedPlan r = rehearsed_plan(plan, {1, 2, 0});
+  const RehearsedPlan r = rehearsed_plan(plan, rehearsal_on_host(plan), {1, 2, 0});
   EXPECT_NO_THROW(validate(r.plan));
   EXPECT_EQ(r.plan.model.layer_pattern, "*-M");
-  const PartSeconds parts = rehearse(plan, {}, {2, 1});
+  const PartSeconds parts = rehearse(plan, rehearsal_on_host(plan), {}, {2, 1});
   for (const PartSeconds::Passes& passes : {parts.dense, parts.others, parts.ends}) {
     EXPECT_GE(passes.forward, 0);
     EXPECT_GE(passes.backward, 0);
@@ -85,11 +86,11 @@ TEST(Rehearsal, RunsShortConvolutionsOfEveryKind) {
   model.num_layers = 5, model.num_dense_layers = 2;
   model.short_conv = {3, {1, 3}};
   const Plan plan = with_mesh(model, 1, 2, 1, 1);
-  const RehearsedPlan r = rehearsed_plan(plan, {1, 0, 3, 2, 0});
+  const RehearsedPlan r = rehearsed_plan(plan, rehearsal_on_host(plan), {1, 0, 3, 2, 0});
   EXPECT_NO_THROW(validate(r.plan));
   EXPECT_EQ(r.plan.model.num_dense_layers, 3);
   EXPECT_EQ(r.plan.model.short_conv.attention_layers, (std::vector<std::int64_t>{0, 3}));
-  const PartSeconds parts = rehearse(plan, {}, {2, 1});
+  const PartSeconds parts = rehearse(plan, rehearsal_on_host(plan), {}, {2, 1});
   for (const PartSeconds::Passes& passes : {parts.dense, parts.others, parts.ends}) {
     EXPECT_GE(passes.forward, 0);
     EXPECT_GE(passes.backward, 0);
@@ -103,12 +104,20 @@ TEST(Rehearsal, IsShortWhereTheStepIsLong) {
   plan.mesh.set(Axis::tp, 2);
   plan.global_batch = plan.micro_batch = 4;
   plan.seq_len = 4096;
-  const RehearsedPlan r = rehearsed_plan(plan, 1, 0);
+  const RehearsedPlan r = rehearsed_plan(plan, rehearsal_on_host(plan), 1, 0);
   EXPECT_EQ(r.plan.micro_batch, 1);
   EXPECT_LT(r.plan.seq_len, 64);
   EXPECT_GT(r.layer_share * static_cast<double>(r.plan.seq_len), 4 * 4096);  // attention grows faster
   EXPECT_DOUBLE_EQ(r.head_share * static_cast<double>(r.plan.seq_len * r.plan.model.vocab),
                    4.0 * 4096 * static_cast<double>(plan.model.vocab));
+
+  // A device that does 400,000 times as much a second starts no kernel faster for it.
+  const RehearsedPlan on_device = rehearsed_plan(plan, rehearsal_on_device(plan, 800e12), 1, 0);
+  EXPECT_EQ(on_device.plan.model.vocab, plan.model.vocab);
+  EXPECT_EQ(on_device.plan.micro_batch, 1);
+  EXPECT_EQ(on_device.plan.seq_len, 4096);
+  EXPECT_DOUBLE_EQ(on_device.layer_share, 4);
+  EXPECT_DOUBLE_EQ(on_device.head_share, 4);
 }
 
 // Layers, ends, messages and updates of every rank, once each.

@@ -285,6 +285,20 @@ TEST_F(TrainingCommands, BenchAnswersInOneObject) {
   has(one_object(run({"bench", "train", "--model", "tiny.toml", "--seq-len", "8", "--steps", "1", "--threads",
                       "1", "--precision", ECHELON_TEST_DTYPE, "--json"})),
       {"tokens_per_second", "mfu", "step_seconds", "matmul_flops", "memory_bytes", "peak_resident_bytes"});
+  // Steps that run into each other are known one step later.
+  for (const Words& flags : {Words{"--optimizer-barrier", "off"}, Words{"--schedule", "2bw"}}) {
+    const Words common{"bench",          "train",
+                       "--model",        "llama-tiny",
+                       "--seq-len",      "8",
+                       "--pp",           "2",
+                       "--threads",      "1",
+                       "--steps",        "2",
+                       "--precision",    ECHELON_TEST_DTYPE,
+                       "--global-batch", "4",
+                       "--micro-batch",  "1",
+                       "--json"};
+    EXPECT_GT(one_object(run(joined(common, flags))).at("final_loss"), 0) << flags.front();
+  }
   const Result collectives =
       run({"bench", "comm", "--ranks", "4", "--size", "0.0625", "--repeats", "1", "--json"});
   std::istringstream table(collectives.err);

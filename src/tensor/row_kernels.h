@@ -277,9 +277,10 @@ class RowKernels : public Base {
 
   void embedding_backward(const Tensor& ids, const Tensor& dy, std::int64_t first_id, InOut dtable) override {
     with_stored_type(dy, [&, this]<class T>(T) {
-      this->each_row("embedding_backward", dy,
-                     rows::EmbeddingBackward<T>{data<std::int32_t>(ids), matrix<T>(dy), first_id,
-                                                matrix<Wide<T>>(dtable)});
+      const rows::EmbeddingBackward<T> kernel{data<std::int32_t>(ids), matrix<T>(dy), first_id,
+                                              matrix<Wide<T>>(dtable)};
+      this->launch().run("embedding_backward", dy.rows(), kernel,
+                         kernel.shared_bytes(this->launch().lanes()));
     });
   }
 

@@ -19,6 +19,7 @@ namespace {
 constexpr auto patience = std::chrono::hours(1);
 
 constexpr int tries = 4;
+constexpr std::int64_t fewest_elements = 1 << 16;
 
 // Meshes of the rehearsal, one behind the other: as many ranks as the job has, where they are not too many.
 struct Stand {
@@ -126,13 +127,14 @@ PartSeconds::Passes operator-(const PartSeconds::Passes& a, const PartSeconds::P
 }
 
 // Zeroing, norm and update of one element.
-double element_seconds(const Plan& plan, const Stand& stand, const RunOptions& options) {
-  constexpr std::int64_t elements = 1 << 16;
+double element_seconds(const Plan& plan, const RehearsalSize& size, const Stand& stand,
+                       const RunOptions& options) {
+  const std::int64_t elements = std::clamp(num_parameters(plan.model), fewest_elements, size.most_elements);
   double best = std::numeric_limits<double>::max();
   SharedStopwatch watch;
   on_meshes(stand, Mesh{}, plan.precision, plan.numerics, options, [&](const Rank& rank, Communicator& all) {
-    const auto tensor = [&](DType dtype, std::int64_t size) {
-      return Tensor(rank.arena(), MemoryCategory::other, dtype, {size});
+    const auto tensor = [&](DType dtype, std::int64_t count) {
+      return Tensor(rank.arena(), MemoryCategory::other, dtype, {count});
     };
     const PrecisionRecipe& r = plan.precision;
     const Tensor value = tensor(r.parameters, elements), gradient = tensor(r.gradients, elements),
@@ -157,7 +159,7 @@ double element_seconds(const Plan& plan, const Stand& stand, const RunOptions& o
     };
     time_together(all, watch, once, [&](double seconds) { best = std::min(best, seconds); });
   });
-  return best * stand.cores_each / elements;
+  return best * stand.cores_each / static_cast<double>(elements);
 }
 
 // Computes for so long: by the thread's own clock, so that waits for a core do not count.
@@ -222,15 +224,14 @@ double call_seconds(const Plan& plan, const RunOptions& options, int ranks, int 
   return std::max(0.0, best * std::min(1.0, cores.cores / (all_ranks * cores.wanted)) - computed) / row;
 }
 
-RehearsedPlan rehearsed_with(const Plan& plan, ModelSpec layers) {
-  constexpr std::int64_t most_vocab = 8192, fewest_tokens = 16;
-  const double most_flops = has_fast_kernels(plan.precision) ? 2e9 : 3e7;  // forward
+RehearsedPlan rehearsed_with(const Plan& plan, const RehearsalSize& size, ModelSpec layers) {
+  constexpr std::int64_t fewest_tokens = 16;
   RehearsedPlan r;
   Plan& p = r.plan;
   p.model = std::move(layers);
   p.model.tuning.freeze.clear();  // layers are told apart by their FLOPs (plan/cost)
   const int tp = plan.mesh.size(Axis::tp), cp = plan.mesh.size(Axis::cp), ep = plan.mesh.ep;
-  p.model.vocab = std::min(p.model.vocab, tp * most_vocab);
+  p.model.vocab = std::min(p.model.vocab, tp * size.most_vocab);
   p.mesh.set(Axis::tp, tp);
   p.mesh.set(Axis::cp, cp);
   p.mesh.ep = ep;
@@ -252,7 +253,8 @@ RehearsedPlan rehearsed_with(const Plan& plan, ModelSpec layers) {
   const auto fit_batch = [&] { p.global_batch = p.micro_batch * p.mesh.size(Axis::dp); };
   fit_batch();
   // Lengths divide by what the ring and its balance ask for.
-  while (flops(p) > most_flops && p.seq_len % (4 * cp * tp) == 0 && p.seq_len / cp >= 2 * fewest_tokens) {
+  while (flops(p) > size.most_flops && p.seq_len % (4 * cp * tp) == 0 &&
+         p.seq_len / cp >= 2 * fewest_tokens) {
     if (p.micro_batch > 1)
       p.micro_batch = 1;
     else
@@ -269,7 +271,8 @@ RehearsedPlan rehearsed_with(const Plan& plan, ModelSpec layers) {
 }
 
 // Layers of both kinds.
-PartSeconds rehearse_layers(const Plan& plan, const RunOptions& options, const JobCores& cores) {
+PartSeconds rehearse_layers(const Plan& plan, const RehearsalSize& size, const RunOptions& options,
+                            const JobCores& cores) {
   const ModelSpec& m = plan.model;
   const int ranks = plan.mesh.num_ranks();
   PartSeconds parts;
@@ -277,10 +280,11 @@ PartSeconds rehearse_layers(const Plan& plan, const RunOptions& options, const J
   for (std::int64_t layer = 0; layer < m.num_layers; ++layer) of_others += m.is_other(layer);
   const bool has_others = of_others > 0, has_dense = of_others < m.num_layers;
   const std::int64_t dense = has_dense ? 1 : 0, others = has_others ? 1 : 0;
-  const RehearsedPlan r = rehearsed_plan(plan, dense, others);
+  const RehearsedPlan r = rehearsed_plan(plan, size, dense, others);
   const Stand stand = stand_of(r.plan.mesh, ranks, cores);
   const auto passes = [&](std::int64_t more_dense, std::int64_t more_others) {
-    return passes_of(rehearsed_plan(plan, dense + more_dense, others + more_others).plan, stand, options);
+    return passes_of(rehearsed_plan(plan, size, dense + more_dense, others + more_others).plan, stand,
+                     options);
   };
   // One layer more: what it adds is a layer's, and what is left without any is that of both ends.
   const PartSeconds::Passes base = passes(0, 0);
@@ -294,11 +298,12 @@ PartSeconds rehearse_layers(const Plan& plan, const RunOptions& options, const J
 }
 
 // More than two kinds of layers, each by itself: the mean of those that PartSeconds has as one.
-PartSeconds rehearse_kinds(const Plan& plan, const RunOptions& options, const JobCores& cores) {
+PartSeconds rehearse_kinds(const Plan& plan, const RehearsalSize& size, const RunOptions& options,
+                           const JobCores& cores) {
   const ModelSpec& m = plan.model;
   std::vector<std::int64_t> one_of_each;
   for (const LayerKind& kind : layer_kinds(m)) one_of_each.push_back(kind.layer);
-  const RehearsedPlan r = rehearsed_plan(plan, one_of_each);
+  const RehearsedPlan r = rehearsed_plan(plan, size, one_of_each);
   const Stand stand = stand_of(r.plan.mesh, plan.mesh.num_ranks(), cores);
   const PartSeconds::Passes base = passes_of(r.plan, stand, options);
   PartSeconds parts;
@@ -307,7 +312,7 @@ PartSeconds rehearse_kinds(const Plan& plan, const RunOptions& options, const Jo
   for (const LayerKind& kind : layer_kinds(m)) {
     std::vector<std::int64_t> one_more = one_of_each;
     one_more.push_back(kind.layer);
-    PartSeconds::Passes one = passes_of(rehearsed_plan(plan, one_more).plan, stand, options) - base;
+    PartSeconds::Passes one = passes_of(rehearsed_plan(plan, size, one_more).plan, stand, options) - base;
     parts.ends = parts.ends - one;
     const bool is_other = m.is_other(kind.layer);
     (is_other ? num_others : num_dense) += kind.count;
@@ -323,7 +328,18 @@ PartSeconds rehearse_kinds(const Plan& plan, const RunOptions& options, const Jo
 
 }  // namespace
 
-RehearsedPlan rehearsed_plan(const Plan& plan, std::int64_t dense, std::int64_t others) {
+RehearsalSize rehearsal_on_host(const Plan& plan) {
+  return {has_fast_kernels(plan.precision) ? 2e9 : 3e7, 8192, fewest_elements};
+}
+
+RehearsalSize rehearsal_on_device(const Plan& plan, double peak_flops) {
+  constexpr double seconds = 4e-3;
+  return {std::max(rehearsal_on_host(plan).most_flops, seconds * peak_flops), plan.model.vocab,
+          std::int64_t{1} << 25};
+}
+
+RehearsedPlan rehearsed_plan(const Plan& plan, const RehearsalSize& size, std::int64_t dense,
+                             std::int64_t others) {
   ModelSpec m = plan.model;
   m.num_layers = dense + others;
   if (m.experts == Experts::deepseek && m.state_space.heads == 0) m.num_dense_layers = dense;
@@ -332,10 +348,10 @@ RehearsedPlan rehearsed_plan(const Plan& plan, std::int64_t dense, std::int64_t 
     for (std::int64_t layer = 0; layer < dense; ++layer) s.attention_layers.push_back(layer);
     if (others == 0) s = {};
   }
-  return rehearsed_with(plan, std::move(m));
+  return rehearsed_with(plan, size, std::move(m));
 }
 
-RehearsedPlan rehearsed_plan(const Plan& plan, std::vector<std::int64_t> like) {
+RehearsedPlan rehearsed_plan(const Plan& plan, const RehearsalSize& size, std::vector<std::int64_t> like) {
   const ModelSpec& all = plan.model;
   // Those without experts come first where that is how a model tells them.
   if (all.layer_pattern.empty())
@@ -355,14 +371,16 @@ RehearsedPlan rehearsed_plan(const Plan& plan, std::vector<std::int64_t> like) {
     if (all.experts != Experts::none && !all.has_experts(layer)) ++m.num_dense_layers;
     if (all.has_attention(layer)) m.short_conv.attention_layers.push_back(i);
   }
-  return rehearsed_with(plan, std::move(m));
+  return rehearsed_with(plan, size, std::move(m));
 }
 
-PartSeconds rehearse(const Plan& plan, const RunOptions& options, const JobCores& cores) {
+PartSeconds rehearse(const Plan& plan, const RehearsalSize& size, const RunOptions& options,
+                     const JobCores& cores) {
   const int ranks = plan.mesh.num_ranks();
   const bool of_kinds = !plan.model.layer_pattern.empty() || plan.model.short_conv.kernel > 0;
-  PartSeconds parts = of_kinds ? rehearse_kinds(plan, options, cores) : rehearse_layers(plan, options, cores);
-  parts.element = element_seconds(plan, stand_of(Mesh{}, ranks, cores), options);
+  PartSeconds parts =
+      of_kinds ? rehearse_kinds(plan, size, options, cores) : rehearse_layers(plan, size, options, cores);
+  parts.element = element_seconds(plan, size, stand_of(Mesh{}, ranks, cores), options);
   const int group = std::max(plan.mesh.dp_cp_size(), plan.mesh.size(Axis::pp));
   if (group == 1) return parts;
   constexpr int most_ranks = 32;

@@ -101,7 +101,12 @@ std::vector<Traffic> traffic_by_pipeline_rank(const SharedRun& run) {
 
 StepPrediction rehearsed_step(const SharedRun& run, const JobMachine& machine) {
   const Plan& plan = run.request.plan;
-  const PartSeconds parts = rehearse(plan, run.request.run, machine.cores);
+  const RunOptions& options = run.request.run;
+  const RehearsalSize size =
+      options.driver != nullptr
+          ? rehearsal_on_device(plan, run.start.peak_flops / options.devices_in_use(plan.mesh.num_ranks()))
+          : rehearsal_on_host(plan);
+  const PartSeconds parts = rehearse(plan, size, options, machine.cores);
   return predict_step(plan, *run.pipeline,
                       step_work(plan, *run.pipeline, parts, traffic_by_pipeline_rank(run)), machine.cores);
 }

@@ -33,45 +33,94 @@ struct Embedding {
 };
 
 // The block of the first row with an id adds all rows that have it, in their order: no two blocks write one
-// row of the table.
+// row of the table. What it adds to stays in registers, and the rows are listed first, so that several are
+// under way: of text some ids are a tenth of all.
 template <class T>
 struct EmbeddingBackward {
   const std::int32_t* ids;
   Matrix<T> dy;
   std::int64_t first_id;
   Matrix<Wide<T>> dtable;
+  static std::size_t shared_bytes(std::int64_t lanes) {
+    return sizeof(std::int32_t) * static_cast<std::size_t>((ids_of_lane + 1) * lanes);
+  }
   template <class Team>
-  ECHELON_HOST_DEVICE void operator()(const Team& team, std::int64_t i) const {
-    const std::int32_t id = ids[i];
-    const std::int64_t row = local_column(id, first_id, dtable.rows);
+  ECHELON_HOST_DEVICE void operator()(const Team& team) const {
+    const std::int64_t i = team.block(), row = local_column(ids[i], first_id, dtable.rows);
     if (row < 0) return;
-    const std::int64_t each = 16 * team.lanes();  // so that lanes seldom meet
-    for (std::int64_t at = 0; at < i; at += each)
-      if (any_of(team, has(team, id, at, at + each < i ? at + each : i))) return;
-    for (std::int64_t at = i; at < dy.rows; at += each) {
-      const std::int64_t end = at + each < dy.rows ? at + each : dy.rows;
-      if (any_of(team, has(team, id, at, end))) add(team, id, at, end, dtable[row]);
-    }
+    for (std::int64_t at = 0; at < i; at += ids_of_lane * team.lanes())
+      if (any_of(team, same_of_lane(team, i, at, i) > 0)) return;
+    constexpr int columns = columns_of<T>;
+    if (is_aligned<columns>(dy) && is_aligned<columns>(dtable) && dy.cols % columns == 0)
+      add<columns>(team, i, dtable[row]);
+    else
+      add<1>(team, i, dtable[row]);
   }
 
  private:
-  // Of what a lane looks at.
+  static constexpr std::int64_t ids_of_lane = 16;  // so that lanes seldom meet
+
+  // How many of a lane's ids are that of row i: of rows [at, ...) each lane has so many neighbours, up to
+  // `end`.
   template <class Team>
-  ECHELON_HOST_DEVICE bool has(const Team& team, std::int32_t id, std::int64_t begin,
-                               std::int64_t end) const {
-    bool found = false;
-    for (std::int64_t i = begin + team.lane(); i < end; i += team.lanes()) found |= ids[i] == id;
-    return found;
+  ECHELON_HOST_DEVICE int same_of_lane(const Team& team, std::int64_t i, std::int64_t at,
+                                       std::int64_t end) const {
+    int same = 0;
+    each_of_lane(team, at, end, [&](std::int64_t row) { same += ids[row] == ids[i] ? 1 : 0; });
+    return same;
   }
+  template <class Team, class Body>
+  ECHELON_HOST_DEVICE void each_of_lane(const Team& team, std::int64_t at, std::int64_t end,
+                                        const Body& body) const {
+    const std::int64_t first = at + team.lane() * ids_of_lane;
+    for (std::int64_t k = 0; k < ids_of_lane; ++k)
+      if (first + k < end) body(first + k);
+  }
+  // The rows from `at` on, a lane's number of ids for each lane, that have row i's id; how many. They are
+  // counted from `at`.
   template <class Team>
-  ECHELON_HOST_DEVICE void add(const Team& team, std::int32_t id, std::int64_t begin, std::int64_t end,
-                               Wide<T>* to) const {
-    for (std::int64_t at = begin; at < end; at += team.lanes()) {
-      const std::int64_t last = at + team.lanes() < end ? at + team.lanes() : end;
-      if (!any_of(team, has(team, id, at, last))) continue;
-      for (std::int64_t same = at; same < last; ++same)
-        if (ids[same] == id)
-          for (std::int64_t j = team.lane(); j < dy.cols; j += team.lanes()) to[j] += dy[same][j];
+  ECHELON_HOST_DEVICE int list_same(const Team& team, std::int64_t i, std::int64_t at, std::int32_t* counts,
+                                    std::int32_t* list) const {
+    const int mine = same_of_lane(team, i, at, dy.rows);
+    if (!any_of(team, mine > 0)) return 0;
+    team.sync();  // the last list has been read
+    counts[team.lane()] = mine;
+    team.sync();
+    int before = 0, all = 0;
+    for (std::int64_t lane = 0; lane < team.lanes(); ++lane) {
+      if (lane < team.lane()) before += counts[lane];
+      all += counts[lane];
+    }
+    each_of_lane(team, at, dy.rows, [&](std::int64_t row) {
+      if (ids[row] == ids[i]) list[before++] = static_cast<std::int32_t>(row - at);
+    });
+    team.sync();
+    return all;
+  }
+  template <int N, class Team>
+  ECHELON_HOST_DEVICE void add(const Team& team, std::int64_t i, Wide<T>* to) const {
+    auto* const counts = reinterpret_cast<std::int32_t*>(team.shared());
+    std::int32_t* const list = counts + team.lanes();
+    for (std::int64_t begin = 0; begin < dy.cols; begin += N * team.lanes()) {
+      const Columns<N> mine{begin + N * team.lane()};
+      const bool is = mine.begin < dy.cols;
+      Wide<T> sums[N] = {};
+      if (is) {
+        const auto so_far = mine.read(to);
+        for (int k = 0; k < N; ++k) sums[k] = so_far[k];
+      }
+      for (std::int64_t at = i; at < dy.rows; at += ids_of_lane * team.lanes()) {
+        const int count = list_same(team, i, at, counts, list);
+        if (!is) continue;
+#ifdef __CUDA_ARCH__
+#pragma unroll 8
+#endif
+        for (int n = 0; n < count; ++n) {
+          const auto x = mine.read(dy[at + list[n]]);
+          for (int k = 0; k < N; ++k) sums[k] += Wide<T>(x[k]);
+        }
+      }
+      if (is) mine.write(to, [&](int k) { return sums[k]; });
     }
   }
 };
