@@ -135,7 +135,7 @@ void multiply_as_matrices(bool falling) {
     rows::end_products(warp, of_scores);
     rows::Weights<strips, wide> weights(warp, of_scores);
     rows::begin_products(warp, weights.all, of_sums);
-    rows::add_product_of_weights<strips, wide, columns, columns>(warp, weights, values, 0, of_sums);
+    rows::add_product_of_weights<strips, wide, columns>(warp, weights, values, 0, of_sums);
     rows::end_products(warp, of_sums);
     for (int i = 0; i < strips; ++i)
       for (int e = 0; e < 4; ++e) {

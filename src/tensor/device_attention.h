@@ -43,12 +43,11 @@ class WarpAttentionLaunch {
     if (!fits({&q, &k, &v, &dout, &dq, &dk, &dv})) return false;
     return of_width([&]<int width, bool group>() {
       constexpr int strips = !group && width <= 128 ? 2 : 1;
-      constexpr int keys = (group ? width == 256 : width == 128) ? 32 : 64;
-      using Queries = rows::WarpAttentionBackwardQueries < width,
-            group || width<256 ? width : 128, strips, keys, group>;
-      // A lane's registers hold no more sums than of 192 columns of both, and then of few queries.
-      constexpr int columns = width == 256 || (width == 192 && !group) ? 128 : width;
-      constexpr int queries = width <= 128 || (width == 256 && group) ? 64 : 32;
+      constexpr int keys = width == 256 || (width == 128 && !group) ? 32 : 64;
+      using Queries = rows::WarpAttentionBackwardQueries<width, strips, keys, group>;
+      // Of dk and dv a lane has registers for 192 columns at most, and then for the scores of few queries.
+      constexpr int columns = width == 256 ? 128 : width,
+                    queries = width == 192 || (width == 256 && !group) ? 32 : 64;
       using Keys = rows::WarpAttentionBackwardKeys<width, columns, 1, queries, group>;
       if (!has_memory<Queries>() || !has_memory<Keys>()) return false;
       run("attention_backward, queries", Queries{sizes_, matrix(q), matrix(k), matrix(v), matrix(dout),

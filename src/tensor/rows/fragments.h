@@ -257,10 +257,9 @@ struct Weights {
   }
 };
 
-// sums (16 `strips` x `columns`) += weights (16 `strips` x `depth`) times the first `depth` rows of right, of
-// whose `width` columns those from `column` on, a multiple of 64. Between begin_products() and
-// end_products().
-template <int strips, int depth, int width, int columns, class Warp>
+// sums (16 `strips` x `columns`) += weights (16 `strips` x `depth`) times the first `depth` rows of right,
+// from `column` on, a multiple of 64. Between begin_products() and end_products().
+template <int strips, int depth, int columns, class Warp>
 ECHELON_HOST_DEVICE void add_product_of_weights(const Warp& warp, const Weights<strips, depth>& weights,
                                                 const SharedRows& right, int column,
                                                 SumFragment (&sums)[strips][columns / 8]) {
@@ -269,7 +268,6 @@ ECHELON_HOST_DEVICE void add_product_of_weights(const Warp& warp, const Weights<
     constexpr int wide = SharedRows::panel;
     ECHELON_UNROLL
     for (int j = 0; j < columns / wide; ++j) {
-      if (column + wide * j >= width) continue;
       ECHELON_UNROLL
       for (int d = 0; d < depth / 16; ++d)
         warp.template multiply_rows<wide>(false, &sums[0][wide / 8 * j], weights.all[0][d], right, 16 * d,
@@ -280,7 +278,6 @@ ECHELON_HOST_DEVICE void add_product_of_weights(const Warp& warp, const Weights<
     for (int d = 0; d < depth / 16; ++d) {
       ECHELON_UNROLL
       for (int j = 0; j < columns / 16; ++j) {
-        if (column + 16 * j >= width) continue;
         const RightPair b = right_of(warp, right, 16 * d, column + 16 * j);
         ECHELON_UNROLL
         for (int i = 0; i < strips; ++i) {

@@ -207,7 +207,7 @@ struct WarpAttention {
       add_softmax(warp, seen, key, factor, scores, sums, max, total);
       Weights<strips, keys> weights(warp, scores);
       begin_products(warp, weights.all, sums);
-      add_product_of_weights<strips, keys, width, width>(warp, weights, values, 0, sums);
+      add_product_of_weights<strips, keys, width>(warp, weights, values, 0, sums);
       end_products(warp, sums);
     }
     warp.arrive();  // where there was no key

@@ -2,19 +2,11 @@
 // queries get, one for what keys get, each of which makes the scores again, so that every sum is one warp's
 // and none needs an atomic. Sums are f32; softmaxes and the gradients of scores are rounded to bf16 for the
 // products that they go into.
-//
-// A block sums `columns` columns of a head's gradients: a wider head is several blocks', each of which makes
-// all of its scores.
 #pragma once
 
 #include "tensor/rows/warp_attention.h"
 
 namespace echelon::rows {
-
-// How many blocks share a head.
-ECHELON_HOST_DEVICE constexpr int column_parts(int head_dim, int columns) {
-  return (head_dim + columns - 1) / columns;
-}
 
 // Products of queries and keys become softmaxes p, and `slopes`, dout.v until now, the gradients of these
 // products, without their scale. of(i, j, e) is what a sum's query has: a log-sum-exp, times log2_of_e, and a
@@ -67,9 +59,9 @@ ECHELON_HOST_DEVICE void store_sums(const Warp& warp, const AttentionSizes& s,
   });
 }
 
-// dq, a block for each tile of queries of a head, and of its columns: `strips` times 16 queries to a warp,
-// against `keys` at a time.
-template <int width, int columns, int strips, int keys, bool warpgroup>
+// dq, a block for each tile of queries of a head: `strips` times 16 queries to a warp, against `keys` at a
+// time.
+template <int width, int strips, int keys, bool warpgroup>
 struct WarpAttentionBackwardQueries {
   AttentionSizes s;
   Matrix<bf16> q, k, v, dout, dq;
@@ -85,16 +77,12 @@ struct WarpAttentionBackwardQueries {
   static std::size_t shared_bytes(std::int64_t lanes) {
     return SharedRoom::bytes_for(2 * tile_of(lanes) + 2 * keys, width);
   }
-  std::int64_t num_blocks() const {
-    return s.batch * s.num_heads * s.tiles_of(s.q_len) * column_parts(s.head_dim, columns);
-  }
+  std::int64_t num_blocks() const { return s.batch * s.num_heads * s.tiles_of(s.q_len); }
 
   template <class Team>
   ECHELON_HOST_DEVICE void operator()(const Team& team) const {
     const auto warp = warp_of<warpgroup>(team);
-    const int parts = width == columns ? 1 : column_parts(s.head_dim, columns);
-    const QueryTile at(s, team.block() / parts);
-    const int column = static_cast<int>(team.block() % parts) * columns;
+    const QueryTile at(s, team.block());
     const int row = warp.number() * 16 * strips, tile = tile_of(team.lanes());
     SharedRoom room(team.shared());
     const SharedRows queries = room.take(tile, width), gradients = room.take(tile, width),
@@ -121,7 +109,7 @@ struct WarpAttentionBackwardQueries {
       row_delta[i][half] = mine < at.rows ? delta[softmax] : 0.0f;
     });
 
-    SumFragment sums[strips][columns / 8] = {};
+    SumFragment sums[strips][width / 8] = {};
     for (int key = tiles.begin; key < tiles.end; key += keys) {
       warp.arrive();
       team.sync();  // the values are there, and all are done with the last keys
@@ -151,12 +139,12 @@ struct WarpAttentionBackwardQueries {
           });
       Weights<strips, keys> weights(warp, slopes);
       begin_products(warp, weights.all, sums);
-      add_product_of_weights<strips, keys, width, columns>(warp, weights, tile_keys, column, sums);
+      add_product_of_weights<strips, keys, width>(warp, weights, tile_keys, 0, sums);
       end_products(warp, sums);
     }
     warp.arrive();  // where there was no key
-    store_sums<strips, columns>(warp, s, sums, static_cast<float>(s.scale), row, at.rows, s.head_dim - column,
-                                dq, at.first_row, at.column + column);
+    store_sums<strips, width>(warp, s, sums, static_cast<float>(s.scale), row, at.rows, s.head_dim, dq,
+                              at.first_row, at.column);
   }
 };
 
@@ -185,11 +173,13 @@ ECHELON_HOST_DEVICE FirstKeys first_keys_of(const Team& team, const AttentionSiz
   return {static_cast<int>(both >> 32), -static_cast<int>(both)};
 }
 
-// dk and dv, a block for each tile of keys of a key/value head, and of its columns, `strips` times 16 keys to
-// a warp: over the query heads that read it, and over the queries that may see the keys, `queries` at a time.
+// dk and dv, a block for each tile of keys of a key/value head, `strips` times 16 keys to a warp: over the
+// query heads that read it, and over the queries that may see the keys, `queries` at a time. Of a head wider
+// than `columns` several blocks have so many each, and each of them makes all of the scores.
 // While one tile of queries is worked on, the next is on its way.
 template <int width, int columns, int strips, int queries, bool warpgroup>
 struct WarpAttentionBackwardKeys {
+  static_assert(width % columns == 0);
   AttentionSizes s;  // whose tile is of keys
   Matrix<bf16> q, k, v, dout, dk, dv;
   const float *lse, *delta;
@@ -204,17 +194,14 @@ struct WarpAttentionBackwardKeys {
   static std::size_t shared_bytes(std::int64_t lanes) {
     return SharedRoom::bytes_for(2 * tile_of(lanes) + 4 * queries, width) + 2 * sizeof(OfQueries);
   }
-  std::int64_t num_blocks() const {
-    return s.batch * s.num_kv_heads * s.tiles_of(s.kv_len) * column_parts(s.head_dim, columns);
-  }
+  std::int64_t num_blocks() const { return s.batch * s.num_kv_heads * s.tiles_of(s.kv_len) * parts(); }
 
   template <class Team>
   ECHELON_HOST_DEVICE void operator()(const Team& team) const {
     const auto warp = warp_of<warpgroup>(team);
-    const int parts = width == columns ? 1 : column_parts(s.head_dim, columns);
-    const int column = static_cast<int>(team.block() % parts) * columns;
+    const int column = static_cast<int>(team.block() % parts()) * columns;
     // Of a head the first keys first, which the most queries see.
-    const TileOfHead place(team.block() / parts, s.batch, s.num_kv_heads, s.tiles_of(s.kv_len),
+    const TileOfHead place(team.block() / parts(), s.batch, s.num_kv_heads, s.tiles_of(s.kv_len),
                            s.heads_together);
     const int sequence = place.sequence, kv_head = place.head, key = place.tile * s.tile;
     const int rows = Smaller()(static_cast<int>(s.kv_len) - key, s.tile);
@@ -283,9 +270,8 @@ struct WarpAttentionBackwardKeys {
             });
         Weights<strips, queries> weights(warp, scores), of_slopes(warp, slopes);
         begin_products(warp, weights.all, of_slopes.all, value_sums, key_sums);
-        add_product_of_weights<strips, queries, width, columns>(warp, weights, gradients, column, value_sums);
-        add_product_of_weights<strips, queries, width, columns>(warp, of_slopes, tile_queries, column,
-                                                                key_sums);
+        add_product_of_weights<strips, queries, columns>(warp, weights, gradients, column, value_sums);
+        add_product_of_weights<strips, queries, columns>(warp, of_slopes, tile_queries, column, key_sums);
         end_products(warp, value_sums, key_sums);
       }
       if (next.head < bounds.end_head) notes.leave(team, of_queries[1 - stage]);
@@ -299,6 +285,10 @@ struct WarpAttentionBackwardKeys {
   }
 
  private:
+  // Blocks that share a head.
+  ECHELON_HOST_DEVICE int parts() const {
+    return width == columns ? 1 : (s.head_dim + columns - 1) / columns;
+  }
   // Of a tile's queries; what is not there sees no key.
   struct OfQueries {
     struct alignas(16) Pair {
