@@ -73,7 +73,8 @@ std::vector<TensorCoresUnderTest> devices_with_tensor_cores() {
                                             of("two_warps", EmulatedLaunch(64, true, 64, 16, 160 << 10))};
   if (takes_wide_cases()) {  // as slow as it is large
     devices.push_back(of("four_warps", EmulatedLaunch(128, false, 64, 16, 160 << 10)));
-    devices.push_back(of("warpgroup", EmulatedLaunch(128, true, 64, 16, 160 << 10, true)));
+    devices.push_back(of("warpgroup", EmulatedLaunch(128, false, 64, 16, 226 << 10, true)));
+    devices.push_back(of("warpgroup_falling", EmulatedLaunch(128, true, 64, 16, 226 << 10, true)));
   }
   return devices;
 }

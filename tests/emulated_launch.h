@@ -4,6 +4,8 @@
 // other. Lanes that do not all come to a sync() are an InvariantError. Under AddressSanitizer what lies
 // outside of a block's memory is found.
 //
+// Four warps are a warpgroup; that one waits for its products (begin_products, end_products) is not played.
+//
 // 32 lanes are a warp, and play its instructions (tensor/rows/fragments.h) as the PTX ISA lays fragments out:
 // each waits for the others of its warp there. A warp runs on to the next sync() before the next one begins,
 // so that what it reads or overwrites too early is not what its neighbours have. copy_later() is done at once

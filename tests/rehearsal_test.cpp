@@ -112,12 +112,17 @@ TEST(Rehearsal, IsShortWhereTheStepIsLong) {
                    4.0 * 4096 * static_cast<double>(plan.model.vocab));
 
   // A device that does 400,000 times as much a second starts no kernel faster for it.
-  const RehearsedPlan on_device = rehearsed_plan(plan, rehearsal_on_device(plan, 800e12), 1, 0);
+  const RehearsedPlan on_device = rehearsed_plan(plan, rehearsal_on_device(plan, 800e12, 1), 1, 0);
   EXPECT_EQ(on_device.plan.model.vocab, plan.model.vocab);
   EXPECT_EQ(on_device.plan.micro_batch, 1);
   EXPECT_EQ(on_device.plan.seq_len, 4096);
   EXPECT_DOUBLE_EQ(on_device.layer_share, 4);
   EXPECT_DOUBLE_EQ(on_device.head_share, 4);
+  const RehearsalSize one = rehearsal_on_device(plan, 800e12, 1),
+                      eighth = rehearsal_on_device(plan, 800e12, 8);
+  EXPECT_EQ(one.most_flops, 8 * eighth.most_flops);
+  EXPECT_EQ(one.most_elements, 8 * eighth.most_elements);
+  EXPECT_EQ(eighth.most_vocab, plan.model.vocab / 8);
 }
 
 // Layers, ends, messages and updates of every rank, once each.

@@ -385,6 +385,13 @@ TEST_P(WarpAttention, OfWhatIsNotForTensorCores) {
   };
   const Case c{.q_len = 9, .kv_len = 9, .head_dim = 16};
   EXPECT_FALSE(by_both(c, {}));
+  for (const std::int64_t head_dim : {64, 128, 192, 256}) {  // forward and backward are
+    const Problem p({.q_len = 9, .kv_len = 9, .head_dim = head_dim}, 1001);
+    const Results on = run(device, p, {}), off = run(without, p, {});
+    EXPECT_NE(on.out.all, off.out.all) << head_dim;
+    EXPECT_NE(on.dq.all, off.dq.all) << head_dim;
+    EXPECT_NE(on.dk.all, off.dk.all) << head_dim;
+  }
   EXPECT_TRUE(by_both(c, {.before = 4, .after = 4}));  // begins between 16 bytes
   EXPECT_TRUE(by_both(c, {.after = 3}));               // so do rows
   EXPECT_TRUE(by_both(c, {.dtype = DType::f32}));

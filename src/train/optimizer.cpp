@@ -102,7 +102,7 @@ std::vector<double> GradientSquares::of_parameters() {
         continue;
       }
       for (const double* const end = at + blocks_of(*p); at < end;) {
-        const double* const next = std::min(at + norm_blocks_at_once, end);
+        const double* const next = at + std::min<std::ptrdiff_t>(norm_blocks_at_once, end - at);
         total += std::accumulate(at, next, 0.0);
         at = next;
       }

@@ -27,8 +27,8 @@ double learning_rate(const OptimizerOptions& options, std::int64_t step);
 
 // Sum of squares of each of the model's parameters' gradients, each logical element counted once on any
 // mesh: of the parameters that this pipeline rank counts, 0 for the others. Squares are added in double
-// precision over blocks of a parameter (norm_block), then over the blocks. Collective over tp and, where
-// state is cut over it, dp.
+// precision over blocks of a parameter (norm_block), then over some blocks (norm_blocks_at_once), then over
+// these sums. Collective over tp and, where state is cut over it, dp.
 class GradientSquares {
  public:
   // Tells the device to add them up.

@@ -35,6 +35,14 @@ Stand stand_of(const Mesh& mesh, int job_ranks, const JobCores& cores) {
   return stand;
 }
 
+// Ranks whose work is rehearsed beside each other. Of processes the first rehearses for all, on its own
+// device: as many as share that one.
+int job_ranks(const Plan& plan, const RunOptions& options) {
+  const int ranks = plan.mesh.num_ranks();
+  const bool on_own_device = options.driver != nullptr && options.processes != nullptr;
+  return on_own_device ? options.most_ranks_on_a_device(ranks) : ranks;
+}
+
 // From the first rank's beginning to the last one's end: which rank that is, where they share cores, the
 // operating system says.
 class SharedStopwatch {
@@ -274,14 +282,13 @@ RehearsedPlan rehearsed_with(const Plan& plan, const RehearsalSize& size, ModelS
 PartSeconds rehearse_layers(const Plan& plan, const RehearsalSize& size, const RunOptions& options,
                             const JobCores& cores) {
   const ModelSpec& m = plan.model;
-  const int ranks = plan.mesh.num_ranks();
   PartSeconds parts;
   std::int64_t of_others = 0;
   for (std::int64_t layer = 0; layer < m.num_layers; ++layer) of_others += m.is_other(layer);
   const bool has_others = of_others > 0, has_dense = of_others < m.num_layers;
   const std::int64_t dense = has_dense ? 1 : 0, others = has_others ? 1 : 0;
   const RehearsedPlan r = rehearsed_plan(plan, size, dense, others);
-  const Stand stand = stand_of(r.plan.mesh, ranks, cores);
+  const Stand stand = stand_of(r.plan.mesh, job_ranks(plan, options), cores);
   const auto passes = [&](std::int64_t more_dense, std::int64_t more_others) {
     return passes_of(rehearsed_plan(plan, size, dense + more_dense, others + more_others).plan, stand,
                      options);
@@ -304,7 +311,7 @@ PartSeconds rehearse_kinds(const Plan& plan, const RehearsalSize& size, const Ru
   std::vector<std::int64_t> one_of_each;
   for (const LayerKind& kind : layer_kinds(m)) one_of_each.push_back(kind.layer);
   const RehearsedPlan r = rehearsed_plan(plan, size, one_of_each);
-  const Stand stand = stand_of(r.plan.mesh, plan.mesh.num_ranks(), cores);
+  const Stand stand = stand_of(r.plan.mesh, job_ranks(plan, options), cores);
   const PartSeconds::Passes base = passes_of(r.plan, stand, options);
   PartSeconds parts;
   parts.ends = base;
@@ -332,10 +339,13 @@ RehearsalSize rehearsal_on_host(const Plan& plan) {
   return {has_fast_kernels(plan.precision) ? 2e9 : 3e7, 8192, fewest_elements};
 }
 
-RehearsalSize rehearsal_on_device(const Plan& plan, double peak_flops) {
+RehearsalSize rehearsal_on_device(const Plan& plan, double peak_flops, int ranks_together) {
   constexpr double seconds = 4e-3;
-  return {std::max(rehearsal_on_host(plan).most_flops, seconds * peak_flops), plan.model.vocab,
-          std::int64_t{1} << 25};
+  constexpr std::int64_t most_elements = 1 << 25;
+  const RehearsalSize host = rehearsal_on_host(plan);
+  return {std::max(host.most_flops, seconds * peak_flops / ranks_together),
+          std::max(host.most_vocab, plan.model.vocab / ranks_together),
+          std::max(host.most_elements, most_elements / ranks_together)};
 }
 
 RehearsedPlan rehearsed_plan(const Plan& plan, const RehearsalSize& size, std::int64_t dense,
@@ -376,7 +386,7 @@ RehearsedPlan rehearsed_plan(const Plan& plan, const RehearsalSize& size, std::v
 
 PartSeconds rehearse(const Plan& plan, const RehearsalSize& size, const RunOptions& options,
                      const JobCores& cores) {
-  const int ranks = plan.mesh.num_ranks();
+  const int ranks = job_ranks(plan, options);
   const bool of_kinds = !plan.model.layer_pattern.empty() || plan.model.short_conv.kernel > 0;
   PartSeconds parts =
       of_kinds ? rehearse_kinds(plan, size, options, cores) : rehearse_layers(plan, size, options, cores);

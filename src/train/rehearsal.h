@@ -15,7 +15,8 @@ struct RehearsalSize {
   std::int64_t most_vocab, most_elements;
 };
 RehearsalSize rehearsal_on_host(const Plan& plan);
-RehearsalSize rehearsal_on_device(const Plan& plan, double peak_flops);
+// Shared out over the ranks that rehearse on it together.
+RehearsalSize rehearsal_on_device(const Plan& plan, double peak_flops, int ranks_together);
 
 // One microbatch of the plan's model, with so many layers with a dense MLP and so many with experts, on the
 // ranks that compute it together: those of tp and cp, and those that experts are spread over. Fewer tokens

@@ -102,10 +102,12 @@ std::vector<Traffic> traffic_by_pipeline_rank(const SharedRun& run) {
 StepPrediction rehearsed_step(const SharedRun& run, const JobMachine& machine) {
   const Plan& plan = run.request.plan;
   const RunOptions& options = run.request.run;
+  const int ranks = plan.mesh.num_ranks();
   const RehearsalSize size =
-      options.driver != nullptr
-          ? rehearsal_on_device(plan, run.start.peak_flops / options.devices_in_use(plan.mesh.num_ranks()))
-          : rehearsal_on_host(plan);
+      options.driver == nullptr
+          ? rehearsal_on_host(plan)
+          : rehearsal_on_device(plan, run.start.peak_flops / options.devices_in_use(ranks),
+                                options.most_ranks_on_a_device(ranks));
   const PartSeconds parts = rehearse(plan, size, options, machine.cores);
   return predict_step(plan, *run.pipeline,
                       step_work(plan, *run.pipeline, parts, traffic_by_pipeline_rank(run)), machine.cores);

@@ -25,6 +25,7 @@ class Trainer {
   // schedule does not flush, or the optimizer has no barrier, ranks go on into the next step and a result is
   // known one step later; after the last of `steps_left` steps (1: this one) the pipeline is empty and
   // everything is known. RunError naming the first tensor when a gradient is not finite.
+  // While one of several steps is at work a device's next samples are read: all are of one source.
   std::vector<StepResult> step(std::int64_t step, const SampleSource& samples, std::int64_t steps_left);
 
   // The two halves of step(), where the schedule flushes and the optimizer has its barrier: gradients of the

@@ -132,7 +132,7 @@ class CudaLaunch {
     static_assert(std::is_trivially_copyable_v<Kernel>);
     if (blocks == 0) return;
     driver().use(arena_->stream().device());
-    if (shared > default_shared_bytes)
+    if (shared + beside_shared_bytes > default_shared_bytes)
       allow_shared(name, reinterpret_cast<const void*>(&run_blocks<Kernel>), shared);
     run_blocks<Kernel><<<grid_of(blocks), block_lanes_of<Kernel>(), shared, stream()>>>(kernel, blocks);
     driver().check_launch(name);
@@ -201,7 +201,8 @@ class CudaLaunch {
     constexpr std::int64_t most_blocks = (std::int64_t{1} << 31) - 1;
     return static_cast<unsigned>(blocks < most_blocks ? blocks : most_blocks);
   }
-  static constexpr std::size_t default_shared_bytes = 48 << 10;
+  // What a block gets unasked; and what reductions have beside what is asked for, up to where that begins.
+  static constexpr std::size_t default_shared_bytes = 48 << 10, beside_shared_bytes = 1 << 10;
   void allow_shared(const char* name, const void* kernel, std::size_t bytes) const;
   // Never empty, so that it has an address.
   Tensor bytes_of(std::int64_t bytes) const {

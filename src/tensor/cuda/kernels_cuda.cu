@@ -26,9 +26,10 @@ CudaLaunch::CudaLaunch(Arena& arena) : arena_(&arena) {
     return value;
   };
   const int bytes = attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin, "its shared memory");
-  most_shared_bytes_ = static_cast<std::size_t>(bytes) - 1024;  // of which reductions take a part
-  // Those of 10.0 have other instructions.
-  has_warpgroups_ = attribute(cudaDevAttrComputeCapabilityMajor, "its compute capability") == 9;
+  most_shared_bytes_ = static_cast<std::size_t>(bytes) - beside_shared_bytes;
+  // Those of 10.0 have other instructions, and what is not compiled for 9.0 alone has none.
+  has_warpgroups_ =
+      WARPGROUPS_COMPILED && attribute(cudaDevAttrComputeCapabilityMajor, "its compute capability") == 9;
 }
 
 void CudaLaunch::allow_shared(const char* name, const void* kernel, std::size_t bytes) const {

@@ -10,9 +10,8 @@
 //   across(x, apart)                     the x of the lane whose number differs from one's own by that bit
 //   pair(x, y)                           two floats as bf16 in one word, x in the lower half
 //   power_of_two(x), reciprocal(x)       2^x, 1 / x, to two units of the last place or so
-//   copy_later(to, from, is)             16 bytes to shared memory, there after arrive(); where not `is`
-//   zeros,
-//                                        and nothing is read
+//   copy_later(to, from, is)             16 bytes, or where not `is` zeros, to shared memory, there after
+//                                        arrive()
 //   arrive()                             waits for this lane's own copies; others see them after a sync()
 //   number(), count()                    of the warps of a block
 //   lane()                               in the warp

@@ -4,7 +4,9 @@
 //   lane(), lanes()  which lane, and of how many: of elements each takes every so-many-th
 //   sync()           what the lanes have written before, all of them see after
 //   reduce(x, op)    of the x of all lanes, grouped by their number alone; every lane gets it
-//   shared()         memory of the block, as many bytes as the launch asked for, aligned to 1,024
+//   shared()         memory of the block, as many bytes as the launch asked for, aligned to 16; of blocks
+//   with
+//                    warps, to 1,024
 // All lanes of a block come to each sync() and reduce(). No sum goes through an atomic: the same launch gives
 // the same bits.
 //

@@ -51,7 +51,9 @@ struct EmbeddingBackward {
     for (std::int64_t at = 0; at < i; at += ids_of_lane * team.lanes())
       if (any_of(team, same_of_lane(team, i, at, i) > 0)) return;
     constexpr int columns = columns_of<T>;
-    if (is_aligned<columns>(dy) && is_aligned<columns>(dtable) && dy.cols % columns == 0)
+    if (team.lanes() == 1)
+      add_in_memory(i, dtable[row]);
+    else if (is_aligned<columns>(dy) && is_aligned<columns>(dtable) && dy.cols % columns == 0)
       add<columns>(team, i, dtable[row]);
     else
       add<1>(team, i, dtable[row]);
@@ -96,6 +98,12 @@ struct EmbeddingBackward {
     });
     team.sync();
     return all;
+  }
+  // Of one lane, which has all columns.
+  ECHELON_HOST_DEVICE void add_in_memory(std::int64_t i, Wide<T>* to) const {
+    for (std::int64_t row = i; row < dy.rows; ++row)
+      if (ids[row] == ids[i])
+        for (std::int64_t j = 0; j < dy.cols; ++j) to[j] += Wide<T>(dy[row][j]);
   }
   template <int N, class Team>
   ECHELON_HOST_DEVICE void add(const Team& team, std::int64_t i, Wide<T>* to) const {
