@@ -56,11 +56,9 @@ class Limits : public testing::Test {
       const long kib = std::lround(1024.0 * least_mib * std::pow(double(most_mib) / least_mib, part));
       SCOPED_TRACE(fmt::format("ulimit -v {}; {}", kib, arguments));
       last = limited(fmt::format("ulimit -v {}", kib), arguments);
-      // Before the program begins: the loader, or behind it the C++ library, without room to throw anything
-      // in.
-      if (last.status == 127 ||
-          (ends.empty() && last.output.starts_with("terminate called without an active exception")))
-        continue;
+      // Before the program begins: the loader, or behind it the C++ library without room to throw anything in,
+      // or what a library does as it is loaded (Highway measures the clock's resolution).
+      if (last.status == 127 || (ends.empty() && last.output.starts_with("terminate called "))) continue;
       ++ends[last.status];
       EXPECT_TRUE(last.status == 0 || last.status == 2 || last.status == 3)
           << last.status << ": " << last.output;
