@@ -186,7 +186,11 @@ ECHELON_HOST_DEVICE auto warp_of(const Team& team) {
     return Alone<decltype(team.warp())>{team.warp()};
 }
 
-// Of a block's rows, 16 `strips` a warp, those that are multiplied together: a warp's, or a warpgroup's.
+// Rows of a block: 16 `strips` a warp.
+ECHELON_HOST_DEVICE constexpr int rows_of_block(std::int64_t lanes, int strips) {
+  return static_cast<int>(lanes) / warp_lanes * 16 * strips;
+}
+// Of these those that are multiplied together: a warp's, or a warpgroup's.
 struct RowsTogether {
   int begin, end;
 };

@@ -51,6 +51,11 @@ inline int heads_together(std::int64_t all, std::int64_t rows_read, std::int64_t
   return static_cast<int>(Larger()(std::int64_t{1}, (all + groups - 1) / groups));
 }
 
+// The same of what blocks for tiles of queries read: keys and values, which some heads share.
+inline int query_heads_together(const AttentionSizes& s) {
+  return heads_together(s.batch * s.num_heads, s.kv_len * s.num_kv_heads / s.num_heads, s.head_dim);
+}
+
 // A block's queries: of a head the last come first, as they see the most keys, and what is short fills the
 // device at the end.
 struct QueryTile {
@@ -81,14 +86,21 @@ ECHELON_HOST_DEVICE int first_key_of(const Team& team, const AttentionSizes& s, 
 }
 
 // Tiles of `size` keys of a head, of which one of a tile of queries may see some.
-template <int size>
+template <int width, int size>
 struct KeyTiles {
   int begin, end;  // begin: a multiple of size
+  std::int64_t first_row;
   template <class Team>
   ECHELON_HOST_DEVICE KeyTiles(const Team& team, const AttentionSizes& s, const QueryTile& at)
       : begin(first_key_of(team, s, at.sequence, at.query, at.rows) / size * size),
-        end(end_key_of(s, at.query + at.rows - 1)) {}
-  ECHELON_HOST_DEVICE int rows(int key) const { return Smaller()(end - key, size); }
+        end(end_key_of(s, at.query + at.rows - 1)),
+        first_row(at.sequence * s.kv_batch_stride) {}
+  // Of keys or values, those from `key` on.
+  template <class Team>
+  ECHELON_HOST_DEVICE void fetch(const Team& team, const HeadColumns<width>& from, int key,
+                                 const SharedRows& to) const {
+    from.fetch(team, first_row + key, Smaller()(end - key, size), to, size);
+  }
 };
 
 // The keys that the queries of a lane's sums see; none where there is no query.
@@ -153,11 +165,9 @@ struct WarpAttention {
 
   // Of a device's multiprocessor, at least: four short rows of narrow heads hide each other's waits.
   static constexpr int blocks_at_once = width == 64 && strips == 1 ? 4 : width == 128 && warpgroup ? 3 : 1;
-  int heads_together() const {
-    return rows::heads_together(s.batch * s.num_heads, s.kv_len * s.num_kv_heads / s.num_heads, s.head_dim);
-  }
+  int heads_together() const { return query_heads_together(s); }
   ECHELON_HOST_DEVICE static constexpr int tile_of(std::int64_t lanes) {
-    return static_cast<int>(lanes) / warp_lanes * 16 * strips;
+    return rows_of_block(lanes, strips);
   }
   static std::size_t shared_bytes(std::int64_t lanes) {
     return SharedRoom::bytes_for(tile_of(lanes) + 2 * keys, width);
@@ -173,14 +183,10 @@ struct WarpAttention {
     const SharedRows queries = room.take(tile, width), tile_keys = room.take(keys, width),
                      values = room.take(keys, width);
 
-    const KeyTiles<keys> tiles(team, s, at);
-    const std::int64_t first_key = at.sequence * s.kv_batch_stride;
+    const KeyTiles<width, keys> tiles(team, s, at);
     const HeadColumns<width> of_k(team, k, at.kv_column, s.head_dim), of_v(team, v, at.kv_column, s.head_dim);
-    const auto fetch = [&](const HeadColumns<width>& from, int key, const SharedRows& to) {
-      from.fetch(team, first_key + key, tiles.rows(key), to, keys);
-    };
     HeadColumns<width>(team, q, at.column, s.head_dim).fetch(team, at.first_row, at.rows, queries, tile);
-    if (tiles.begin < tiles.end) fetch(of_k, tiles.begin, tile_keys);
+    if (tiles.begin < tiles.end) tiles.fetch(team, of_k, tiles.begin, tile_keys);
 
     const SeenKeys<strips> seen(warp, s, at, row);
     const ScoreFactors factors(s);
@@ -192,7 +198,7 @@ struct WarpAttention {
     for (int key = tiles.begin; key < tiles.end; key += keys) {
       warp.arrive();
       team.sync();  // the keys are there, and all are done with the last values
-      fetch(of_v, key, values);
+      tiles.fetch(team, of_v, key, values);
       SumFragment scores[strips][keys / 8];
       if (key < end_key) {
         begin_products(warp);
@@ -201,7 +207,7 @@ struct WarpAttention {
       }
       warp.arrive();
       team.sync();  // the values are there, and all are done with the keys
-      if (key + keys < tiles.end) fetch(of_k, key + keys, tile_keys);
+      if (key + keys < tiles.end) tiles.fetch(team, of_k, key + keys, tile_keys);
       if (key >= end_key) continue;
       const float factor = begin_scores(warp, factors, scores);
       add_softmax(warp, seen, key, factor, scores, sums, max, total);

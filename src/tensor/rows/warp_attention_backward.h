@@ -68,11 +68,9 @@ struct WarpAttentionBackwardQueries {
   const float *lse, *delta;
 
   static constexpr int blocks_at_once = width == 64 && warpgroup ? 4 : 1;
-  int heads_together() const {
-    return rows::heads_together(s.batch * s.num_heads, s.kv_len * s.num_kv_heads / s.num_heads, s.head_dim);
-  }
+  int heads_together() const { return query_heads_together(s); }
   ECHELON_HOST_DEVICE static constexpr int tile_of(std::int64_t lanes) {
-    return static_cast<int>(lanes) / warp_lanes * 16 * strips;
+    return rows_of_block(lanes, strips);
   }
   static std::size_t shared_bytes(std::int64_t lanes) {
     return SharedRoom::bytes_for(2 * tile_of(lanes) + 2 * keys, width);
@@ -88,15 +86,11 @@ struct WarpAttentionBackwardQueries {
     const SharedRows queries = room.take(tile, width), gradients = room.take(tile, width),
                      tile_keys = room.take(keys, width), values = room.take(keys, width);
 
-    const KeyTiles<keys> tiles(team, s, at);
-    const std::int64_t first_key = at.sequence * s.kv_batch_stride;
+    const KeyTiles<width, keys> tiles(team, s, at);
     const HeadColumns<width> of_k(team, k, at.kv_column, s.head_dim), of_v(team, v, at.kv_column, s.head_dim);
-    const auto fetch = [&](const HeadColumns<width>& from, int key, const SharedRows& to) {
-      from.fetch(team, first_key + key, tiles.rows(key), to, keys);
-    };
     HeadColumns<width>(team, q, at.column, s.head_dim).fetch(team, at.first_row, at.rows, queries, tile);
     HeadColumns<width>(team, dout, at.column, s.head_dim).fetch(team, at.first_row, at.rows, gradients, tile);
-    if (tiles.begin < tiles.end) fetch(of_v, tiles.begin, values);
+    if (tiles.begin < tiles.end) tiles.fetch(team, of_v, tiles.begin, values);
 
     const SeenKeys<strips> seen(warp, s, at, row);
     const ScoreFactors factors(s);
@@ -113,7 +107,7 @@ struct WarpAttentionBackwardQueries {
     for (int key = tiles.begin; key < tiles.end; key += keys) {
       warp.arrive();
       team.sync();  // the values are there, and all are done with the last keys
-      fetch(of_k, key, tile_keys);
+      tiles.fetch(team, of_k, key, tile_keys);
       SumFragment slopes[strips][keys / 8];
       if (key < end_key) {
         begin_products(warp);
@@ -122,7 +116,7 @@ struct WarpAttentionBackwardQueries {
       }
       warp.arrive();
       team.sync();  // the keys are there, and all are done with the values
-      if (key + keys < tiles.end) fetch(of_v, key + keys, values);
+      if (key + keys < tiles.end) tiles.fetch(team, of_v, key + keys, values);
       if (key >= end_key) continue;
       SumFragment scores[strips][keys / 8];
       begin_products(warp);
@@ -189,7 +183,7 @@ struct WarpAttentionBackwardKeys {
     return rows::heads_together(s.batch * s.num_kv_heads, s.q_len * s.num_heads / s.num_kv_heads, s.head_dim);
   }
   ECHELON_HOST_DEVICE static constexpr int tile_of(std::int64_t lanes) {
-    return static_cast<int>(lanes) / warp_lanes * 16 * strips;
+    return rows_of_block(lanes, strips);
   }
   static std::size_t shared_bytes(std::int64_t lanes) {
     return SharedRoom::bytes_for(2 * tile_of(lanes) + 4 * queries, width) + 2 * sizeof(OfQueries);
