@@ -37,6 +37,14 @@ TEST(Edits, FindTheNameThatWasMeant) {
   EXPECT_EQ(nearest(std::string(1000, 'p'), flags), "");
   EXPECT_EQ(nearest("dp", {}), "");
   EXPECT_EQ(did_you_mean("tpp", flags), " (did you mean tp?)");
+  EXPECT_EQ(did_you_mean("check", flags), " (did you mean checkpoint or checkpoints-kept?)");
+  EXPECT_EQ(did_you_mean("gpt", {"llama", "gpt-a", "GPT-b", "gpt-c"}),
+            " (did you mean gpt-a, GPT-b or gpt-c?)");
+  EXPECT_EQ(did_you_mean("gp", {"gpt-a", "gpt-b"}), "") << "so few letters";
+  EXPECT_EQ(did_you_mean("gpt", std::vector<std::string>{"gpt-a", "gpt-b", "gpt-c", "gpt-d", "gpt-e", "gpt-f",
+                                                         "gpt-g"}),
+            "")
+      << "too many";
   EXPECT_EQ(did_you_mean("colour", flags), "");
 }
 

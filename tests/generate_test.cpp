@@ -4,6 +4,7 @@
 
 #include <set>
 
+#include "case_choice.h"
 #include "mesh_runs.h"
 
 namespace echelon::generate_test {
@@ -145,6 +146,7 @@ TEST(Generate, GivesTheSameTokensOnEveryMesh) {
       EXPECT_EQ(expected.size(), 20u);
       for (auto [dp, tp, sp] :
            {std::tuple{1, 2, false}, {1, 4, false}, {1, 2, true}, {2, 4, true}, {2, 1, false}}) {
+        if (!is_taken(3)) continue;
         const Plan plan = odd_plan(model, dp, tp, sp);
         EXPECT_EQ(generate_on(plan, prompt, options), expected) << describe(plan);
       }

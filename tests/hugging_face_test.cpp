@@ -508,7 +508,8 @@ TEST_P(HuggingFace, FourStepsOfAdamWAreThoseOfTransformersOnAnyMesh) {  // long
 
 TEST_P(HuggingFace, WhatIsImportedIsExportedAsItWas) {
   const CheckpointInfo info = import(DType::f32);
-  for (std::int64_t shard_bytes : {std::int64_t{1} << 30, std::int64_t{20'000}}) {
+  for (std::int64_t shard_bytes : {std::int64_t{20'000}, std::int64_t{1} << 30}) {
+    if (!is_taken(3)) continue;
     const std::string out = directory_ / fmt::format("out{}", shard_bytes);
     export_hugging_face(info.path, out, shard_bytes);
     EXPECT_EQ(fs::exists(out + "/model.safetensors.index.json"), shard_bytes == 20'000);

@@ -121,7 +121,7 @@ class MatmulAmx : public ::testing::Test {
 
   // Several blocks of rows and panels of columns for each thread, and rooms of b that are not full; what is
   // summed in f32 before it is rounded, by itself and in two pieces of rows.
-  void check_teams(const MicroKernel& kernel, std::int64_t most_rows) {
+  void check_teams(const MicroKernel& kernel, std::int64_t most_rows, std::uint64_t share) {
     struct Size {
       std::int64_t m, n, k;
     };
@@ -133,7 +133,7 @@ class MatmulAmx : public ::testing::Test {
           for (const bool turn_b : {false, true})
             for (const DType type : {DType::f32, DType::bf16})
               for (const float beta : {0.0f, 1.0f})
-                if (s.m <= most_rows && checks::is_taken(16))
+                if (s.m <= most_rows && checks::is_taken(share))
                   check(kernel, s.m, s.n, s.k, turn_a, turn_b, type, beta, &team);
     }
   }
@@ -155,9 +155,9 @@ TEST_F(MatmulAmx, PlayedTilesMultiply) {
 }
 
 TEST_F(MatmulAmx, TeamsMultiplyTogether) {
-  check_teams(played_kernel, 100);
+  check_teams(played_kernel, 100, 48);
   for (const MicroKernel* kernel : {amx_micro_kernel(), avx512_micro_kernel()})
-    if (kernel != nullptr) check_teams(*kernel, 1000);
+    if (kernel != nullptr) check_teams(*kernel, 1000, 16);
 }
 
 TEST_F(MatmulAmx, TheProcessorsTilesMultiply) {

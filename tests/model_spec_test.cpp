@@ -418,7 +418,8 @@ TEST_F(ModelFiles, LoadsWhatModelNames) {
 }
 
 TEST_F(ModelFiles, RefusesWhatItCannotLoad) {
-  expect_refusal([] { load_model("no-such-model"); }, {"no-such-model", "gpt2-124m", "llama-3-8b"});
+  expect_refusal([] { load_model("no-such-model"); }, {"no-such-model", "help models"});
+  expect_refusal([] { load_model("gpt2"); }, {"gpt2-124m", "gpt2-tiny", "did you mean"});
   expect_refusal([] { load_model(""); }, {"preset"});
   expect_refusal([this] { load_model(directory_.path().string()); }, {"config.json"});
 }

@@ -34,6 +34,7 @@ TEST(Prediction, IsExactForEveryKindOfContextParallelism) {
   for (int cp : {2, 3, 4})
     for (const ContextCase& c : context_cases(cp))
       for (AttentionMask mask : {AttentionMask::causal, AttentionMask::document}) {
+        if (!is_taken(3)) continue;
         Plan plan = context_plan(mask == AttentionMask::causal ? Family::gpt2 : Family::llama, c);
         plan.mask = mask;
         SCOPED_TRACE(describe_context(plan));
@@ -86,7 +87,7 @@ TEST(Prediction, ASteadyStepHasThePeak) {
               pp == 2 ? parse_pipeline_recompute(schedule == "dualpipe" ? "full/full" : "full/none", "")
                       : PipelineRecompute(Recompute::selective);
           SCOPED_TRACE(fmt::format("{} pp {} zero {} batch {}", schedule, pp, zero, batch));
-          if (!is_taken(19)) continue;
+          if (!is_taken(40)) continue;
           try {
             const PipelineLayout whole(plan), steady(plan, StepLength::steady);
             shorter += steady.programs(0).microbatches() < whole.programs(0).microbatches();
@@ -97,7 +98,7 @@ TEST(Prediction, ASteadyStepHasThePeak) {
           }
         }
   }
-  EXPECT_GT(shorter, so_many(5, 20));
+  EXPECT_GT(shorter, so_many(2, 20));
 }
 
 // With the output layer cut the order of a step is that of all its microbatches, less what it repeats.
@@ -164,6 +165,7 @@ TEST(Prediction, IsExactForMixturesOfExperts) {
     for (const Balancing& balancing : balancings(model))
       for (auto [dp, tp, sp] : {std::tuple{1, 1, false}, {1, 2, false}, {2, 2, true}})
         for (const Recompute& recompute : {Recompute::none, Recompute::full}) {
+          if (!is_taken(3)) continue;
           Plan plan = odd_plan(model, dp, tp, sp);
           plan.balancing = balancing;
           plan.recompute = recompute;
@@ -230,6 +232,7 @@ TEST(Prediction, IsExactForExpertGroups) {
   for (auto [dp, cp, tp, ep] : {std::tuple{2, 1, 1, 2}, {4, 1, 1, 2}, {2, 2, 1, 4}, {2, 1, 2, 2}})
     for (const Recompute& recompute : {Recompute::none, Recompute::full})
       for (bool routed : {false, true}) {
+        if (!is_taken(3)) continue;
         Plan plan = odd_plan(routed ? even_deepseek(2) : even_mixtral(8), dp, tp, tp > 1);
         plan.mesh.set(Axis::cp, cp);
         plan.mesh.ep = ep;
@@ -262,6 +265,7 @@ TEST(Prediction, IsExactForZero) {
     for (auto [dp, tp, hsdp] : {std::tuple{2, 1, 1}, {3, 2, 1}, {4, 1, 1}, {4, 2, 2}, {2, 1, 2}})
       for (const ModelSpec& model : {odd_gpt2(true, 4), odd_llama(false, 2, 3), odd_llama(true, 4, 1)})
         for (std::int64_t micro_batch : {1, 2, 7}) {
+          if (!is_taken(3)) continue;
           Plan plan = odd_plan(model, dp, tp, tp > 1);
           plan.micro_batch = micro_batch;
           plan.zero = zero;

@@ -47,6 +47,13 @@ TEST(Search, LayersOfEveryKindArePriced) {
 
 // What each rank chooses by itself is the best of all that they could choose together, wherever the memory
 // ends; and where it ends between what the ranks keep, better than the same for all.
+TEST(Search, PinsNothingButFieldsOfAPlan) {
+  SearchRequest r = request("gpt2-1.5b", 4, 32);
+  expect_refusal([&] { r.pin("micro_batch", 1); }, {"micro_batch", "no field"});
+  r.pin("micro-batch", 1);
+  EXPECT_TRUE(r.has("micro-batch"));
+}
+
 TEST(Search, RanksChooseTheirRecomputation) {  // long
   int mixed = 0, faster = 0;
   for (const auto& [pp, schedule] :

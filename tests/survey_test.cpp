@@ -22,6 +22,7 @@ SearchRequest small_request() {
 
 TEST(Survey, CellsAndFrontAreThoseOfAllPlans) {
   SearchRequest request = small_request();
+  request.pin("micro-batch", 1);
   const Survey found = survey(request);
   request.top = 10000;
   const SearchResult all = search(request);

@@ -9,6 +9,8 @@
 #include <thread>
 #include <vector>
 
+#include "case_choice.h"
+
 namespace echelon::thread_team_test {
 namespace {
 
@@ -59,8 +61,8 @@ TEST(ThreadTeam, RoundsFollowEachOther) {
   const ThreadTeam team(3);
   std::vector<std::int64_t> sums(3);
   std::int64_t total = 0;
-  for (int round = 0; round < 3000; ++round) {
-    if (round % 1000 == 0) std::this_thread::sleep_for(std::chrono::milliseconds(2));
+  for (int round = 0; round < checks::so_many(600, 3000); ++round) {
+    if (round % 200 == 0) std::this_thread::sleep_for(std::chrono::milliseconds(2));
     team.each_row(3, 1 << 20, [&](std::int64_t i) { sums[static_cast<std::size_t>(i)] += i + round; });
     total += 3 + 3 * round;
   }

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cctype>
+#include <iterator>
 
 namespace echelon {
 namespace {
@@ -71,8 +72,18 @@ std::string nearest(std::string_view text, const std::vector<std::string>& names
 }
 
 std::string did_you_mean(std::string_view text, const std::vector<std::string>& names) {
-  const std::string name = nearest(text, names);
-  return name.empty() ? "" : " (did you mean " + name + "?)";
+  constexpr std::size_t few = 6;
+  std::vector<std::string> meant;
+  if (const std::string best = nearest(text, names); !best.empty())
+    meant = {best};
+  else if (text.size() >= 3)
+    std::ranges::copy_if(names, std::back_inserter(meant), [&](const std::string& name) {
+      return in_small_letters(name).starts_with(in_small_letters(text));
+    });
+  if (meant.empty() || meant.size() > few) return "";
+  std::string all = meant.front();
+  for (std::size_t i = 1; i < meant.size(); ++i) all += (i + 1 < meant.size() ? ", " : " or ") + meant[i];
+  return " (did you mean " + all + "?)";
 }
 
 }  // namespace echelon

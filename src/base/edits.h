@@ -17,7 +17,8 @@ int edits(std::string_view from, std::string_view to);
 // the one that has more of its beginning in common. Empty: none comes near, or one no nearer than another.
 std::string nearest(std::string_view text, const std::vector<std::string>& names);
 
-// " (did you mean NAME?)" where one of the names is near, else nothing.
+// " (did you mean NAME?)" where one of the names is near, " (did you mean NAME, NAME or NAME?)" where a few
+// begin with a text of 3 letters or more, else nothing.
 std::string did_you_mean(std::string_view text, const std::vector<std::string>& names);
 
 }  // namespace echelon

@@ -794,7 +794,9 @@ void ShardingChoice::place_in(Plan& plan) const {
 }
 
 void SearchRequest::pin(const std::string& field, const std::string& text, const std::string& where) {
-  read_text(*find_field(field), work.plan, text, where);
+  const PlanField* const known = find_field(field);
+  if (known == nullptr) refuse("{}: no field of a plan has the name {}", where, field);
+  read_text(*known, work.plan, text, where);
   pinned.insert(field);
 }
 

@@ -33,7 +33,7 @@ struct SearchRequest {
   Progress progress{};
 
   bool has(std::string_view field) const { return pinned.contains(field); }
-  // RequestError naming `where` unless the text is of such a value.
+  // RequestError naming `where` unless there is such a field and the text is of such a value.
   void pin(const std::string& field, const std::string& text, const std::string& where);
   template <class T>
   void pin(const std::string& field, const T& value) {

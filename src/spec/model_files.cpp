@@ -614,8 +614,8 @@ ModelSpec load_model(const std::string& name_or_path) {
                                        : model_from_toml(text, name_or_path);
   }
   const std::vector<std::string> presets = model_preset_names();
-  refuse("--model {}: neither a preset nor a file or directory{}; the presets are {}", name_or_path,
-         did_you_mean(name_or_path, presets), fmt::join(presets, ", "));
+  refuse("--model {}: neither a preset nor a file or directory{}; `echelon help models` lists the presets",
+         name_or_path, did_you_mean(name_or_path, presets));
 }
 
 }  // namespace echelon
