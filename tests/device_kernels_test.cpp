@@ -334,7 +334,7 @@ TEST_P(DeviceKernels, Activations) {
     is_aligned = aligned;
     for (const auto& [rows, cols] : with_long_rows)
       for (DType t : stored) {
-        for (Activation a : {Activation::gelu, Activation::gelu_erf, Activation::relu2}) {
+        for (Activation a : {Activation::gelu, Activation::gelu_erf, Activation::relu, Activation::relu2}) {
           const Operand h = random(t, rows, cols), y = random(t, rows, cols), bias = vector(t, cols);
           run([&](Kernels& on, auto of) { on.activate(a, of(h), of(bias), of(y)); });
           expect_close(h, 1, "activate's input");
@@ -705,7 +705,8 @@ TEST_P(DeviceKernels, ProductsAndWhatFollows) {
           });
           expect_followed(c, depth + 2, roundings, "what is added to");
         }
-        for (Activation activation : {Activation::gelu, Activation::gelu_erf, Activation::relu2}) {
+        for (Activation activation :
+             {Activation::gelu, Activation::gelu_erf, Activation::relu, Activation::relu2}) {
           const Operand y = matrix(t, m, n);
           for (bool biased : {false, true}) {
             run([&](Kernels& on, auto of) {

@@ -114,8 +114,9 @@ TEST(FamilyChoices, AnActivationIsRefusedWhereItMeansNothing) {
   };
   expect_refusal([&] { model_from_toml(text("gpt2-tiny"), "x"); }, {"activation = \"relu2\"", "gpt2 family"});
   expect_refusal([&] { model_from_toml(text("mixtral-tiny"), "x"); }, {"activation = \"relu2\"", "experts"});
-  expect_refusal([] { model_from_toml(to_toml(load_model("llama-tiny")) + "activation = \"relu\"\n", "x"); },
-                 {"activation = \"relu\"", "\"swiglu\", \"geglu\", \"relu2\", \"gelu\" or \"xielu\""});
+  expect_refusal(
+      [] { model_from_toml(to_toml(load_model("llama-tiny")) + "activation = \"tanh\"\n", "x"); },
+      {"activation = \"tanh\"", "\"swiglu\", \"geglu\", \"relu\", \"relu2\", \"gelu\" or \"xielu\""});
 }
 
 }  // namespace

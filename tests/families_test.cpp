@@ -81,7 +81,8 @@ TEST_P(Families, TransformersModelsComeInAndGoOut) {
   const ModelSpec model = model_of(GetParam());
   // Whose files have names of their own.
   const bool renamed = model.state_space.is_delta() || model.qk_norm_turned ||
-                       model.activation == Activation::xielu || model.short_conv.kernel > 0 ||
+                       model.activation == Activation::xielu || model.learned_positions ||
+                       model.short_conv.kernel > 0 ||
                        (model.norm_place == NormPlace::both && !model.norms_less_one);
   if (renamed) {
     ModelSpec meant = model_from_hugging_face(hugging_face_config(model, DType::f32), "x");
@@ -282,6 +283,31 @@ const Row rows[] = {
       "self_attn.k_proj.bias", "self_attn.v_proj.bias", "self_attn.o_proj.bias", "mlp.c_fc.weight",
       "mlp.c_fc.bias", "mlp.c_proj.weight", "mlp.c_proj.bias"},
      "starcoder2"},
+    {"gpt_neo",
+     [](ModelSpec& m) {
+       m.norm_kind = NormKind::layer;
+       m.activation = Activation::gelu;
+       m.num_kv_heads = m.num_heads;
+       m.learned_positions = m.attention_out_bias = m.mlp_bias = true;
+       m.window = {4, 2, true};
+       m.scales.attention = 1;
+     },
+     {"input_layernorm.bias", "post_attention_layernorm.bias", "self_attn.o_proj.bias", "mlp.c_fc.weight",
+      "mlp.c_fc.bias", "mlp.c_proj.weight", "mlp.c_proj.bias"},
+     "gpt_neo"},
+    {"opt",
+     [](ModelSpec& m) {
+       m.norm_kind = NormKind::layer;
+       m.norm_eps = 1e-5;
+       m.activation = Activation::relu;
+       m.num_kv_heads = m.num_heads;
+       m.learned_positions = m.qkv_bias = m.attention_out_bias = m.mlp_bias = true;
+       m.position_offset = 2;
+     },
+     {"input_layernorm.bias", "post_attention_layernorm.bias", "self_attn.q_proj.bias",
+      "self_attn.k_proj.bias", "self_attn.v_proj.bias", "self_attn.o_proj.bias", "mlp.up_proj.bias",
+      "mlp.down_proj.bias"},
+     "opt"},
     {"cohere2",
      [](ModelSpec& m) {
        m.norm_kind = NormKind::layer_weight;

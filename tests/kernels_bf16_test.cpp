@@ -285,11 +285,13 @@ TEST_P(KernelsBf16, Activations) {
     run([&](Kernels& on, auto of) { on.activate_backward(Activation::gelu, of(h), of(dy)); });
     expect_close(dy, 1, 16, "gelu_backward dy"), expect_close(h, 1, 8, "gelu_backward y");
 
-    const Operand r = narrow(rows, cols), dr = narrow(rows, cols);
-    run([&](Kernels& on, auto of) { on.activate(Activation::relu2, of(r), Tensor(), of(y)); });
-    expect_close(y, 1, 8, "relu2");
-    run([&](Kernels& on, auto of) { on.activate_backward(Activation::relu2, of(r), of(dr)); });
-    expect_close(dr, 1, 16, "relu2_backward dy"), expect_close(r, 1, 8, "relu2_backward y");
+    for (const Activation relu : {Activation::relu, Activation::relu2}) {
+      const Operand r = narrow(rows, cols), dr = narrow(rows, cols);
+      run([&](Kernels& on, auto of) { on.activate(relu, of(r), Tensor(), of(y)); });
+      expect_close(y, 1, 8, name_of(relu));
+      run([&](Kernels& on, auto of) { on.activate_backward(relu, of(r), of(dr)); });
+      expect_close(dr, 1, 16, "backward dy"), expect_close(r, 1, 8, "backward y");
+    }
 
     const Operand x = narrow(rows, 2 * cols), again = narrow(rows, 2 * cols), d = narrow(rows, cols);
     const Operand weights = wide(rows, 1), dweights = wide(rows, 1), weighted = narrow(rows, cols);

@@ -339,19 +339,20 @@ TEST_F(KernelsCpu, GeluOfTheErrorFunction) {
     }
 }
 
-TEST_F(KernelsCpu, Relu2) {
-  for (const auto& [rows, cols] : sizes)
-    for (bool strided : {false, true}) {
-      const Operand h = random(rows, cols, strided), dy = random(rows, cols, strided), bias = vector(cols);
-      const Operand y = random(rows, cols, strided), in_place = random(rows, cols, strided);
-      run([&](Kernels& k, auto of) {
-        k.activate(Activation::relu2, of(h), of(bias), of(y));
-        k.activate_backward(Activation::relu2, of(h), of(dy));
-        k.activate(Activation::relu2, of(in_place), Tensor(), of(in_place));
-      });
-      expect_close(y, 1, 8, "relu2"), expect_close(in_place, 1, 8, "relu2 in place");
-      expect_close(h, 1, 8, "relu2_backward y"), expect_close(dy, 1, 8, "relu2_backward dh");
-    }
+TEST_F(KernelsCpu, Relus) {
+  for (const Activation relu : {Activation::relu, Activation::relu2})
+    for (const auto& [rows, cols] : sizes)
+      for (bool strided : {false, true}) {
+        const Operand h = random(rows, cols, strided), dy = random(rows, cols, strided), bias = vector(cols);
+        const Operand y = random(rows, cols, strided), in_place = random(rows, cols, strided);
+        run([&](Kernels& k, auto of) {
+          k.activate(relu, of(h), of(bias), of(y));
+          k.activate_backward(relu, of(h), of(dy));
+          k.activate(relu, of(in_place), Tensor(), of(in_place));
+        });
+        expect_close(y, 1, 8, name_of(relu)), expect_close(in_place, 1, 8, "in place");
+        expect_close(h, 1, 8, "backward y"), expect_close(dy, 1, 8, "backward dh");
+      }
 }
 
 TEST_F(KernelsCpu, Gates) {

@@ -339,22 +339,27 @@ TEST_F(KernelsReference, GeluOfTheErrorFunction) {
   expect_gradient(input, dh, loss, "dh");
 }
 
-TEST_F(KernelsReference, Relu2) {
+TEST_F(KernelsReference, Relus) {
   const Tensor h = unwritten({1, 5}), y = unwritten({1, 5});
-  const std::array<double, 5> x{-2, -0.5, 0, 0.5, 3}, squares{0, 0, 0, 0.25, 9};
-  for (std::int64_t j = 0; j < 5; ++j) at(h, 0, j) = x[static_cast<std::size_t>(j)];
-  kernels->activate(Activation::relu2, h, Tensor(), y);
-  for (std::int64_t j = 0; j < 5; ++j) EXPECT_EQ(at(y, 0, j), squares[static_cast<std::size_t>(j)]);
+  const std::array<double, 5> x{-2, -0.5, 0, 0.5, 3}, positive{0, 0, 0, 0.5, 3};
   const Tensor input = random(arena, {3, 4}, 1), dy = random(arena, {3, 4}, 3), out = unwritten({3, 4});
-  const Tensor h_to_y = clone(arena, input), dh = clone(arena, dy);
-  kernels->activate_backward(Activation::relu2, h_to_y, dh);
-  const auto loss = [&] {
-    kernels->activate(Activation::relu2, input, Tensor(), out);
-    return inner(out, dy);
-  };
-  loss();
-  expect_near(h_to_y, out, 0);
-  expect_gradient(input, dh, loss, "dh");
+  for (const Activation relu : {Activation::relu, Activation::relu2}) {
+    for (std::int64_t j = 0; j < 5; ++j) at(h, 0, j) = x[static_cast<std::size_t>(j)];
+    kernels->activate(relu, h, Tensor(), y);
+    for (std::int64_t j = 0; j < 5; ++j) {
+      const double p = positive[static_cast<std::size_t>(j)];
+      EXPECT_EQ(at(y, 0, j), relu == Activation::relu ? p : p * p);
+    }
+    const Tensor h_to_y = clone(arena, input), dh = clone(arena, dy);
+    kernels->activate_backward(relu, h_to_y, dh);
+    const auto loss = [&] {
+      kernels->activate(relu, input, Tensor(), out);
+      return inner(out, dy);
+    };
+    loss();
+    expect_near(h_to_y, out, 0);
+    expect_gradient(input, dh, loss, "dh");
+  }
   EXPECT_THROW(kernels->activate(Activation::swiglu, input, Tensor(), out), InvariantError);
 }
 

@@ -553,7 +553,8 @@ std::vector<FileTensor> with_stacked_experts(const StoredModel& stored, const Tr
 std::vector<FileTensor> stored_tensors(const StoredModel& stored, const ModelSpec& model,
                                        const TransformersType& type) {
   std::vector<FileTensor> tensors = file_tensors(model, type);
-  if (type.prefix != nullptr && stored.find(tensors.front().name) == nullptr)  // as transformers holds it
+  if (type.prefix != nullptr &&
+      find_tensor(stored, tensors.front().name) == nullptr)  // as transformers holds it
     for (FileTensor& tensor : tensors)
       if (tensor.name.starts_with(type.prefix))
         tensor.name.replace(0, std::string(type.prefix).size(), models);

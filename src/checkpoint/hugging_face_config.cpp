@@ -326,6 +326,76 @@ void add_deepseek_experts(const ModelSpec& m, ordered_json& config) {
   config["topk_method"] = sigmoids ? "noaux_tc" : m.router.groups > 1 ? "group_limited_greedy" : "greedy";
 }
 
+// GPT-2's relatives, whose configurations have names of their own.
+ordered_json positions_config(const ModelSpec& m, const std::string& type) {
+  if (type == "opt")
+    return {{"num_hidden_layers", m.num_layers},
+            {"hidden_size", m.hidden},
+            {"num_attention_heads", m.num_heads},
+            {"ffn_dim", m.mlp_hidden},
+            {"max_position_embeddings", m.max_seq},
+            {"word_embed_proj_dim", m.hidden},
+            {"activation_function", "relu"},
+            {"do_layer_norm_before", true},
+            {"enable_bias", true},
+            {"layer_norm_elementwise_affine", true},
+            {"dropout", 0.0},
+            {"attention_dropout", 0.0}};
+  if (type == "gpt_bigcode")
+    return {{"n_layer", m.num_layers},
+            {"n_embd", m.hidden},
+            {"n_head", m.num_heads},
+            {"n_inner", m.mlp_hidden},
+            {"n_positions", m.max_seq},
+            {"multi_query", true},
+            {"layer_norm_epsilon", m.norm_eps},
+            {"activation_function", "gelu_pytorch_tanh"},
+            {"resid_pdrop", 0.0},
+            {"embd_pdrop", 0.0},
+            {"attn_pdrop", 0.0}};
+  ordered_json types = json::array();
+  for (std::int64_t layer = 0; layer < m.num_layers; ++layer)
+    types.push_back({{m.window.in(layer) ? "local" : "global"}, 1});
+  return {{"num_layers", m.num_layers},
+          {"hidden_size", m.hidden},
+          {"num_heads", m.num_heads},
+          {"intermediate_size", m.mlp_hidden},
+          {"max_position_embeddings", m.max_seq},
+          {"attention_types", types},
+          {"window_size", m.window.size > 0 ? m.window.size : 256},
+          {"layer_norm_epsilon", m.norm_eps},
+          {"activation_function", "gelu_new"},
+          {"resid_dropout", 0.0},
+          {"embed_dropout", 0.0},
+          {"attention_dropout", 0.0}};
+}
+
+// State spaces alone. transformers has no longest sequence, and keeps what it does not know.
+ordered_json mamba2_config(const ModelSpec& m) {
+  const StateSpaceSpec& s = m.state_space;
+  if (s.width() % m.hidden != 0)
+    refuse(
+        "model {}: transformers has state spaces of a multiple of hidden = {} channels alone, and ssm_heads "
+        "x "
+        "ssm_head_dim = {} x {}; legal: a product that is one",
+        m.name, m.hidden, s.heads, s.head_dim);
+  return {{"num_hidden_layers", m.num_layers},
+          {"hidden_size", m.hidden},
+          {"num_heads", s.heads},
+          {"head_dim", s.head_dim},
+          {"expand", s.width() / m.hidden},
+          {"n_groups", s.groups},
+          {"state_size", s.state},
+          {"conv_kernel", s.kernel},
+          {"use_conv_bias", s.conv_bias},
+          {"chunk_size", s.chunk},
+          {"hidden_act", "silu"},
+          {"use_bias", false},
+          {"residual_in_fp32", false},
+          {"layer_norm_epsilon", m.norm_eps},
+          {"max_position_embeddings", m.max_seq}};
+}
+
 // Layers of one part each.
 ordered_json nemotron_h_config(const ModelSpec& m) {
   ordered_json config{{"model_type", "nemotron_h"},
@@ -406,6 +476,10 @@ std::string hugging_face_config(const ModelSpec& m, DType dtype) {
               {"rotary_emb_base", m.rope.theta},
               {"rope_parameters",
                {{"rope_type", "default"}, {"rope_theta", m.rope.theta}, {"partial_rotary_factor", part}}}};
+  } else if (m.learned_positions || type == "mamba2") {
+    config = m.learned_positions ? positions_config(m, type) : mamba2_config(m);
+    config["model_type"] = type;
+    config["architectures"] = {of.architecture};
   } else if (!m.layer_pattern.empty()) {
     config = nemotron_h_config(m);
   } else {
@@ -539,7 +613,7 @@ std::string hugging_face_config(const ModelSpec& m, DType dtype) {
       config["logits_scaling"] = hyperclovax ? inverse_of(m.scales.logits_divisor) : m.scales.logits_divisor;
     }
   }
-  if (m.family == Family::llama && m.layer_pattern.empty()) {
+  if (m.family == Family::llama && m.layer_pattern.empty() && !m.learned_positions) {
     add_later_families(m, config);
     add_state_space(m, config);
     add_short_conv(m, config);

@@ -69,7 +69,7 @@ class PositionsOp final : public OpRunner {
  protected:
   void run_forward(BlockRun& run) const override {
     const Tensor x = run.take_input(op()), added = run.activation({x.rows(), x.cols()});
-    run.kernels().embedding(positions_here(run), table_.value, 0, added);
+    run.kernels().embedding(positions_here(run), table_.value, -op().first_position, added);
     run.kernels().add(added, x);
     run.set(out(), x);
   }
@@ -78,7 +78,7 @@ class PositionsOp final : public OpRunner {
     const Tensor d = run.take_gradient(out());
     if (table_.gradient.defined())
       run.weight_gradient([&k = run.kernels(), sums = run.sums(), table = table_, ids = positions_here(run),
-                           d] { add_rows(sums, k, ids, d, 0, table); });
+                           first = -op().first_position, d] { add_rows(sums, k, ids, d, first, table); });
     run.leave_gradient(op(), 0, d);
   }
 

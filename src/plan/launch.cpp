@@ -74,6 +74,8 @@ void check_plain_llama(const LaunchRequest& r, bool runs_hybrids) {
   lacks(m.norms_less_one, "Gemma's norms");
   lacks(m.family == Family::llama && m.norm_kind != NormKind::rms,
         m.norm_kind == NormKind::rms_plain ? "norms without weights" : "LayerNorm");
+  lacks(m.learned_positions, "learned positions in layers of Llama's kind");
+  lacks(m.activation == Activation::relu, "ReLU");
   lacks(m.embedding_norm, "a norm behind the embedding");
   lacks(m.parallel_residual, "attention and MLP of the same input");
   lacks(m.interleaved_rope, "rotary positions that turn neighbours");

@@ -7,12 +7,12 @@ namespace echelon {
 
 // gelu: tanh form (Hendrycks 2016; GPT-2's gelu_new); gelu_erf: h times the normal distribution function of
 // h, which that comes near to. swiglu (Shazeer 2020): of [gate | up], silu(gate) up. geglu (the same):
-// gelu(gate) up. relu2: max(h, 0)^2 (Primer, So et al. 2021). clamped_swiglu: see SwigluClamp. xielu: see
-// Xielu.
-enum class Activation { gelu, swiglu, geglu, relu2, gelu_erf, clamped_swiglu, xielu };
+// gelu(gate) up. relu: max(h, 0), and relu2 its square (Primer, So et al. 2021). clamped_swiglu: see
+// SwigluClamp. xielu: see Xielu.
+enum class Activation { gelu, swiglu, geglu, relu2, gelu_erf, clamped_swiglu, xielu, relu };
 template <>
 inline constexpr std::array choice_names<Activation>{"gelu",     "swiglu",         "geglu", "relu2",
-                                                     "gelu_erf", "clamped_swiglu", "xielu"};
+                                                     "gelu_erf", "clamped_swiglu", "xielu", "relu"};
 
 // Whether it makes one number of two.
 constexpr bool is_gated(Activation a) {

@@ -141,11 +141,13 @@ int BlockBuilder::next_embedding(ParamSpec table, double scale) {
   return x;
 }
 
-int BlockBuilder::positions(int x, ParamSpec table) {
+int BlockBuilder::positions(int x, ParamSpec table, std::int64_t first) {
   const int y = value("placed", Home::residual, m_.hidden);
   BlockOp& op = add(OpKind::positions, "positions", {x}, {y}, {});
   op.wants = {Home::residual};
+  table.multiplies = false;
   op.weights = {std::move(table)};
+  op.first_position = first;
   return y;
 }
 

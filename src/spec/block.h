@@ -107,6 +107,7 @@ struct BlockOp {
   bool joined = false;    // of a loss: its backward pass is in that of the next token's (join_losses)
   bool centered = false;  // of a norm: by the mean too
   bool windowed = false;  // of attention: the model's window is this layer's
+  std::int64_t first_position = 0;  // of positions: the row of the table that position 0 has
   // Of a norm of heads: how many each weight is for, from the first column on, or of each kind where there
   // are no weights; of a weight that tp cuts each has a part of its own.
   std::vector<std::int64_t> heads;

@@ -18,7 +18,7 @@ class BlockBuilder {
   int input(const std::string& name);  // the residual stream
   // `weight` (rows of a table, cut over tp, or whole on every rank).
   int embedding(ParamSpec table, double scale = 1);
-  int positions(int x, ParamSpec table);
+  int positions(int x, ParamSpec table, std::int64_t first = 0);
   // The same of each row's next token, by a table that the model's embedding declares.
   int next_embedding(ParamSpec table, double scale);
   // With a weight and a bias, a weight alone, or neither.

@@ -4,6 +4,17 @@
 
 namespace echelon {
 
+std::optional<WindowSpec> window_of(const std::vector<bool>& in, std::int64_t size) {
+  if (std::find(in.begin(), in.end(), true) == in.end()) return WindowSpec{};
+  const bool full_first = !in.front();
+  const auto first_full = std::find(in.begin() + full_first, in.end(), false);
+  const std::int64_t before = first_full - in.begin();
+  const WindowSpec window{size, full_first ? before : first_full == in.end() ? 0 : before + 1, full_first};
+  for (std::size_t layer = 0; layer < in.size(); ++layer)
+    if (window.in(static_cast<std::int64_t>(layer)) != in[layer]) return {};
+  return window;
+}
+
 WindowSpec read_window(const Config& config, bool in_all, bool typed, ModelSpec& m) {
   std::vector<bool> in(static_cast<std::size_t>(m.num_layers), in_all);
   if (config.has("layer_types")) {
@@ -18,17 +29,12 @@ WindowSpec read_window(const Config& config, bool in_all, bool typed, ModelSpec&
   }
   if (std::find(in.begin(), in.end(), true) == in.end()) return {};
   const std::int64_t size = config.integer("sliding_window");
-  const bool full_first = !in.front();
-  const auto first_full = std::find(in.begin() + full_first, in.end(), false);
-  const std::int64_t before = first_full - in.begin();
-  const WindowSpec window{size, full_first ? before : first_full == in.end() ? 0 : before + 1, full_first};
-  for (std::int64_t layer = 0; layer < m.num_layers; ++layer)
-    if (window.in(layer) != in[static_cast<std::size_t>(layer)])
-      config.wrong(
-          "layer_types",
-          "sliding_attention in all layers, in all but each n-th, or in all but the first of each n");
-  if (size < m.max_seq || m.rope.local_theta > 0) m.window = window;
-  return window;
+  const std::optional<WindowSpec> window = window_of(in, size);
+  if (!window)
+    config.wrong("layer_types",
+                 "sliding_attention in all layers, in all but each n-th, or in all but the first of each n");
+  if (size < m.max_seq || m.rope.local_theta > 0) m.window = *window;
+  return *window;
 }
 
 void read_turned_windows(const Config& config, ModelSpec& m, std::int64_t otherwise, const char* interval) {

@@ -1,10 +1,16 @@
 // What config.json says of windows, and of the layers that have them.
 #pragma once
 
+#include <optional>
+#include <vector>
+
 #include "spec/config_json.h"
 #include "spec/model_spec.h"
 
 namespace echelon {
+
+// The window of so many layers, of those that are in it; none where no rule of WindowSpec says which.
+std::optional<WindowSpec> window_of(const std::vector<bool>& in, std::int64_t size);
 
 // Layers with a window, by layer_types where they are named: all, or all but each n-th, or but the first of
 // each n. Where transformers does not heed them (not `typed`) they may only say what is so anyway. A window

@@ -11,9 +11,8 @@ static ParamSpec gpt2_table(const ModelSpec& m) { return embedding_table("transf
 
 BlockProgram Gpt2::embedding(const ModelSpec& m) {
   BlockBuilder b(m);
-  ParamSpec positions = whole_matrix("transformer.wpe.weight", m.max_seq, m.hidden, m.init_std);
-  positions.multiplies = false;
-  return b.finish(b.positions(b.embedding(gpt2_table(m)), std::move(positions)));
+  const int x = b.embedding(gpt2_table(m));
+  return b.finish(b.positions(x, whole_matrix("transformer.wpe.weight", m.max_seq, m.hidden, m.init_std)));
 }
 
 BlockProgram Gpt2::layer(const ModelSpec& m, std::int64_t layer) {

@@ -383,7 +383,11 @@ void predict_one_more(BlockBuilder& b, const ModelSpec& m, int x) {
 
 BlockProgram Llama::embedding(const ModelSpec& m) {
   BlockBuilder b(m);
-  const int x = b.embedding(llama_table(m), m.scales.embedding);
+  int x = b.embedding(llama_table(m), m.scales.embedding);
+  if (m.learned_positions)
+    x = b.positions(
+        x, whole_matrix("model.embed_positions.weight", m.position_offset + m.max_seq, m.hidden, m.init_std),
+        m.position_offset);
   return b.finish(m.embedding_norm ? norm(b, m, "embedding_norm", x, "model.embedding_norm") : x);
 }
 

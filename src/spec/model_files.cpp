@@ -47,6 +47,8 @@ constexpr const char* toml_keys[] = {"name",
                                      "unturned_every",
                                      "norm_kind",
                                      "norm_place",
+                                     "learned_positions",
+                                     "position_offset",
                                      "embedding_norm",
                                      "qk_norm_whole",
                                      "qk_norm_turned",
@@ -343,13 +345,13 @@ bool llama_choice(const Reader& reader, const std::string& where, const char* ke
 }
 
 Activation read_activation(const Reader& reader, const std::string& where, const ModelSpec& m) {
-  const char* legal = "\"swiglu\", \"geglu\", \"relu2\", \"gelu\" or \"xielu\"";
+  const char* legal = "\"swiglu\", \"geglu\", \"relu\", \"relu2\", \"gelu\" or \"xielu\"";
   if (!reader.has("activation")) return Activation::swiglu;
   const std::string name = reader.text("activation", legal);
   if (m.family != Family::llama)
     refuse("{}: activation = \"{}\" is not legal for the {} family, whose activation is GELU", where, name,
            name_of(m.family));
-  if (name != "swiglu" && name != "geglu" && name != "relu2" && name != "gelu" &&
+  if (name != "swiglu" && name != "geglu" && name != "relu" && name != "relu2" && name != "gelu" &&
       name != "xielu")
     refuse("{}: activation = \"{}\" is not legal: give {}", where, name, legal);
   return parse_choice<Activation>(name, where);
@@ -450,6 +452,8 @@ ModelSpec model_from_toml(const std::string& text, const std::string& where) {
   if (reader.has("norm_place"))
     m.norm_place =
         parse_choice<NormPlace>(reader.text("norm_place", "a text"), fmt::format("{}: norm_place", where));
+  m.learned_positions = reader.boolean_or("learned_positions", false);
+  m.position_offset = reader.integer_or("position_offset", 0);
   m.embedding_norm = reader.boolean_or("embedding_norm", false);
   m.init_std = reader.real_or("init_std", m.init_std);
   if (reader.has("layer_pattern")) {
@@ -516,6 +520,8 @@ std::string to_toml(const ModelSpec& m) {
   if (m.norms_less_one) line("norms_less_one", m.norms_less_one);
   if (m.norm_kind != NormKind::rms) line("norm_kind", quoted(name_of(m.norm_kind)));
   if (m.norm_place != NormPlace::before) line("norm_place", quoted(name_of(m.norm_place)));
+  if (m.learned_positions) line("learned_positions", m.learned_positions);
+  if (m.position_offset != 0) line("position_offset", m.position_offset);
   if (m.embedding_norm) line("embedding_norm", m.embedding_norm);
   if (m.qk_norm_whole) line("qk_norm_whole", m.qk_norm_whole);
   if (m.qk_norm_turned) line("qk_norm_turned", m.qk_norm_turned);

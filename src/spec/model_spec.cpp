@@ -295,6 +295,18 @@ void check_layers(const ModelSpec& m) {
         "false, or "
         "family = \"llama\" and 0",
         m.name, name_of(m.family), m.num_mtp_layers);
+  if (m.learned_positions && (!llama || m.latent_attention() || m.qk_norm_turned || m.num_mtp_layers > 0))
+    refuse(
+        "model {}: learned_positions = true is not legal for the {} family, with latent attention, "
+        "qk_norm_turned or "
+        "num_mtp_layers above 0; give false",
+        m.name, name_of(m.family));
+  if (m.position_offset < 0 || m.position_offset > largest_size ||
+      (m.position_offset > 0 && !m.learned_positions))
+    refuse(
+        "model {}: position_offset = {} is not legal: give 0, or a number of rows with learned_positions = "
+        "true",
+        m.name, m.position_offset);
   if (m.norm_kind == NormKind::rms_plain && (m.qk_norm_whole || m.latent_attention() || m.norms_less_one))
     refuse(
         "model {}: norm_kind = \"rms-plain\" is not legal with qk_norm_whole, norms_less_one or latent "
@@ -560,7 +572,7 @@ void validate(const ModelSpec& m) {
              m.num_heads, m.head_dim, m.attention_width(), name_of(m.family), m.hidden);
     }
   }
-  if (m.family != Family::gpt2 && m.head_dim % 2 != 0) {
+  if (!m.has_position_table() && m.head_dim % 2 != 0) {
     refuse("model {}: head_dim = {} is odd; rotary positions turn pairs of channels, so give an even number",
            m.name, m.head_dim);
   }

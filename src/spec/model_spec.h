@@ -142,6 +142,10 @@ struct ModelSpec {
   CapSpec caps;
   NormKind norm_kind = NormKind::rms;
   NormPlace norm_place = NormPlace::before;
+  // To what a llama's first layer is given a row of a learned table is added, of each token's position, and
+  // nothing is turned (GPT-Neo); the table has so many rows before that of position 0 (OPT's 2).
+  bool learned_positions = false;
+  std::int64_t position_offset = 0;
   bool embedding_norm = false;  // what the first layer is given is normalised as well (nanochat)
   double init_std = 0.02;
   // Where a llama's layers have one part each, x + part(norm(x)) (Nemotron-H,
@@ -259,8 +263,10 @@ struct ModelSpec {
   std::int64_t attended_width() const { return num_heads * (latent_attention() ? value_head_dim : head_dim); }
 
   std::int64_t turned_width() const { return rotary_dim > 0 ? rotary_dim : head_dim; }
+  // Positions are rows of a table, which ends.
+  bool has_position_table() const { return family == Family::gpt2 || learned_positions; }
   bool is_turned(std::int64_t layer) const {
-    return family != Family::gpt2 && (rope.unturned_every == 0 || (layer + 1) % rope.unturned_every != 0);
+    return !has_position_table() && (rope.unturned_every == 0 || (layer + 1) % rope.unturned_every != 0);
   }
   // Keys that a query of a sequence sees in the mean over positions and layers; half the sequence where no
   // layer has a window.

@@ -15,8 +15,8 @@ namespace echelon {
 using ModelReader = void(const Config& config, ModelSpec& m);
 
 // model_types_layer_norm.cpp
-ModelReader read_gpt2, read_neox, read_olmo, read_starcoder2, read_stablelm, read_nemotron, read_jais2,
-    read_cohere2;
+ModelReader read_gpt2, read_gpt_bigcode, read_gpt_neo, read_opt, read_neox, read_olmo, read_starcoder2,
+    read_stablelm, read_nemotron, read_jais2, read_cohere2;
 void read_cohere(const Config& config, bool typed, double theta, ModelSpec& m);
 
 // model_types_rms_norm.cpp
@@ -43,7 +43,7 @@ ModelReader read_glm4_moe, read_sarvam, read_solar, read_dots1, read_minimax_m2,
 ModelReader read_deepseek2, read_deepseek3, read_glm4_moe_lite, read_youtu;
 
 // model_types_state_space.cpp
-ModelReader read_bamba, read_falcon_h1, read_granite_hybrid, read_nemotron_h;
+ModelReader read_bamba, read_falcon_h1, read_granite_hybrid, read_mamba2, read_nemotron_h;
 
 // model_types_delta_rule.cpp
 ModelReader read_delta_rule, read_qwen3_next, read_qwen3_5_moe;

@@ -19,6 +19,28 @@ bool normed_experts(const ModelSpec& m) {
 // Of types whose models are written as another one's, which is the same in other words.
 bool written_otherwise(const ModelSpec& /*model*/) { return false; }
 
+// Of GPT-2's relatives, beside those of attention.
+std::vector<std::pair<const char*, const char*>> gpt_names(
+    std::vector<std::pair<const char*, const char*>> all) {
+  all.insert(all.end(), {{"model.embed_tokens.", "model.wte."},
+                         {"model.embed_positions.", "model.wpe."},
+                         {"model.layers.", "model.h."},
+                         {".input_layernorm.", ".ln_1."},
+                         {".post_attention_layernorm.", ".ln_2."},
+                         {"model.norm.", "model.ln_f."}});
+  return all;
+}
+
+// Of layers of one part each.
+std::vector<std::pair<const char*, const char*>> mixer_names() {
+  return {{".input_layernorm.", ".norm."},
+          {".mamba.", ".mixer."},
+          {".self_attn.", ".mixer."},
+          {".mlp.", ".mixer."},
+          {"model.embed_tokens.", "model.embeddings."},
+          {"model.norm.", "model.norm_f."}};
+}
+
 // Of LFM2's layers.
 std::vector<std::pair<const char*, const char*>> lfm2_names() {
   return {{".input_layernorm.", ".operator_norm."},
@@ -48,18 +70,39 @@ const std::vector<ModelType>& model_types() {
       {"mlp.gate.", "block_sparse_moe.router.layer."}};
   static const std::vector<ModelType> all{
       {{"gpt2", "GPT2LMHeadModel"}, read_gpt2, [](M m) { return m.family == Family::gpt2; }},
-      {{"gpt_neox", "GPTNeoXForCausalLM"}, read_neox, [](M m) { return m.family == Family::neox; }},
-      {{"nemotron_h",
-        "NemotronHForCausalLM",
-        {{".input_layernorm.", ".norm."},
-         {".mamba.", ".mixer."},
-         {".self_attn.", ".mixer."},
-         {".mlp.", ".mixer."},
-         {"model.embed_tokens.", "model.embeddings."},
-         {"model.norm.", "model.norm_f."}},
-        true,
+      {{"opt",
+        "OPTForCausalLM",
+        {{".input_layernorm.", ".self_attn_layer_norm."},
+         {".post_attention_layernorm.", ".final_layer_norm."},
+         {".self_attn.o_proj.", ".self_attn.out_proj."},
+         {".mlp.up_proj.", ".fc1."},
+         {".mlp.down_proj.", ".fc2."},
+         {"model.norm.", "model.final_layer_norm."}},
         false,
-        "backbone."},
+        false,
+        "model.decoder."},
+       read_opt,
+       [](M m) { return m.learned_positions && m.activation == Activation::relu; }},
+      {{"gpt_bigcode", "GPTBigCodeForCausalLM",
+        gpt_names({{".self_attn.q_proj.", ".attn.c_attn."},
+                   {".self_attn.k_proj.", ".attn.c_attn."},
+                   {".self_attn.v_proj.", ".attn.c_attn."},
+                   {".self_attn.o_proj.", ".attn.c_proj."}}),
+        false, false, "transformer."},
+       read_gpt_bigcode,
+       [](M m) { return m.learned_positions && m.qkv_bias; }},
+      {{"gpt_neo", "GPTNeoForCausalLM",
+        gpt_names({{".self_attn.o_proj.", ".attn.attention.out_proj."}, {".self_attn.", ".attn.attention."}}),
+        false, false, "transformer."},
+       read_gpt_neo,
+       [](M m) { return m.learned_positions; }},
+      {{"gpt_neox", "GPTNeoXForCausalLM"}, read_neox, [](M m) { return m.family == Family::neox; }},
+      {{"mamba2", "Mamba2ForCausalLM", mixer_names(), false, false, "backbone."},
+       read_mamba2,
+       [](M m) {
+         return m.num_layers > 0 && m.num_state_space_layers() == m.num_layers && !m.layer_pattern.empty();
+       }},
+      {{"nemotron_h", "NemotronHForCausalLM", mixer_names(), true, false, "backbone."},
        read_nemotron_h,
        [](M m) { return !m.layer_pattern.empty(); }},
       {{"qwen3_next", "Qwen3NextForCausalLM"},

@@ -34,6 +34,96 @@ void read_gpt2(const Config& config, ModelSpec& m) {
   config.only_boolean("add_cross_attention", false);
 }
 
+// What GPT-2's relatives whose weights are (out, in) have: learned positions, LayerNorm, no gate.
+static void with_positions(ModelSpec& m, Activation activation) {
+  m.family = Family::llama;
+  m.norm_kind = NormKind::layer;
+  m.learned_positions = true;
+  m.activation = activation;
+  m.num_kv_heads = m.num_heads;
+  m.attention_out_bias = m.mlp_bias = true;
+}
+
+// StarCoder's first: GPT-2's layers with one head of keys and values.
+void read_gpt_bigcode(const Config& config, ModelSpec& m) {
+  m.num_layers = config.integer("n_layer");
+  m.hidden = config.integer("n_embd");
+  m.num_heads = config.integer("n_head");
+  with_positions(m, Activation::gelu);
+  config.only_boolean("multi_query", true);
+  m.num_kv_heads = 1;
+  m.qkv_bias = true;
+  m.head_dim = even_head_dim(config, "n_head", "n_embd");
+  m.mlp_hidden = config.integer_or("n_inner", 4 * m.hidden);
+  m.vocab = config.integer("vocab_size");
+  m.max_seq = config.integer("n_positions");
+  m.tied_embedding = config.boolean_or("tie_word_embeddings", true);
+  m.norm_eps = config.real_or("layer_norm_epsilon", 1e-5);
+  config.only_text("activation_function", "gelu_pytorch_tanh", {"gelu_pytorch_tanh", "gelu_new"});
+  config.only_boolean("scale_attn_weights", true);
+  config.only_boolean("add_cross_attention", false);
+}
+
+// Scores that nothing divides, and a window in some layers.
+void read_gpt_neo(const Config& config, ModelSpec& m) {
+  m.num_layers = config.integer("num_layers");
+  m.hidden = config.integer("hidden_size");
+  m.num_heads = config.integer("num_heads");
+  with_positions(m, Activation::gelu);
+  m.head_dim = even_head_dim(config, "num_heads", "hidden_size");
+  if (m.head_dim > 1) m.scales.attention = 1;
+  m.mlp_hidden = config.integer_or("intermediate_size", 4 * m.hidden);
+  m.vocab = config.integer("vocab_size");
+  m.max_seq = config.integer("max_position_embeddings");
+  m.tied_embedding = config.boolean_or("tie_word_embeddings", true);
+  m.norm_eps = config.real_or("layer_norm_epsilon", 1e-5);
+  config.only_text("activation_function", "gelu_new", {"gelu_new", "gelu_pytorch_tanh"});
+  // Lists of types, each repeated so many times.
+  const char* const key = "attention_types";
+  const char* const legal = "a list like [[[\"global\", \"local\"], n]] that makes num_layers";
+  std::vector<bool> local;
+  for (const Json& run : config.required(key)) {
+    const bool is_run = run.is_array() && run.size() == 2 && run[0].is_array() && run[1].is_number_unsigned();
+    if (!is_run) config.wrong(key, legal);
+    const auto times = run[1].get<std::uint64_t>();
+    for (std::uint64_t i = 0; i < times; ++i)
+      for (const Json& type : run[0]) {
+        const bool known = type == "global" || type == "local";
+        if (!known || std::ssize(local) == m.num_layers) config.wrong(key, legal);
+        local.push_back(type == "local");
+      }
+  }
+  if (std::ssize(local) != m.num_layers) config.wrong(key, legal);
+  const std::int64_t size = config.integer_or("window_size", 256);
+  const std::optional<WindowSpec> window = window_of(local, size);
+  if (!window)
+    config.wrong(key, "local in all layers, in all but each n-th, or in all but the first of each n,");
+  if (size < m.max_seq) m.window = *window;
+}
+
+// Its table of positions has two rows before the first.
+void read_opt(const Config& config, ModelSpec& m) {
+  m.num_layers = config.integer("num_hidden_layers");
+  m.hidden = config.integer("hidden_size");
+  m.num_heads = config.integer("num_attention_heads");
+  with_positions(m, Activation::relu);
+  m.qkv_bias = true;
+  m.position_offset = 2;
+  m.head_dim = even_head_dim(config, "num_attention_heads", "hidden_size");
+  m.mlp_hidden = config.integer("ffn_dim");
+  m.vocab = config.integer("vocab_size");
+  m.max_seq = config.integer("max_position_embeddings");
+  m.tied_embedding = config.boolean_or("tie_word_embeddings", true);
+  m.norm_eps = 1e-5;  // a configuration says nothing of it
+  config.only_text("activation_function", "relu", {"relu"});
+  config.only_boolean("do_layer_norm_before", true);
+  config.only_boolean("_remove_final_layer_norm", false);
+  config.only_boolean("enable_bias", true);
+  config.only_boolean("layer_norm_elementwise_affine", true);
+  if (config.integer_or("word_embed_proj_dim", m.hidden) != m.hidden)
+    config.wrong("word_embed_proj_dim", fmt::format("hidden_size = {}", m.hidden));
+}
+
 // In transformers 5 its positions are in rope_parameters.
 void read_neox(const Config& config, ModelSpec& m) {
   m.family = Family::neox;

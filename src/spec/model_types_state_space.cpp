@@ -184,6 +184,40 @@ void read_granite_hybrid(const Config& config, ModelSpec& m) {
       m);
 }
 
+// Mamba-2 alone: each layer a state space. A configuration says no longest sequence, as a state has none.
+void read_mamba2(const Config& config, ModelSpec& m) {
+  constexpr std::int64_t any_length = std::int64_t{1} << 20;
+  m.family = Family::llama;
+  m.num_layers = config.integer("num_hidden_layers");
+  if (m.num_layers > 100000) config.wrong("num_hidden_layers", "at most 100000");
+  m.layer_pattern.assign(static_cast<std::size_t>(m.num_layers), 'M');
+  m.hidden = config.integer("hidden_size");
+  m.num_heads = m.num_kv_heads = 1;  // of no layer
+  m.head_dim = m.mlp_hidden = m.hidden;
+  m.vocab = config.integer("vocab_size");
+  m.max_seq = config.integer_or("max_position_embeddings", any_length);
+  m.tied_embedding = config.boolean_or("tie_word_embeddings", false);
+  m.norm_eps = config.real_or("layer_norm_epsilon", 1e-5);
+  m.rope.unturned_every = 1;
+  StateSpaceSpec& s = m.state_space;
+  s.heads = config.integer("num_heads");
+  s.head_dim = config.integer("head_dim");
+  if (config.integer_or("expand", 2) * m.hidden != s.heads * s.head_dim)
+    config.wrong("num_heads", fmt::format("expand x hidden_size / head_dim = {} / {}",
+                                          config.integer_or("expand", 2) * m.hidden, s.head_dim));
+  config.required("n_groups");  // transformers would take 8
+  s.groups = config.integer("n_groups");
+  s.state = config.integer_or("state_size", 128);
+  s.kernel = config.integer_or("conv_kernel", 4);
+  s.conv_bias = config.boolean_or("use_conv_bias", true);
+  s.chunk = config.integer_or("chunk_size", 256);
+  config.only_text("hidden_act", "silu", {"silu"});
+  config.only_boolean("use_bias", false);
+  config.only_boolean("norm_before_gate", false);
+  config.only_boolean("rms_norm", true);
+  read_step_limit(config);
+}
+
 // Nemotron-H, Nemotron Nano 2 and Nemotron 3: layers of one part each, without positions. Its module that
 // predicts more tokens is left out, as transformers leaves it. transformers brings steps up to time_step_min,
 // which the code that these models were trained by does not, nor is it done here.

@@ -29,7 +29,7 @@ Verdict of_lengths(const Plan& plan, Runner runner) {
   // Rotary positions have no table that ends: longer sequences can be planned for, though the model must have
   // learned them.
   const ModelSpec& m = plan.model;
-  const bool ends = runner == Runner::this_trainer || m.family == Family::gpt2;
+  const bool ends = runner == Runner::this_trainer || m.has_position_table();
   if (plan.seq_len >= 1 && (!ends || plan.seq_len <= m.max_seq)) return {};
   return refused("seq-len", {}, "{} has positions for 1 to {}", m.name, m.max_seq);
 }

@@ -510,6 +510,20 @@ void gelu_erf_backward(T* h, T* dy, Size n) {
 }
 
 template <class T>
+void relu(T* h, const T* bias, T* y, Size n) {
+  each(n, [=](auto d, Size i) HWY_ATTR { store(Max(biased(d, h, bias, i), Zero(d)), d, y + i); });
+}
+
+template <class T>
+void relu_backward(T* h, T* dy, Size n) {
+  each(n, [=](auto d, Size i) HWY_ATTR {
+    const auto v = load(d, h + i);
+    store(Max(v, Zero(d)), d, h + i);
+    store(IfThenElseZero(v > Zero(d), load(d, dy + i)), d, dy + i);
+  });
+}
+
+template <class T>
 void relu2(T* h, const T* bias, T* y, Size n) {
   each(n, [=](auto d, Size i) HWY_ATTR {
     const auto positive = Max(biased(d, h, bias, i), Zero(d));
@@ -529,6 +543,7 @@ void relu2_backward(T* h, T* dy, Size n) {
 template <class T>
 ActivationPasses<T> activation(Activation a) {
   check(!is_gated(a), "an activation without a gate");
+  if (a == Activation::relu) return {relu<T>, relu_backward<T>};
   if (a == Activation::relu2) return {relu2<T>, relu2_backward<T>};
   if (a == Activation::gelu_erf) return {gelu_erf<T>, gelu_erf_backward<T>};
   return {gelu<T>, gelu_backward<T>};

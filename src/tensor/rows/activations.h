@@ -66,6 +66,7 @@ template <class F>
 ECHELON_HOST_DEVICE F activation_of(Activation a, F x) {
   const F positive = x < F(0) ? F(0) : x;
   if (a == Activation::gelu_erf) return x * normal_distribution(x);
+  if (a == Activation::relu) return positive;
   return a == Activation::relu2 ? positive * positive : gelu_of(x);
 }
 template <class F>
@@ -76,6 +77,7 @@ ECHELON_HOST_DEVICE AtPoint<F> activation_at(Activation a, F x) {
     return {x * below, below + x * density * std::exp(F(-0.5) * x * x)};
   }
   const F positive = x < F(0) ? F(0) : x;
+  if (a == Activation::relu) return {positive, x > F(0) ? F(1) : F(0)};
   if (a == Activation::relu2) return {positive * positive, 2 * positive};
   return GeluTanh<F>::at(x);
 }
@@ -84,6 +86,7 @@ ECHELON_HOST_DEVICE AtPoint<F> activation_at(Activation a, F x) {
 template <class Call>
 ECHELON_HOST_DEVICE void with_constant(Activation a, const Call& call) {
   if (a == Activation::gelu_erf) return call(std::integral_constant<Activation, Activation::gelu_erf>());
+  if (a == Activation::relu) return call(std::integral_constant<Activation, Activation::relu>());
   if (a == Activation::relu2) return call(std::integral_constant<Activation, Activation::relu2>());
   call(std::integral_constant<Activation, Activation::gelu>());
 }
