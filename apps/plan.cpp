@@ -123,7 +123,7 @@ int run_plan(const PlanSearchFlags& f) {
   std::vector<NearSize> near;
   if (result.plans.empty() && !result.nearest) {
     near = near_sizes(request);
-  } else if (!result.plans.empty() && f.target_seconds <= 0) {
+  } else if (!result.plans.empty() && f.target_seconds <= 0 && request.objective == Objective::time) {
     if (auto fewer = fewer_gpus(request, result.plans.front())) near.push_back(std::move(*fewer));
   }
   line.clear();

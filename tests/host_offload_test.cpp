@@ -268,13 +268,22 @@ TEST(HostOffload, IsLookedForWhereNothingFits) {
     for (const Outcome& one : looked.each) ASSERT_LT(one.why, static_cast<int>(found.whys.size()));
   }
   EXPECT_EQ(told, found.considered);
-  SearchRequest given = r, without = r;
-  given.pin("offload", std::string("optimizer"), "offload");
+  SearchRequest without = r;
   without.pin("offload", std::string("none"), "offload");
-  const SearchResult with = search(given), none = search(without);
-  EXPECT_EQ(summary(with.plans.at(0).plan), summary(found.plans[0].plan));
+  const SearchResult none = search(without);
+  std::int64_t considered = none.considered;
+  double least = 1e300;
+  std::string best;
+  for (const SearchRequest& given : offloading(r)) {
+    const SearchResult with = search(given);
+    considered += with.considered;
+    if (with.plans.empty() || with.plans[0].seconds >= least) continue;
+    least = with.plans[0].seconds;
+    best = summary(with.plans[0].plan);
+  }
+  EXPECT_EQ(best, summary(found.plans[0].plan));
   EXPECT_TRUE(none.plans.empty());
-  EXPECT_EQ(found.considered, with.considered + none.considered);
+  EXPECT_EQ(found.considered, considered);
   for (const Estimate& e : search(request("llama-3-8b", 8, "current")).plans)
     EXPECT_EQ(e.plan.offload, Offload::none);
   // It says so, counts it, and a plan file has it.

@@ -97,6 +97,44 @@ TEST(LaunchFiles, MegatronsFlags) {
   EXPECT_EQ(sharded.find("CUDA_DEVICE_MAX_CONNECTIONS"), std::string::npos);
 }
 
+TEST(LaunchFiles, MegatronsRouters) {
+  SearchRequest r = request_of("qwen3-30b-a3b", 32, 256, "current", {{"pp", "1"}});
+  const auto command = [&] { return files_of("megatron-core", r).at("launch.sh"); };
+  ModelSpec& m = r.work.plan.model;
+  EXPECT_EQ(value_of(command(), "--moe-router-pre-softmax"), "-");
+  m.router.groups = 8, m.router.most_groups = 4;
+  EXPECT_EQ(value_of(command(), "--moe-router-num-groups"), "8");
+  EXPECT_EQ(value_of(command(), "--moe-router-group-topk"), "4");
+  m.router.normalise = false, m.router.scale = 2.5;
+  EXPECT_EQ(value_of(command(), "--moe-router-pre-softmax"), "");
+  EXPECT_EQ(value_of(command(), "--moe-router-topk-scaling-factor"), "2.5");
+  m.router.normalise = true;
+  expect_refusal([&] { command(); }, {"--launch-for megatron-core", "sum is made 1 and multiplied"});
+  r = request_of("mixtral-8x7b", 8, 64, "current", {{"tp", "2"}, {"sp", "off"}, {"ep", "4"}});
+  expect_refusal([&] { command(); }, {"--sp off", "experts"});
+}
+
+// Parameters are gathered as they are priced: in 8 bits.
+TEST(LaunchFiles, MegatronGathersWhatItMultiplies) {
+  SearchRequest r = request_of("llama-3-8b", 64, 256, "current", {{"dp", "64"}, {"zero", "1"}});
+  r.work.precision = Precision::fp8;
+  EXPECT_EQ(value_of(files_of("megatron-core", r).at("launch.sh"), "--fp8-param-gather"), "");
+  r.work.software.narrow_parameters = false;
+  EXPECT_EQ(value_of(files_of("megatron-core", r).at("launch.sh"), "--fp8-param-gather"), "-");
+}
+
+// NVLink joins the devices of 18 hosts there.
+TEST(LaunchFiles, AHostHasNotWhatALinkJoins) {
+  SearchRequest r = request_of("llama-3-70b", 72, 288, "current", {});
+  r.work.machine = load_machine("gb200");
+  EXPECT_NE(files_of("megatron-core", r).at("launch.sh").find("--nnodes 18 --nproc-per-node 4"),
+            std::string::npos);
+  r.gpus = 128;
+  r.work.plan.global_batch = 256;
+  EXPECT_NE(files_of("megatron-core", r).at("launch.sh").find("--nnodes 32 --nproc-per-node 4"),
+            std::string::npos);
+}
+
 TEST(LaunchFiles, BridgesOverrides) {
   const SearchRequest r =
       request_of("llama-3-70b", 64, 512, "current",
@@ -139,8 +177,16 @@ TEST(LaunchFiles, TorchtitansJobAndSchedule) {
   files = files_of("torchtitan", r);
   EXPECT_FALSE(files.contains("schedule.csv"));
   EXPECT_NE(files.at("torchtitan.toml").find("\"ZBVZeroBubble\""), std::string::npos);
-  const SearchRequest longer = request_of("llama-3.1-8b", 8, 64, "torchtitan", {{"zero", "3"}});
-  EXPECT_NE(files_of("torchtitan", longer).at("torchtitan.toml").find("flavor = \"8B\""), std::string::npos);
+  const std::string longer =
+      files_of("torchtitan", request_of("llama-3.1-8b", 8, 64, "torchtitan", {{"zero", "3"}, {"pp", "1"}}))
+          .at("torchtitan.toml");
+  EXPECT_NE(longer.find("flavor = \"8B\""), std::string::npos);
+  EXPECT_NE(longer.find("fsdp_reshard_after_forward = \"always\""), std::string::npos);
+  r.pin("zero", 3);  // priced as it is then: gathered once, and kept for all microbatches
+  EXPECT_NE(files_of("torchtitan", r).at("torchtitan.toml").find("fsdp_reshard_after_forward = \"default\""),
+            std::string::npos);
+  r.pin("hsdp", 1), r.pin("zero", 0);
+  expect_refusal([&] { files_of("torchtitan", r); }, {"--launch-for torchtitan", "--zero 0", "legal: 2, 3"});
 }
 
 TEST(LaunchFiles, NanotronsAndDeepSpeeds) {
@@ -150,7 +196,8 @@ TEST(LaunchFiles, NanotronsAndDeepSpeeds) {
                  {{"tp", "2"}, {"pp", "2"}, {"zero", "1"}, {"recompute", "none"}, {"micro-batch", "1"}}));
   for (const char* line :
        {"  dp: 4\n", "  tp: 2\n", "  pp: 2\n", "  pp_engine: 1f1b\n", "  tp_mode: REDUCE_SCATTER\n",
-        "  zero_stage: 1\n", "  batch_accumulation_per_replica: 32\n", "    num_hidden_layers: 32\n"})
+        "  zero_stage: 1\n", "  batch_accumulation_per_replica: 32\n", "    num_hidden_layers: 32\n",
+        "    rope_theta: 10000.0\n"})
     EXPECT_NE(nanotron.at("nanotron.yaml").find(line), std::string::npos) << line;
   const Files deepspeed = files_of(
       "deepspeed", request_of("llama-2-7b", 16, 128, "deepspeed",

@@ -118,6 +118,8 @@ class MegatronArguments {
                                "qk-layernorm",
                                "moe-grouped-gemm",
                                "moe-router-enable-expert-bias",
+                               "moe-router-pre-softmax",
+                               "fp8-param-gather",
                                "use-mcore-models",
                                "mock-data",
                                "optimizer-cpu-offload",
@@ -247,6 +249,10 @@ class MegatronArguments {
         "activations are offloaded of fewer layers than all, without a pipeline and recomputation");
     ask(!has("--optimizer-cpu-offload") || has("--use-precision-aware-optimizer"),
         "the optimizer on the host is the precision-aware one");
+    ask(!has("--fp8-param-gather") || has("--use-distributed-optimizer"),
+        "parameters are gathered in fp8 by a distributed optimizer");
+    ask(!has("--num-experts") || tp == 1 || has("--sequence-parallel"),
+        "experts beside tp have cut sequences");
     ask(!has("--use-precision-aware-optimizer") || has("--use-distributed-optimizer"),
         "the precision-aware optimizer is distributed");
     ask(!has("--overlap-param-gather") ||

@@ -47,6 +47,38 @@ TEST(Search, LayersOfEveryKindArePriced) {
 
 // What each rank chooses by itself is the best of all that they could choose together, wherever the memory
 // ends; and where it ends between what the ranks keep, better than the same for all.
+// What this trainer cuts into parts that differ by one, others do not run.
+TEST(Search, OtherProgramsCutEqualParts) {
+  SearchRequest odd = request("llama-3-8b", 64, 16);
+  odd.work.plan.seq_len = 32766;
+  odd.top = 50;
+  for (const Estimate& e : search(odd).plans) {
+    EXPECT_TRUE(not_run(odd.work, e.plan).empty()) << summary(e.plan);
+    EXPECT_EQ(e.plan.seq_len % (e.plan.mesh.cp() * e.plan.mesh.tp()), 0) << summary(e.plan);
+  }
+  SearchRequest length = request("llama-3-8b", 8, 16), width = length;
+  length.work.plan.seq_len = 4095;
+  length.pin("tp", 2);
+  expect_refusal([&] { search(length); }, {"--seq-len 4095", "equal parts", "--tp 2", "4096"});
+  width.work.plan.model.mlp_hidden = 14337;
+  width.pin("tp", 4);
+  expect_refusal([&] { search(width); }, {"--tp 4", "an MLP of 14337", "equal parts", "legal: 1"});
+  for (SearchRequest* r : {&length, &width}) {
+    r->work.software = load_software("echelon");
+    r->work.precision = Precision::f32;
+    r->work.exact_memory = exact_memory();
+    EXPECT_FALSE(search(*r).plans.empty());
+  }
+}
+
+TEST(Search, RanksThatNoTierLinksHaveNoPrice) {
+  SearchRequest r = request("llama-3-8b", 64, 64);
+  r.work.machine.tiers.resize(1);
+  expect_refusal([&] { search(r); }, {"--gpus 64", "h100", "8 devices", "[[tier]]"});
+  r.gpus = 8;
+  EXPECT_FALSE(search(r).plans.empty());
+}
+
 TEST(Search, PinsNothingButFieldsOfAPlan) {
   SearchRequest r = request("gpt2-1.5b", 4, 32);
   expect_refusal([&] { r.pin("micro_batch", 1); }, {"micro_batch", "no field"});
@@ -753,7 +785,7 @@ TEST(Search, NamesAShapeThatNoMeshHas) {
       },
       "has experts of only 3; legal: 1, 2");
   refused([](SearchRequest& r) { r.pin("cp", 2), r.work.plan.seq_len = 4097; },
-          "--seq-len 4097: does not divide over --cp 2 with --cp-balance stripe; legal: 4096, 4098");
+          "--seq-len 4097: does not divide over --cp 2 with --cp-balance zigzag; legal: 4096, 4100");
   // With --pp 2 there are 8 ranks of dp, cp and tp.
   refused([](SearchRequest& r) { r.pin("tp", 32), r.pin("pp", 2); },
           "--tp 32: does not divide --gpus 16; legal: 1, 2, 4, 8");

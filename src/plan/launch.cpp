@@ -42,10 +42,10 @@ std::vector<LaunchFile> launch_files(const std::string& program, const Estimate&
 
 void check_launched(const LaunchRequest& r) {
   const Plan& plan = r.plan();
-  const int node = r.work.machine.node();
-  if (plan.mesh.num_ranks() > node && plan.mesh.num_ranks() % node != 0)
-    not_launched(r, "{} ranks are not whole nodes of {}; give --gpus a multiple", plan.mesh.num_ranks(),
-                 node);
+  const int host = r.work.machine.devices_of_host();
+  if (plan.mesh.num_ranks() > host && plan.mesh.num_ranks() % host != 0)
+    not_launched(r, "{} ranks are not whole hosts of {}; give --gpus a multiple", plan.mesh.num_ranks(),
+                 host);
   if (plan.global_batch % (plan.micro_batch * plan.mesh.dp()) != 0)
     not_launched(r,
                  "--global-batch {}: each rank needs whole microbatches; legal: multiples of {} "

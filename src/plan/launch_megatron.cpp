@@ -38,6 +38,19 @@ void check_megatron(const LaunchRequest& r) {
   if (is_hybrid(r)) check_hybrid(r);
   if (r.model().rope.scaling != RopeScaling::none && r.model().rope.scaling != RopeScaling::llama3)
     not_launched(r, "--model {}: its positions are scaled as no flag says", r.model().name);
+  if (const ModelSpec& m = r.model(); m.experts != Experts::none) {
+    if (plan.mesh.tp() > 1 && !plan.shards_sequence())
+      not_launched(r, "--sp off: cuts sequences where experts are beside --tp {}", plan.mesh.tp());
+    const bool sigmoids = m.router.scores == RouterScores::sigmoid;
+    if (sigmoids && !m.router.normalise)
+      not_launched(r,
+                   "--model {}: has sigmoids as weights of experts whose sum is not made 1, as no flag says",
+                   m.name);
+    if (!sigmoids && m.router.normalise && m.router.scale != 1)
+      not_launched(r,
+                   "--model {}: has weights of experts whose sum is made 1 and multiplied, as no flag says",
+                   m.name);
+  }
   const bool interleaved = plan.schedule == "interleaved";
   if (plan.mesh.pp() > 1 && plan.schedule != "1f1b" && !interleaved)
     not_launched(r, "--schedule {}: does not run it; legal: 1f1b, interleaved", plan.schedule);
@@ -180,10 +193,14 @@ Settings model_settings(const LaunchRequest& r) {
     s.insert(s.end(), {{"moe-router-score-function", "sigmoid"},
                        {"moe-router-enable-expert-bias", ""},
                        {"moe-router-topk-scaling-factor", number(m.router.scale)}});
-    if (m.router.groups > 1)
-      s.insert(s.end(), {{"moe-router-num-groups", number(m.router.groups)},
-                         {"moe-router-group-topk", number(m.router.most_groups)}});
+  } else if (!m.router
+                  .normalise) {  // else weights are a softmax over those that are chosen, as it makes them
+    s.emplace_back("moe-router-pre-softmax", "");
+    if (m.router.scale != 1) s.emplace_back("moe-router-topk-scaling-factor", number(m.router.scale));
   }
+  if (m.router.groups > 1)
+    s.insert(s.end(), {{"moe-router-num-groups", number(m.router.groups)},
+                       {"moe-router-group-topk", number(m.router.most_groups)}});
   if (m.num_shared_experts > 0)
     s.emplace_back("moe-shared-expert-intermediate-size", number(m.shared_width()));
   if (m.num_dense_layers > 0)
@@ -198,8 +215,12 @@ Settings precision_settings(const LaunchRequest& r) {
       return {};
     case Precision::bf16:
       return {{"bf16", ""}};
-    case Precision::fp8:
-      return {{"bf16", ""}, {"fp8-format", "hybrid"}, {"fp8-recipe", "tensorwise"}};
+    case Precision::fp8: {
+      Settings s{{"bf16", ""}, {"fp8-format", "hybrid"}, {"fp8-recipe", "tensorwise"}};
+      const bool shards = r.plan().offloads_optimizer() || r.plan().zero_stage() > 0;
+      if (r.work.software.narrow_parameters && shards) s.emplace_back("fp8-param-gather", "");
+      return s;
+    }
     case Precision::fp4:
       return {{"bf16", ""}, {"fp4-format", "e2m1"}};
   }

@@ -16,11 +16,11 @@ struct LaunchRequest {
   const Plan& plan() const { return best.plan; }
   const ModelSpec& model() const { return best.plan.model; }
   int nodes() const {
-    const int node = work.machine.node();
-    return std::max(1, static_cast<int>((plan().mesh.num_ranks() + node - 1) / node));
+    const int host = work.machine.devices_of_host();
+    return std::max(1, static_cast<int>((plan().mesh.num_ranks() + host - 1) / host));
   }
   int ranks_of_node() const {
-    return std::min<int>(work.machine.node(), static_cast<int>(plan().mesh.num_ranks()));
+    return std::min<int>(work.machine.devices_of_host(), static_cast<int>(plan().mesh.num_ranks()));
   }
   bool is_recompute(const char* name) const { return plan().recompute == parse_recompute(name, "recompute"); }
 };

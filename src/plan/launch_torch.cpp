@@ -67,6 +67,10 @@ std::vector<LaunchFile> launch_torchtitan(const LaunchRequest& r) {
   const Mesh& mesh = plan.mesh;
   const Flavor& flavor = flavor_of(r);
   if (plan.zero_stage() == 1) not_launched(r, "--zero 1: does not run it; legal: 0, 2, 3");
+  if (plan.zero_stage() == 0 && mesh.dp() > 1 && mesh.dp() < mesh.num_ranks())
+    not_launched(r, "--zero 0: runs it on data-parallel ranks alone; legal: 2, 3");
+  if (const std::int64_t parts = mesh.tp() * (mesh.cp() > 1 ? 2 * mesh.cp() : 1); plan.seq_len % parts != 0)
+    not_launched(r, "--seq-len {}: cuts it into {} equal parts", plan.seq_len, parts);
   if (mesh.tp() > 1 && !plan.shards_sequence())
     not_launched(r, "--sp off: its tensor parallelism cuts sequences too");
   if (mesh.cp() > 1 && plan.context_kind == ContextKind::ulysses)
@@ -100,7 +104,10 @@ std::vector<LaunchFile> launch_torchtitan(const LaunchRequest& r) {
       "\n[parallelism]\ndata_parallel_replicate_degree = {}\ndata_parallel_shard_degree = {}\n"
       "fsdp_reshard_after_forward = \"{}\"\ntensor_parallel_degree = {}\ncontext_parallel_degree = {}\n"
       "context_parallel_rotate_method = \"{}\"\npipeline_parallel_degree = {}\n",
-      shards ? plan.hsdp : mesh.dp(), shards ? mesh.dp() / plan.hsdp : 1, plan.zero == 3 ? "always" : "never",
+      shards ? plan.hsdp : mesh.dp(), shards ? mesh.dp() / plan.hsdp : 1,
+      plan.zero != 3  ? "never"
+      : mesh.pp() > 1 ? "default"  // which keeps what one microbatch has gathered for the others
+                      : "always",
       mesh.tp(), mesh.cp(), plan.context_kind == ContextKind::ring ? "alltoall" : "allgather", mesh.pp());
   std::vector<LaunchFile> files;
   if (mesh.pp() > 1) {
@@ -169,9 +176,9 @@ std::vector<LaunchFile> launch_nanotron(const LaunchRequest& r) {
       "intermediate_size: {}\n"
       "    max_position_embeddings: {}\n    num_attention_heads: {}\n    num_hidden_layers: {}\n    "
       "num_key_value_heads: {}\n"
-      "    rms_norm_eps: {}\n    tie_word_embeddings: {}\n    vocab_size: {}\n",
+      "    rms_norm_eps: {}\n    rope_theta: {:.1f}\n    tie_word_embeddings: {}\n    vocab_size: {}\n",
       dtype, m.init_std, m.hidden, m.mlp_hidden, std::max(m.max_seq, plan.seq_len), m.num_heads, m.num_layers,
-      m.num_kv_heads, m.norm_eps, m.tied_embedding, m.vocab);
+      m.num_kv_heads, m.norm_eps, m.rope.theta, m.tied_embedding, m.vocab);
   text += fmt::format(
       "optimizer:\n  accumulate_grad_in_fp32: true\n  adam_beta1: 0.9\n  adam_beta2: 0.95\n  adam_eps: "
       "1.0e-08\n"

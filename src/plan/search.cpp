@@ -117,7 +117,8 @@ void each_shape(const SearchRequest& r, const Visit& visit) {
         // Both are balanced parts; zigzag's are two of half the size. Of packed documents stripes are more
         // even, where these are not cut by themselves.
         const bool cuts_each = cuts_each_document(r.work);
-        std::vector<ContextBalance> balances{!cuts_each && cp > 1 && plan.seq_len % (2 * cp) != 0
+        std::vector<ContextBalance> balances{software.is_this_trainer && !cuts_each && cp > 1 &&
+                                                     plan.seq_len % (2 * cp) != 0
                                                  ? ContextBalance::stripe
                                                  : ContextBalance::zigzag};
         if (cp > 1 && !cuts_each && !r.work.documents.empty() && software.is_this_trainer)
@@ -762,6 +763,12 @@ Legality legality(const SearchRequest& r) {
 void check_request(const SearchRequest& r) {
   constexpr int most_gpus = 1'000'000;
   if (r.gpus < 1 || r.gpus > most_gpus) refuse("--gpus {}: must be from 1 to {}", r.gpus, most_gpus);
+  // Ranks that it is not said how they are linked have no price.
+  if (const Machine& m = r.work.machine; r.gpus > m.tiers.back().ranks)
+    refuse(
+        "--gpus {}: {} says how {} devices are linked, and no more; give up to {}, or its file a further "
+        "[[tier]]",
+        r.gpus, m.name, m.tiers.back().ranks, m.tiers.back().ranks);
   if (const Legality found = legality(r); !found.is_possible && found.refusal) {
     std::vector<Remedy> legal;
     for (const Remedy& one : found.refusal->all_remedies())
@@ -880,8 +887,16 @@ bool makes_possible(const Remedy& remedy, SearchRequest request) {
   return legality(request).is_possible;
 }
 
-// Of two searches that found nothing else in common: the second's plans, and what both looked at.
-static SearchResult joined(SearchResult first, SearchResult second) {
+// Of two searches that found nothing else in common: the better one's plans, and what both looked at.
+static SearchResult joined(SearchResult first, SearchResult second, Objective objective) {
+  const auto figure = [objective](const SearchResult& r) {
+    const Estimate& best = r.plans.front();
+    return objective == Objective::memory ? static_cast<double>(best.memory.total()) : best.seconds;
+  };
+  if (!first.plans.empty() && (second.plans.empty() || figure(first) <= figure(second))) {
+    std::swap(first.plans, second.plans);
+    std::swap(first.places, second.places);
+  }
   second.considered += first.considered;
   second.feasible += first.feasible;
   second.simulated += first.simulated;
@@ -891,7 +906,9 @@ static SearchResult joined(SearchResult first, SearchResult second) {
     both.count += rejected.count;
     both.examples.insert(both.examples.begin(), rejected.examples.begin(), rejected.examples.end());
   }
-  if (second.plans.empty() && (!second.nearest || first.nearest->bytes < second.nearest->bytes))
+  if (!second.plans.empty())
+    second.nearest.reset();
+  else if (first.nearest && (!second.nearest || first.nearest->bytes < second.nearest->bytes))
     second.nearest = std::move(first.nearest);
   const auto before = static_cast<int>(first.whys.size());
   first.whys.insert(first.whys.end(), second.whys.begin(), second.whys.end());
@@ -934,10 +951,8 @@ SearchResult search(const SearchRequest& request, double most_seconds) {
   SearchResult result = Search(request, model, most_seconds).run();
   // Of plans that took too long nothing was found out.
   if (!result.plans.empty() || !result.nearest || most_seconds < 1e300) return result;
-  for (const SearchRequest& with : offloading(request)) {
-    result = joined(std::move(result), Search(with, model, most_seconds).run());
-    if (!result.plans.empty()) break;
-  }
+  for (const SearchRequest& with : offloading(request))
+    result = joined(std::move(result), Search(with, model, most_seconds).run(), request.objective);
   return result;
 }
 

@@ -138,9 +138,10 @@ bool makes_possible(const Remedy& remedy, SearchRequest request);
 // given, and none of those that cannot be.
 std::vector<SearchRequest> offloading(const SearchRequest& request);
 
-// Where no plan fits it looks again with each of offloading(), if that is not given and can be.
-// Throws RequestError where no configuration could have these sizes, naming the flag; values that it calls
-// legal are those with which one can. Of plans that take longer than `most_seconds` nothing is found out.
+// Where no plan fits it looks again with each of offloading(), if that is not given and can be, and takes the
+// best. Throws RequestError where no configuration could have these sizes, naming the flag; values that it
+// calls legal are those with which one can. Of plans that take longer than `most_seconds` nothing is found
+// out.
 SearchResult search(const SearchRequest& request, double most_seconds = 1e300);
 
 // The best plan alone, if it takes at most `most_seconds`.

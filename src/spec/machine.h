@@ -67,12 +67,16 @@ struct Machine {
   double host_memory_bandwidth = 0;
   double host_memory_efficiency = 0.5;  // that the optimizer reaches on the host's cores
 
+  int host_devices =
+      0;  // of one host, where the innermost tier joins those of several; 0: of the innermost tier
+
   std::vector<Tier> tiers;  // from the innermost out
   Provenance provenance;    // the tiers' key is "tier"
 
   double peak(Precision precision) const { return peak_flops[static_cast<std::size_t>(precision)]; }
   // Devices of a node.
   int node() const { return static_cast<int>(tiers.front().ranks); }
+  int devices_of_host() const { return host_devices > 0 ? host_devices : node(); }
 };
 
 // Throws RequestError naming the key unless these numbers make a machine.

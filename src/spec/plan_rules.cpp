@@ -31,6 +31,7 @@ Verdict of_lengths(const Plan& plan, Runner runner) {
   const ModelSpec& m = plan.model;
   const bool ends = runner == Runner::this_trainer || m.has_position_table();
   if (plan.seq_len >= 1 && (!ends || plan.seq_len <= m.max_seq)) return {};
+  if (!ends) return refused("seq-len", {}, "must be at least 1");
   return refused("seq-len", {}, "{} has positions for 1 to {}", m.name, m.max_seq);
 }
 
@@ -140,6 +141,28 @@ Verdict of_equal_shares(const Plan& plan) {
   if (share % plan.micro_batch == 0) return {};
   return refused("micro-batch", {remedy("micro-batch", share, divisors)},
                  "the {} sequences of a data-parallel rank do not divide into microbatches of so many", share);
+}
+
+// They cut what is long and what is wide into equal parts; here parts may differ by one.
+Verdict of_equal_cuts(const Plan& plan) {
+  const ModelSpec& m = plan.model;
+  const std::int64_t tp = plan.mesh.size(Axis::tp), cp = plan.mesh.size(Axis::cp),
+                     etp = plan.mesh.etp == 0 ? tp : plan.mesh.etp, parts = cp * tp;
+  if (plan.shards_sequence() && plan.seq_len % parts != 0) {
+    const std::int64_t below = plan.seq_len / parts * parts;
+    std::vector<Remedy> remedies{{"sp", "off"}, remedy("seq-len", below + parts)};
+    if (below > 0) remedies.push_back(remedy("seq-len", below));
+    return refused("seq-len", std::move(remedies),
+                   "programs other than Echelon cut sequences into equal parts, over --tp {}{} here", tp,
+                   cp > 1 ? fmt::format(" x --cp {}", cp) : "");
+  }
+  for (const auto& [field, ranks, has, what, width] :
+       {std::tuple{"tp", tp, m.num_mlp_layers() > 0, "an MLP", m.mlp_hidden},
+        {"etp", etp, m.experts != Experts::none, "experts", m.expert_hidden}})
+    if (has && width % ranks != 0)
+      return refused(field, {remedy(field, std::gcd(width, tp), divisors)},
+                     "programs other than Echelon cut {} of {} into equal parts", what, width);
+  return {};
 }
 
 // What other programs keep on the host are shards of it.
@@ -655,7 +678,7 @@ std::optional<Refusal> shape_refusal(const Plan& plan, Runner runner) {
                              of_recomputing_ranks);
   if (!verdict) verdict = of_expert_groups(plan, runner);
   if (!verdict && runner == Runner::any_program)
-    verdict = first_of(plan, of_equal_shares, of_offloaded_shards);
+    verdict = first_of(plan, of_equal_shares, of_equal_cuts, of_offloaded_shards);
   if (verdict || runner == Runner::any_program) return verdict;
   return first_of(plan, of_tuning, of_compression, of_optimizer, of_vocabulary, of_prediction, of_balancing,
                   of_balance_scope, of_state_space, of_numerics);

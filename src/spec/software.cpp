@@ -142,7 +142,8 @@ void validate(const Software& s) {
   check_stages("offload_zero_stages", s.offload_zero_stages);
   check_stages("dynamic_context_zero_stages", s.dynamic_context_zero_stages);
   for (const std::string& kind : s.context_kinds.value_or(std::vector<std::string>{}))
-    (void)parse_choice<ContextKind>(kind, "software: context_kinds =");
+    if (kind != "ring" && kind != "ulysses" && kind != "allgather")
+      refuse("software: context_kinds = {}: is not legal; give ring, ulysses or allgather", kind);
   for (const std::string& precision : s.precisions.value_or(std::vector<std::string>{}))
     (void)parse_precision(precision, "software: precisions =");
   if (s.precisions && s.precisions->empty())
