@@ -100,6 +100,17 @@ TEST(CalibrateFrom, ReadsProducts) {
   expect_refusal([] { read("", "empty.txt"); }, {"empty.txt", "nccl-tests"});
 }
 
+TEST(CalibrateFrom, AProductAboveThePeakIsRefused) {
+  const Machine h100 = load_machine("h100");
+  const auto fit = [&](const char* tflops) {
+    const Measurements m =
+        read(std::string("m,n,k,tflops\n8192,8192,8192,700\n8192,8192,4096,") + tflops + "\n", "a.csv");
+    return fit_machine(h100, m.products, {});
+  };
+  expect_refusal([&] { fit("6000"); }, {"a.csv, line 3", "6000 TFLOP/s", "peak of h100", "bf16", "unit"});
+  EXPECT_EQ(fit("680").products.size(), 2u);
+}
+
 TEST(CalibrateFrom, ReadsSteps) {
   const Measurements m = read(
       "# echelon: seq-len=4096 model=llama-2-7b\n"

@@ -226,11 +226,10 @@ std::string packed_text(const Estimate& e, const Workload& work) {
 
 // Of a search that found nothing with all on the device.
 std::string looked_at_again(Offload offload) {
-  const char* const what = offload == Offload::optimizer     ? "the optimizer's state"
-                           : offload == Offload::activations ? "the activations"
-                                                             : "the optimizer's state or the activations";
-  return fmt::format("nothing fits with {} on the device: looked at again with --offload {}\n", what,
-                     name_of(offload));
+  return fmt::format(
+      "nothing fits with everything on the device: looked at again with --offload {}, the best of what "
+      "fits\n",
+      name_of(offload));
 }
 
 }  // namespace

@@ -220,6 +220,16 @@ double mean_left_out_error(const std::vector<FitRow>& rows) {
 MachineFit fit_machine(const Machine& start, const std::vector<MeasuredProduct>& products,
                        const std::vector<MeasuredCollective>& collectives) {
   MachineFit fit{start, {}, {}};
+  for (const MeasuredProduct& p : products) {
+    const double reached = 2 * p.rows * p.depth * p.cols * p.count / p.seconds,
+                 peak = start.peak(p.precision);
+    constexpr double boost = 1.1;  // of clocks, beyond what a data sheet says
+    if (reached > boost * peak)
+      refuse(
+          "{}: {:.4g} TFLOP/s are above the peak of {}, {:.4g} in {}; is the time in the unit that its "
+          "column says?",
+          p.where, reached / 1e12, start.name, peak / 1e12, precision_name(p.precision));
+  }
   if (!products.empty()) {
     fit.machine = fit_rows(
         fit.machine, product_knobs(products), products, product_seconds,

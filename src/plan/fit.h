@@ -28,7 +28,7 @@ struct MachineFit {
 };
 // The machine's numbers of products, where some were measured (efficiency, tiles, fixed depth), and of the
 // links that collectives crossed, beginning with those of `start`. RequestError for a collective over more
-// ranks than it has.
+// ranks than it has, and for a product above its peak.
 MachineFit fit_machine(const Machine& start, const std::vector<MeasuredProduct>& products,
                        const std::vector<MeasuredCollective>& collectives);
 
