@@ -92,7 +92,7 @@ void SimulateFlags::read(const CLI::App& app) {
   at_least_1("--pp", ranks());
   at_least_1("--microbatches", microbatches());
   if (chunks < 0) refuse("--chunks {}: must be at least 1", chunks);
-  if (group < 0) refuse("--group-size {}: must be at least 1", group);
+  if (group < 0) refuse("--group-size {}: must be at least 0", group);
   double cells = steps;
   for (int factor : {ranks(), microbatches(), std::max(chunks, 2)}) cells *= factor;
   if (cells > most_cells)

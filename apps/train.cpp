@@ -401,7 +401,8 @@ int run_train(TrainFlags& f, StopSignals& signals) {
     say("batch   {} of {} a step, {} at once on a rank\n", counted(plan.global_batch, "sequence"),
         counted(plan.seq_len, "token"), std::min(plan.micro_batch, plan.global_batch));
     if (request.asynchronous)
-      say("servers {} beside the mesh; a worker {}\n", request.asynchronous->servers,
+      say("servers {} beside the mesh; saved at the end alone, not by a signal; a worker {}\n",
+          request.asynchronous->servers,
           request.asynchronous->staleness ? fmt::format("may run at most {} ahead of the slowest",
                                                         counted(*request.asynchronous->staleness, "batch"))
                                           : "never waits for another");
@@ -670,6 +671,11 @@ void add_train(CLI::App& program, int& status) {
     flags->timeline.check();
     flags->colour.check();
     if (!flags->report.empty()) check_output("--report", flags->report);
+    std::vector<NamedFile> written = flags->timeline.written(), read;
+    if (!flags->report.empty()) written.push_back({"--report", flags->report});
+    for (const std::string& path : flags->request.log_paths) written.push_back({"--log", path});
+    for (const std::string& path : flags->data) read.push_back({"--data", path});
+    check_apart(written, read);
     StopSignals signals;  // before MPI's threads
     status = flags->job.run(flags->run, [&] { return run_train(*flags, signals); });
   });

@@ -137,7 +137,7 @@ TEST_F(CommandLine, WrongValuesAreRefusedWithTheLegalOnes) {  // long
   refused(with({"--dp", "5000", "--global-batch", "5000"}), {"--dp 5000", "1024"});
   refused(with({"--memory-limit", "much"}), {"--memory-limit much", "800MiB"});
   refused(with({"--memory-limit", "100KiB"}),
-          {"--memory-limit 100.00 KiB", "pp 0 tp 0", "activations", "--cp"});
+          {"--memory-limit 100.00 KiB", "rank 0 needs", "activations", "--cp"});
   refused(with({"--cp", "2", "--seq-len", "30"}), {"--seq-len 30", "--cp 2", "zigzag", "legal: 28, 32"});
   refused(with({"--cp", "2", "--cp-kind", "star"}), {"--cp-kind star", "ring, ulysses, allgather, hybrid"});
   refused(with({"--cp", "2", "--cp-balance", "fair"}), {"--cp-balance fair", "zigzag, stripe, none"});

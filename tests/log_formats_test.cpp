@@ -229,6 +229,20 @@ TEST_F(Logs, GoOnOrBeginAnew) {
   EXPECT_EQ(table, csv_header() + csv_row(record_of_step(1)));
 }
 
+// A run that died while it wrote, as on a full disk, leaves a part of a line, which would spoil the next one.
+TEST_F(Logs, GoOnBehindTheLastWholeLine) {
+  for (const char* name : {"log", "log.csv"}) {
+    write({name}, true, 0, 3);
+    const std::string whole = read(name);
+    write_text(place_ / name, whole.substr(0, whole.size() - 5));
+    write({name}, false, 2, 3);
+    EXPECT_EQ(read(name), whole);
+    write_text(place_ / name, "a part");
+    write({name}, false, 0, 3);
+    EXPECT_EQ(read(name), whole);
+  }
+}
+
 TEST_F(Logs, OfARequestThatIsRefusedLeaveNothing) {
   write_text(place_ / "kept", "kept\n");
   EXPECT_THROW(RunOutputs(asking({"new", "new.csv", "board/", "kept", "absent/log"})), RequestError);

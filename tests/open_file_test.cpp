@@ -123,6 +123,21 @@ TEST_F(Files, AnOutputIsWholeOrAsItWas) {
   EXPECT_EQ(listing(), (std::vector<std::string>{"link", "out"}));  // and no temporary file
 }
 
+TEST_F(Files, AnOutputIsNotWhatIsReadNorAnotherOutput) {
+  const std::string data = put("data", "text");
+  fs::create_symlink("data", directory_ / "link");
+  const std::vector<NamedFile> read{{"--data", data}};
+  for (const std::string& path : {data, directory_ / "link", directory_ / "./data"})
+    expect_refusal([&] { check_apart({{"--log", path}}, read); }, {"--log " + path, "--data", "its own"});
+  expect_refusal(
+      [&] {
+        check_apart({{"--trace", directory_ / "x.html"}, {"--report", directory_ / "./x.html"}}, read);
+      },
+      {"--report", "--trace names"});
+  check_apart({{"--log", directory_ / "a"}, {"--trace", directory_ / "b"}}, read);
+  check_apart({{"--log", "/dev/null"}, {"--trace", "/dev/null"}}, read);
+}
+
 TEST_F(Files, AnOutputThatCannotBeIsRefusedBeforeTheWork) {
   expect_refusal([&] { check_output("--out", directory_.path()); }, {"--out", "Is a directory"});
   expect_refusal([&] { check_output("--out", directory_ / "absent/out"); }, {"absent/out", "No such file"});

@@ -53,8 +53,8 @@ TEST(PackedDocuments, LengthsAreReadAndRefusedByLine) {
   EXPECT_EQ(lengths.entries[0].length, 10);
   EXPECT_EQ(lengths.entries[1].count, 3);
   EXPECT_DOUBLE_EQ(lengths.mean(), 25);
-  expect_refusal([] { lengths_of("10\n0 3\n"); }, {"lengths, line 2 0: a length must be from 1"});
-  expect_refusal([] { lengths_of("10 -1\n"); }, {"line 1 -1: a count must be from 0"});
+  expect_refusal([] { lengths_of("10\n0 3\n"); }, {"lengths, line 2: a length of 0: must be from 1"});
+  expect_refusal([] { lengths_of("10 -1\n"); }, {"line 1: a count of -1: must be from 0"});
   expect_refusal([] { lengths_of("10 1 1\n"); },
                  {"line 1 10 1 1: must be a length, or a length and a count"});
   expect_refusal([] { lengths_of("ten\n"); }, {"line 1", "ten"});

@@ -497,6 +497,14 @@ TEST(Prediction, OfARunIsExactOrSaysWhatItAssumes) {  // long
     EXPECT_EQ(first.predicted_memory, first.measured_memory);
   }
 
+  // Nor does the pass over what was held out hold more, where layers keep next to nothing.
+  Plan held = odd_plan(odd_llama(), 2, 1, false);
+  held.zero = 1;
+  held.recompute = Recompute::full;
+  const TrainSummary evaluated = summary_of(held, 1);
+  EXPECT_GT(evaluated.validation_loss, 0);
+  EXPECT_EQ(evaluated.predicted_memory, evaluated.measured_memory);
+
   Plan mixture = odd_plan(even_mixtral(2), 2, 1, false);
   mixture.mesh.ep = 2;
   mixture.balancing.capacity = 0.8;

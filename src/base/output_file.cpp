@@ -87,6 +87,25 @@ void check_output(std::string_view flag, const std::string& path) {
   }
 }
 
+void check_apart(const std::vector<NamedFile>& written, const std::vector<NamedFile>& read) {
+  namespace fs = std::filesystem;
+  std::error_code error;
+  const auto is_same = [&](const std::string& a, const std::string& b) {
+    if (fs::exists(a, error) && fs::exists(b, error)) return fs::equivalent(a, b, error);
+    const fs::path first = fs::weakly_canonical(a, error), second = fs::weakly_canonical(b, error);
+    return !first.empty() && first == second;
+  };
+  for (std::size_t i = 0; i < written.size(); ++i) {
+    const NamedFile& one = written[i];
+    if (fs::exists(one.path, error) && !fs::is_regular_file(one.path, error)) continue;
+    std::vector<NamedFile> others = read;
+    others.insert(others.end(), written.begin(), written.begin() + static_cast<std::ptrdiff_t>(i));
+    for (const NamedFile& other : others)
+      if (is_same(one.path, other.path))
+        refuse("{} {}: is the file that {} names; give it one of its own", one.flag, one.path, other.flag);
+  }
+}
+
 void write_output(std::string_view flag, const std::string& path, std::string_view text) {
   if (is_written_to(path)) return write_to(flag, path, text);
   AtomicFile file = begin(flag, path);

@@ -464,6 +464,17 @@ void ParameterStore::begin_gradients() const {
   begin_unit(trained_units_ - 1);
 }
 
+void ParameterStore::drop_gradients() const {
+  if (gradients_stay_) return;
+  for (GradientMemory& memory : memories_) {
+    release({memory.gradient});
+    release(memory.waiting);
+    memory.has_begun = false;
+  }
+  for (const Unit& unit : units_)
+    if (zero_ >= 2 && unit.own_gradient.defined()) release({unit.own_gradient});
+}
+
 std::vector<Tensor> ParameterStore::keep_own_gradients() const {
   std::vector<Tensor> shards;
   for (const Unit& unit : units_) {

@@ -112,6 +112,8 @@ class ParameterStore {
   // An update's gradients begin, and those of the one before go. Each comes, as zeros, when it is needed:
   // until then activations have the memory.
   void begin_gradients() const;
+  // Between steps, where nobody reads them any more: their memory goes before the next step begins.
+  void drop_gradients() const;
   // A layer group's gradients, or those of the output layer's matrix and of next_table(), are about to be
   // added to.
   void need_gradients(int group) const;

@@ -87,7 +87,8 @@ void validate(const RoutingRequest& r) {
     refuse("--top-k {}: must be from 1 to the {} experts", r.experts_per_token, r.experts);
   if (r.ep < 1 || r.experts % r.ep != 0) refuse("--ep {}: must divide the {} experts", r.ep, r.experts);
   if (r.tokens < 1 || r.tokens % r.ep != 0)
-    refuse("--tokens {}: must be a multiple of --ep {}, of which each device has a part", r.tokens, r.ep);
+    refuse("--tokens {}: must be a multiple of --ep {} above 0, of which each device has a part", r.tokens,
+           r.ep);
   if (r.tokens > most_numbers / r.experts)
     refuse("--tokens {}: with {} experts legal: up to {}", r.tokens, r.experts, most_numbers / r.experts);
   if (r.steps < 1 || r.steps > 100000) refuse("--steps {}: must be from 1 to 100000", r.steps);

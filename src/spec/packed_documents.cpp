@@ -34,10 +34,10 @@ DocumentLengths read_document_lengths(const std::string& text, const std::string
     if (in >> more) refuse("{} {}: must be a length, or a length and a count", at, line);
     const auto tokens = parse_number<std::int64_t>(at, length);
     if (tokens < 1 || tokens > most_length)
-      refuse("{} {}: a length must be from 1 to {}", at, length, most_length);
+      refuse("{}: a length of {}: must be from 1 to {}", at, length, most_length);
     const double documents = has_count ? parse_number<double>(at, count) : 1;
     if (!(documents >= 0 && documents <= most_count))
-      refuse("{} {}: a count must be from 0 to {}", at, count, most_count);
+      refuse("{}: a count of {}: must be from 0 to {}", at, count, most_count);
     if (documents > 0) counts[tokens] += documents;
   }
   if (counts.empty())

@@ -150,7 +150,8 @@ void check_same(const std::vector<UnevenSum>& sums, const std::vector<UnevenSum>
 
 // Ranks of the same shapes make the same calls. Of those one is run, which says what sums are uneven; by its
 // parts of these the others differ.
-DryJob dry_job(const Plan& plan, const PipelineLayout& pipeline, const Progress& progress) {
+DryJob dry_job(const Plan& plan, const PipelineLayout& pipeline, const Progress& progress,
+               const DryRunOptions& options) {
   const Mesh& mesh = plan.mesh;
   Shapes shapes(plan, pipeline);
   std::map<Facts, std::vector<int>> alike;
@@ -174,7 +175,7 @@ DryJob dry_job(const Plan& plan, const PipelineLayout& pipeline, const Progress&
           job.class_of[static_cast<std::size_t>(rank)] = static_cast<int>(found->second);
           continue;
         }
-      RankClass next{1, rank, dry_run(plan, pipeline, at)};
+      RankClass next{1, rank, dry_run(plan, pipeline, at, options)};
       if (rank == ranks.front()) sums = next.run.uneven_sums;
       check_same(next.run.uneven_sums, sums);
       job.class_of[static_cast<std::size_t>(rank)] = static_cast<int>(job.classes.size());

@@ -25,6 +25,7 @@ struct DryJob {
   }
 };
 
-DryJob dry_job(const Plan& plan, const PipelineLayout& pipeline, const Progress& progress = {});
+DryJob dry_job(const Plan& plan, const PipelineLayout& pipeline, const Progress& progress = {},
+               const DryRunOptions& options = {});
 
 }  // namespace echelon

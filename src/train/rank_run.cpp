@@ -66,8 +66,8 @@ void RankRun::run() {
         (end || (step + 1) % request.check_every == 0 || saves_after(step) || fingerprints || evaluates))
       check_replicas(step + 1);
     if (fingerprints) take_fingerprint(step);
-    if (evaluates) evaluate(step);
     if (end || saves_after(step)) save(step);
+    if (evaluates) evaluate(step);
   }
   refuse_idle_flip();
   finish_save();
@@ -413,6 +413,8 @@ void RankRun::evaluate(std::int64_t step) {
   const std::int64_t samples = std::min(shared_.request.eval_samples, (held_out.size() - 1) / seq_len);
   if (samples == 0) return;
   const Sampler sampler(shared_.data, held_out, shared_.request.seed);
+  // Which the step before it has left: a run holds no more than a step.
+  if (ends_with_step()) trainer_.parameters().drop_gradients();
   const double loss = trainer_.evaluate(
       samples, [&](std::int64_t, std::int64_t sample, std::int32_t* tokens, std::int32_t* targets) {
         sampler.window(begin + sample * seq_len, seq_len, tokens, targets);

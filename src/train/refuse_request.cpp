@@ -12,7 +12,7 @@
 #include "model/offloaded_moments.h"
 #include "spec/fp8.h"
 #include "spec/tf32.h"
-#include "train/dry_run.h"
+#include "train/dry_job.h"
 
 namespace echelon {
 namespace {
@@ -279,25 +279,25 @@ void refuse_impossible(const TrainRequest& request, const PipelineLayout& pipeli
            plan.model.name, plan.model.max_seq);
 }
 
-// What each rank of the first data-parallel one is going to hold: the others hold no more.
+// What each rank is going to hold: shards and batches differ by one.
 static void refuse_beyond_limit(const TrainRequest& request, const PipelineLayout& pipeline) {
-  const Plan& plan = request.plan;
   const auto limit = static_cast<double>(request.run.memory_limit);
-  for (int pp = 0; limit > 0 && pp < plan.mesh.size(Axis::pp); ++pp)
-    for (int tp = 0; tp < plan.mesh.size(Axis::tp); ++tp) {
-      Memory memory = predict_memory(plan, pipeline, {.pp = pp, .tp = tp},
-                                     {.keeps_copy = keeps_state_copy(request),
-                                      .graphs = request.run.cuda_graphs,
-                                      .device = request.run.device()});
-      memory[MemoryCategory::other] += scratch_bytes(plan, request.run);
-      if (static_cast<double>(memory.total()) > limit)
-        refuse(
-            "--memory-limit {}: the rank at pp {} tp {} needs {}, of which {} for activations; more ranks of "
-            "--cp, "
-            "--tp, --pp or --zero, --recompute, or a shorter --seq-len need less",
-            format_bytes(limit), pp, tp, format_bytes(static_cast<double>(memory.total())),
-            format_bytes(static_cast<double>(memory[MemoryCategory::activations])));
-    }
+  if (!(limit > 0)) return;
+  const DryJob job = dry_job(request.plan, pipeline, {},
+                             {.keeps_copy = keeps_state_copy(request),
+                              .graphs = request.run.cuda_graphs,
+                              .device = request.run.device()});
+  for (const RankClass& ranks : job.classes) {
+    Memory memory = ranks.run.peak;
+    memory[MemoryCategory::other] += scratch_bytes(request.plan, request.run);
+    if (static_cast<double>(memory.total()) > limit)
+      refuse(
+          "--memory-limit {}: rank {} needs {}, of which {} for activations; more ranks of --cp, --tp, --pp "
+          "or --zero, "
+          "--recompute, or a shorter --seq-len need less",
+          format_bytes(limit), ranks.first, format_bytes(static_cast<double>(memory.total())),
+          format_bytes(static_cast<double>(memory[MemoryCategory::activations])));
+  }
 }
 
 void refuse_what_machine_lacks(const TrainRequest& request, const PipelineLayout& pipeline) {

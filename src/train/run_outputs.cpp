@@ -30,6 +30,21 @@ std::string events_file() {
                      host.data(), ::getpid());
 }
 
+// What a run that was stopped while it wrote has left of its last line: nobody could read what is added to
+// it.
+void drop_cut_line(const std::string& path) {
+  std::error_code error;
+  const std::uintmax_t size = fs::file_size(path, error);
+  if (error || size == 0) return;
+  std::ifstream in(path, std::ios::binary);
+  std::uintmax_t whole = size;
+  for (char c = 0; whole > 0; --whole) {
+    in.seekg(static_cast<std::streamoff>(whole - 1));
+    if (in.get(c) && c == '\n') break;
+  }
+  if (whole < size) fs::resize_file(path, whole, error);
+}
+
 }  // namespace
 
 RunOutputs::RunOutputs(const TrainRequest& request) {
@@ -64,7 +79,11 @@ void RunOutputs::open(Log& log, std::ios::openmode mode) {
 void RunOutputs::start_logs(bool anew, std::int64_t first_step) {
   first_step_ = first_step;
   for (Log& log : logs_) {
-    if (!anew || log.form == Form::tensorboard) continue;
+    if (log.form == Form::tensorboard) continue;
+    if (!anew) {
+      drop_cut_line(log.path);
+      continue;
+    }
     log.stream.close();
     open(log, std::ios::trunc);
   }
