@@ -475,6 +475,13 @@ const Row rows[] = {
      },
      {},
      nullptr},
+    {"embedding_norm",
+     [](ModelSpec& m) {
+       m.norm_kind = NormKind::layer;
+       m.embedding_norm = true;
+     },
+     {"input_layernorm.bias", "post_attention_layernorm.bias"},
+     nullptr},
     {"out_bias", [](ModelSpec& m) { m.attention_out_bias = true; }, {"self_attn.o_proj.bias"}, "seed_oss"},
 };
 

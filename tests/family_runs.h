@@ -69,6 +69,10 @@ inline std::vector<Plan> plans_of(const ModelSpec& model) {
     plans.push_back(odd_plan(model, 1, 2, true));
     plans.back().recompute = recompute;
   }
+  // Whose gathered parameters are read once more.
+  plans.push_back(odd_plan(model, 2, 1, false));
+  plans.back().zero = 3;
+  plans.back().recompute = Recompute::full;
   return plans;
 }
 

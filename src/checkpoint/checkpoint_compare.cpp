@@ -85,9 +85,11 @@ std::vector<TensorDifference> diff_checkpoints(const std::string& a, const std::
   CheckpointReader first(read_checkpoint_info(a).path), second(read_checkpoint_info(b).path);
   ModelSpec other = second.info().model;
   other.name = first.info().model.name;  // what it is called does not matter
-  if (to_toml(first.info().model) != to_toml(other))
-    refuse("{} holds the model {} and {} another one, {}", a, first.info().model.name, b,
-           second.info().model.name);
+  if (const auto fields = differences(first.info().model, other); !fields.empty())
+    refuse("{} holds the model {} and {} another one, {}: {} is {} and {}", a, first.info().model.name, b,
+           second.info().model.name, fields.front().field,
+           fields.front().first.empty() ? "nothing" : fields.front().first,
+           fields.front().second.empty() ? "nothing" : fields.front().second);
   const auto tensors = model_tensors(other);
   std::set<std::string> names;
   for (CheckpointReader* reader : {&first, &second})

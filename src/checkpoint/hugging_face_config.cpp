@@ -35,7 +35,7 @@ void refuse_inexpressible(const ModelSpec& model, const std::string& type, const
 // What transformers' classes of these types ask for, though it decides nothing where head_dim is said.
 void refuse_uneven_heads(const ModelSpec& m, const std::string& type) {
   // Of these it is head_dim.
-  for (const char* one : {"stablelm", "cohere2", "helium"})
+  for (const char* one : {"stablelm", "helium"})
     if (type == one && m.attention_width() != m.hidden)
       refuse("model {}: transformers has no {} with num_heads x head_dim = {} x {}; legal: hidden = {}",
              m.name, type, m.num_heads, m.head_dim, m.hidden);

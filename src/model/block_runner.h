@@ -24,6 +24,7 @@ class BlockRunner {
   Work<Tensor> backward(const Microbatch& microbatch, Tensor dy, BlockState& state, Weights when,
                         const Loss& loss) const;
   bool begins_with_tokens() const { return program_->input < 0; }
+  bool reads_values_backward() const { return program_->reads_values_backward(); }
   bool ends_in_loss() const { return program_->ends_in_loss(); }
   // Whether a backward pass adds to gradients of weights that tp cuts, whatever is left for later: of sinks,
   // and of norms of all queries and keys.

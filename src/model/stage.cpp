@@ -67,9 +67,8 @@ Work<Tensor> Stage::backward(const Microbatch& microbatch, Tensor dy, Loss loss,
       if (when == Weights::now) group_done(group_of(i));
       continue;
     }
-    // The embedding's backward pass reads no values.
     std::optional<ParameterStore::Use> used;
-    if (!blocks_[i].begins_with_tokens()) used.emplace(*parameters_, group_read_by(i));
+    if (blocks_[i].reads_values_backward()) used.emplace(*parameters_, group_read_by(i));
     const Weights weights = blocks_[i].ends_in_loss() ? Weights::now : when;
     if (weights == Weights::now || blocks_[i].adds_at_once()) need_gradients(i);
     bring(saved, i);

@@ -8,7 +8,8 @@ StageGroups stage_groups(const PipelineLayout& pipeline, int pp_rank, int stage)
   const StageSlice& slice = pipeline.slices()[static_cast<std::size_t>(stage)];
   StageGroups groups;
   groups.first = pipeline.first_group(pp_rank, stage);
-  groups.block = groups.first + std::max(static_cast<int>(slice.embedding), static_cast<int>(slice.idle));
+  const bool passed_over = slice.embedding && !pipeline.reads_embedding_again();
+  groups.block = groups.first + std::max(static_cast<int>(passed_over), static_cast<int>(slice.idle));
   groups.end = groups.first + slice.embedding + static_cast<int>(slice.layers.size());
   if (slice.head && slice.vocabulary_is_cut)
     ++groups.end;  // the final norm is a block like others

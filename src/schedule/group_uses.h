@@ -16,7 +16,8 @@ StageGroups stage_groups(const PipelineLayout& pipeline, int pp_rank, int stage)
 
 // Layer groups whose values a rank's program reads, in order. A stage's forward pass goes from its first
 // group to its last, its backward pass the other way. The output layer is read in the backward pass alone.
-// A part of it is read in V. Weight gradients (W, VW) read no values, nor does the embedding's backward pass.
+// A part of it is read in V. Weight gradients (W, VW) read no values, nor does the embedding's backward pass where no
+// norm is behind it.
 std::vector<int> group_uses(const PipelineLayout& pipeline, const StepPrograms::Program& program,
                             int pp_rank);
 

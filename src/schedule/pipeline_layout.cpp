@@ -316,6 +316,7 @@ void check_whole(const Plan& plan) {
 
 PipelineLayout::PipelineLayout(const Plan& plan, StepLength length)
     : shares_table_(plan.model.tied_embedding || plan.model.num_mtp_layers > 0),
+      reads_embedding_again_(embedding_program(plan.model).reads_values_backward()),
       output_name_(output_matrix(plan.model).name) {
   for (int r = 0; r < plan.mesh.size(Axis::dp); ++r) {
     const std::vector<Range> batches = microbatches(plan, r);

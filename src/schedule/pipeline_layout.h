@@ -62,6 +62,8 @@ class PipelineLayout {
   bool ties_on(int pp_rank) const;
   // Whether the last stage is.
   bool ends_on(int pp_rank) const;
+  // Whether the embedding's weights are read in its backward pass.
+  bool reads_embedding_again() const { return reads_embedding_again_; }
   // The first of a stage's layer groups among those of a pipeline rank that holds it.
   int first_group(int pp_rank, int stage) const;
   // The layer group that has the output layer's matrix, on a rank that holds it.
@@ -75,6 +77,7 @@ class PipelineLayout {
   std::vector<int> microbatches_;         // of each data-parallel rank
   std::map<int, StepPrograms> programs_;  // by number of microbatches: at most two
   bool shares_table_ = false;             // the embedding's, at both ends
+  bool reads_embedding_again_ = false;
   int stage_copies_ = 1;
   std::string output_name_;  // of the output layer's matrix
   std::vector<StageSlice> slices_;

@@ -151,6 +151,10 @@ int BlockBuilder::positions(int x, ParamSpec table, std::int64_t first) {
   return y;
 }
 
+int BlockBuilder::whole(const std::string& name, int x) {
+  return program_.value(x).home == Home::partial_sum ? sum(name + ".in", x, 1) : x;
+}
+
 BlockOp& BlockBuilder::norm(const std::string& name, int x, std::int64_t statistics) {
   const Home home = program_.value(x).home;
   const int y = value(name + ".out", home, width(x), Again::always),
@@ -159,6 +163,7 @@ BlockOp& BlockBuilder::norm(const std::string& name, int x, std::int64_t statist
 }
 
 int BlockBuilder::layer_norm(const std::string& name, int x, const std::string& parameter, NormKind kind) {
+  x = whole(name, x);
   BlockOp& op = norm(name, x, 2);
   op.centered = true;
   if (kind != NormKind::layer_plain) op.weights = {norm_weight(parameter + ".weight", width(x))};
@@ -167,7 +172,7 @@ int BlockBuilder::layer_norm(const std::string& name, int x, const std::string& 
 }
 
 int BlockBuilder::rms_norm(const std::string& name, int x, const std::string& parameter, NormKind kind) {
-  if (program_.value(x).home == Home::partial_sum) x = sum(name + ".in", x, 1);
+  x = whole(name, x);
   BlockOp& op = norm(name, x, 1);
   if (kind == NormKind::rms) op.weights = {norm_weight(parameter + ".weight", width(x))};
   return op.outputs.front();

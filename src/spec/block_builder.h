@@ -21,10 +21,11 @@ class BlockBuilder {
   int positions(int x, ParamSpec table, std::int64_t first = 0);
   // The same of each row's next token, by a table that the model's embedding declares.
   int next_embedding(ParamSpec table, double scale);
-  // With a weight and a bias, a weight alone, or neither.
+  // Behind a product by rows, or an embedding, norms are of the sum over the ranks. With a weight and a bias,
+  // a weight alone, or neither.
   int layer_norm(const std::string& name, int x, const std::string& parameter,
                  NormKind kind = NormKind::layer);
-  // Behind a product by rows, or an embedding, it is of the sum over the ranks. With a weight, or without.
+  // With a weight, or without.
   int rms_norm(const std::string& name, int x, const std::string& parameter, NormKind kind = NormKind::rms);
   // Each head of x on its own: `heads[i]` of them with weights[i], one behind the other, or, of a weight that
   // is cut, with equal parts of it, or all without. What lies behind them in x stays as it is.
@@ -70,6 +71,7 @@ class BlockBuilder {
   int value(std::string name, Home home, std::int64_t width, Again again = Again::asked);
   BlockOp& add(OpKind kind, std::string name, std::vector<int> inputs, std::vector<int> outputs,
                std::vector<int> backward_reads);
+  int whole(const std::string& name, int x);  // the sum over the ranks, where x is a part of it
   BlockOp& norm(const std::string& name, int x, std::int64_t statistics);
   BlockOp& product(OpKind kind, const std::string& name, int x, int y);
   std::int64_t width(int value) const { return program_.value(value).width; }
