@@ -2,6 +2,7 @@
 """`echelon bench train` and PyTorch on the same work, in turns on one machine: the table of docs/performance.md.
 
     compare_torch.py ECHELON [--runs N] [--dtypes f32,bf16] [--models gpt2-124m,llama-42m] [--modes eager,compile]
+                     [--recompute none]
 
 Needs `pip install torch` (CPU) in the Python that runs it. An allocator named in LD_PRELOAD serves PyTorch alone.
 """
@@ -10,10 +11,11 @@ import argparse, json, os, statistics, subprocess, sys
 SHAPES = {"gpt2-124m": (4, 1024), "llama-42m": (8, 512)}  # sequences, tokens of each
 
 
-def ours(echelon, model, dtype, threads, steps):
+def ours(echelon, model, dtype, threads, steps, recompute):
     batch, length = SHAPES[model]
     command = [echelon, "bench", "train", "--model", model, "--global-batch", str(batch), "--micro-batch", str(batch),
-               "--seq-len", str(length), "--threads", str(threads), "--precision", dtype, "--steps", str(steps), "--json"]
+               "--seq-len", str(length), "--threads", str(threads), "--precision", dtype, "--steps", str(steps),
+               "--recompute", recompute, "--json"]
     without = {k: v for k, v in os.environ.items() if k != "LD_PRELOAD"}
     said = json.loads(subprocess.run(command, check=True, capture_output=True, text=True, env=without).stdout)
     return said["tokens_per_second"], said["mfu"], said["peak_resident_bytes"], said["cpu"]
@@ -33,15 +35,16 @@ def main():
     parser.add_argument("--runs", type=int, default=2)
     parser.add_argument("--steps", type=int, default=4)
     parser.add_argument("--threads", type=int, default=os.cpu_count())
-    for name, default in (("dtypes", "f32,bf16"), ("models", ",".join(SHAPES)), ("modes", "eager,compile")):
+    for name, default in (("dtypes", "f32,bf16"), ("models", ",".join(SHAPES)), ("modes", "eager,compile"), ("recompute", "none")):
         parser.add_argument(f"--{name}", default=default)
     o = parser.parse_args()
     print("| model | dtype | program | tokens/s | of its own products | peak resident |\n|---|---|---|---|---|---|")
     for model in o.models.split(","):
         for dtype in o.dtypes.split(","):
-            programs = {"Echelon": lambda d: ours(o.echelon, model, d, o.threads, o.steps)}
+            programs = {"Echelon": lambda d: ours(o.echelon, model, d, o.threads, o.steps, o.recompute)}
             if dtype == "bf16":
-                programs["Echelon, bf16-lean"] = lambda d: ours(o.echelon, model, "bf16-lean", o.threads, o.steps)
+                programs["Echelon, bf16-lean"] = lambda d: ours(o.echelon, model, "bf16-lean", o.threads, o.steps,
+                                                                   o.recompute)
             for mode in filter(None, o.modes.split(",")):
                 programs[f"PyTorch, {mode}"] = lambda d, mode=mode: theirs(mode, model, d, o.threads, o.steps)
             runs = {name: [] for name in programs}
