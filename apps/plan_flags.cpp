@@ -171,6 +171,8 @@ SearchRequest PlanSearchFlags::request() const {
     if (node < 1 || (r.work.machine.tiers.size() > 1 && node >= r.work.machine.tiers[1].ranks))
       refuse("--nodes-of {}: must be at least 1, and less than the cluster", node);
     r.work.machine.tiers.front().ranks = node;
+    if (const int host = r.work.machine.host_devices; host > 0 && node % host != 0)
+      r.work.machine.host_devices = 0;
   }
   r.work.software = load("--software", load_software, software_, by.software);
   r.work.exact_memory = exact_memory();

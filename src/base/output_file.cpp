@@ -97,7 +97,7 @@ void check_apart(const std::vector<NamedFile>& written, const std::vector<NamedF
   };
   for (std::size_t i = 0; i < written.size(); ++i) {
     const NamedFile& one = written[i];
-    if (fs::exists(one.path, error) && !fs::is_regular_file(one.path, error)) continue;
+    if (is_written_to(one.path)) continue;
     std::vector<NamedFile> others = read;
     others.insert(others.end(), written.begin(), written.begin() + static_cast<std::ptrdiff_t>(i));
     for (const NamedFile& other : others)

@@ -766,9 +766,17 @@ void export_adapters(const std::string& checkpoint, const std::string& directory
         "--adapters: {} has {}gate and up as one matrix in Hugging Face's layout, where an adapter of each "
         "has no place; legal: without --adapters, which adds them to the weights",
         model.name, model.fused_projections ? "queries, keys and values as one matrix, and " : "");
+  const TransformersType& type = transformers_type(model);
+  std::set<std::string> names;
+  for (const AdaptedMatrix& one : all)
+    if (!names.insert(renamed(type, one.a.name)).second)
+      refuse(
+          "--adapters: {} has several matrices as one in Hugging Face's layout, {}, where an adapter of each "
+          "has no "
+          "place; legal: without --adapters, which adds them to the weights",
+          model.name, renamed(type, one.weight.name));
   NewDirectory out(directory);
   const DType dtype = asked.value_or(reader.info().dtype);
-  const TransformersType& type = transformers_type(model);
   Shard shard{"adapter_model.safetensors", {}};
   std::set<std::string> modules;
   for (const AdaptedMatrix& one : all) {

@@ -473,6 +473,10 @@ void ParameterStore::drop_gradients() const {
   }
   for (const Unit& unit : units_)
     if (zero_ >= 2 && unit.own_gradient.defined()) release({unit.own_gradient});
+  for (const Tensor& apart : {tied_gradient_, next_gradient_})
+    if (apart.defined()) release({apart});
+  release(tied_waiting_);
+  release(next_waiting_);
 }
 
 std::vector<Tensor> ParameterStore::keep_own_gradients() const {

@@ -227,8 +227,7 @@ std::string packed_text(const Estimate& e, const Workload& work) {
 // Of a search that found nothing with all on the device.
 std::string looked_at_again(Offload offload) {
   return fmt::format(
-      "nothing fits with everything on the device: looked at again with --offload {}, the best of what "
-      "fits\n",
+      "nothing fits with everything on the device: every --offload was tried, and {} is best\n",
       name_of(offload));
 }
 

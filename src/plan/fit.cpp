@@ -224,7 +224,7 @@ MachineFit fit_machine(const Machine& start, const std::vector<MeasuredProduct>&
     const double reached = 2 * p.rows * p.depth * p.cols * p.count / p.seconds,
                  peak = start.peak(p.precision);
     constexpr double boost = 1.1;  // of clocks, beyond what a data sheet says
-    if (reached > boost * peak)
+    if (peak > 0 && reached > boost * peak)
       refuse(
           "{}: {:.4g} TFLOP/s are above the peak of {}, {:.4g} in {}; is the time in the unit that its "
           "column says?",

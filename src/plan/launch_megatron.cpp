@@ -144,17 +144,18 @@ std::int64_t offloaded_layers(const LaunchRequest& r) {
 Settings model_settings(const LaunchRequest& r) {
   const ModelSpec& m = r.model();
   const auto number = [](auto value) { return fmt::format("{}", value); };
-  Settings s{{"num-layers", number(m.num_layers)},
-             {"hidden-size", number(m.hidden)},
-             {"ffn-hidden-size", number(m.mlp_hidden > 0 ? m.mlp_hidden : m.expert_hidden)},
-             {"num-attention-heads", number(m.num_heads)},
-             {"kv-channels", number(m.head_dim)},
-             {"max-position-embeddings", number(std::max(m.max_seq, r.plan().seq_len))},
-             {"norm-epsilon", number(m.norm_eps)},
-             {"init-method-std", number(m.init_std)},
-             {"attention-dropout", "0"},
-             {"hidden-dropout", "0"}};
-  if (m.num_kv_heads != m.num_heads) {
+  Settings s{
+      {"num-layers", number(m.num_layers)},
+      {"hidden-size", number(m.hidden)},
+      {"ffn-hidden-size", number(m.mlp_hidden > 0 ? m.mlp_hidden : m.expert_hidden)},
+      {"num-attention-heads", number(m.num_attention_layers() > 0 ? m.num_heads : m.state_space.heads)},
+      {"kv-channels", number(m.num_attention_layers() > 0 ? m.head_dim : m.state_space.head_dim)},
+      {"max-position-embeddings", number(std::max(m.max_seq, r.plan().seq_len))},
+      {"norm-epsilon", number(m.norm_eps)},
+      {"init-method-std", number(m.init_std)},
+      {"attention-dropout", "0"},
+      {"hidden-dropout", "0"}};
+  if (m.num_attention_layers() > 0 && m.num_kv_heads != m.num_heads) {
     s.emplace_back("group-query-attention", "");
     s.emplace_back("num-query-groups", number(m.num_kv_heads));
   }

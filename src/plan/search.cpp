@@ -760,15 +760,20 @@ Legality legality(const SearchRequest& r) {
   return result;
 }
 
-void check_request(const SearchRequest& r) {
-  constexpr int most_gpus = 1'000'000;
-  if (r.gpus < 1 || r.gpus > most_gpus) refuse("--gpus {}: must be from 1 to {}", r.gpus, most_gpus);
-  // Ranks that it is not said how they are linked have no price.
-  if (const Machine& m = r.work.machine; r.gpus > m.tiers.back().ranks)
+// Ranks that it is not said how they are linked have no price.
+void check_links(const SearchRequest& r) {
+  const Machine& m = r.work.machine;
+  if (r.gpus > m.tiers.back().ranks)
     refuse(
         "--gpus {}: {} says how {} devices are linked, and no more; give up to {}, or its file a further "
         "[[tier]]",
         r.gpus, m.name, m.tiers.back().ranks, m.tiers.back().ranks);
+}
+
+void check_request(const SearchRequest& r) {
+  constexpr int most_gpus = 1'000'000;
+  if (r.gpus < 1 || r.gpus > most_gpus) refuse("--gpus {}: must be from 1 to {}", r.gpus, most_gpus);
+  check_links(r);
   if (const Legality found = legality(r); !found.is_possible && found.refusal) {
     std::vector<Remedy> legal;
     for (const Remedy& one : found.refusal->all_remedies())
@@ -966,6 +971,7 @@ std::optional<Estimate> best_within(SearchRequest request, double most_seconds) 
 }
 
 std::optional<LeastGpus> least_gpus(SearchRequest request, double target_seconds) {
+  check_links(request);
   const int most = request.gpus;
   const std::int64_t all = request.given_ranks();
   const bool whole = request.gives_mesh();

@@ -130,7 +130,8 @@ struct BlockProgram {
   int producer(int value) const;
   Home output_home() const;                // in which the output is handed on
   const BlockOp* find(OpKind kind) const;  // the first one, or nullptr
-  // Whether its backward pass reads weights: not where it adds up rows of tables alone.
+  // Whether its backward pass may read weights: not where it adds up rows of tables alone. A norm behind them
+  // has weights, or is made again of the table.
   bool reads_values_backward() const { return input >= 0 || find(OpKind::norm) != nullptr; }
   // Whether it is run as a whole in its backward pass: logits are there for a moment only.
   bool ends_in_loss() const { return find(OpKind::loss) != nullptr; }

@@ -96,6 +96,9 @@ void validate(const Machine& m) {
           m.name, tier.ranks, inner);
     inner = tier.ranks;
   }
+  if (m.host_devices > 0 && m.node() % m.host_devices != 0)
+    refuse("machine {}: host_devices = {} is not legal: give a divisor of the innermost tier's ranks = {}",
+           m.name, m.host_devices, m.node());
   bool any = false;
   for (double peak : m.peak_flops) any |= peak > 0;
   if (!any)

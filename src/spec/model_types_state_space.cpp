@@ -213,9 +213,8 @@ void read_mamba2(const Config& config, ModelSpec& m) {
   s.chunk = config.integer_or("chunk_size", 256);
   config.only_text("hidden_act", "silu", {"silu"});
   config.only_boolean("use_bias", false);
-  config.only_boolean("norm_before_gate", false);
   config.only_boolean("rms_norm", true);
-  read_step_limit(config);
+  read_step_limit(config);  // norm_before_gate is heeded by nobody: the gate is first
 }
 
 // Nemotron-H, Nemotron Nano 2 and Nemotron 3: layers of one part each, without positions. Its module that

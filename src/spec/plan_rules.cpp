@@ -158,7 +158,8 @@ Verdict of_equal_cuts(const Plan& plan) {
   }
   for (const auto& [field, ranks, has, what, width] :
        {std::tuple{"tp", tp, m.num_mlp_layers() > 0, "an MLP", m.mlp_hidden},
-        {"etp", etp, m.experts != Experts::none, "experts", m.expert_hidden}})
+        {"tp", tp, m.num_shared_experts > 0, "a shared expert", m.shared_width()},
+        {plan.mesh.etp == 0 ? "tp" : "etp", etp, m.experts != Experts::none, "experts", m.expert_hidden}})
     if (has && width % ranks != 0)
       return refused(field, {remedy(field, std::gcd(width, tp), divisors)},
                      "programs other than Echelon cut {} of {} into equal parts", what, width);

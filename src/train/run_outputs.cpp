@@ -35,12 +35,13 @@ std::string events_file() {
 void drop_cut_line(const std::string& path) {
   std::error_code error;
   const std::uintmax_t size = fs::file_size(path, error);
-  if (error || size == 0) return;
   std::ifstream in(path, std::ios::binary);
+  if (error || !in) return;
   std::uintmax_t whole = size;
   for (char c = 0; whole > 0; --whole) {
     in.seekg(static_cast<std::streamoff>(whole - 1));
-    if (in.get(c) && c == '\n') break;
+    if (!in.get(c)) return;
+    if (c == '\n') break;
   }
   if (whole < size) fs::resize_file(path, whole, error);
 }
