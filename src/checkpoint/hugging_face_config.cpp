@@ -326,6 +326,19 @@ void add_deepseek_experts(const ModelSpec& m, ordered_json& config) {
   config["topk_method"] = sigmoids ? "noaux_tc" : m.router.groups > 1 ? "group_limited_greedy" : "greedy";
 }
 
+ordered_json gpt2_config(const ModelSpec& m) {
+  return {{"n_layer", m.num_layers},
+          {"n_embd", m.hidden},
+          {"n_head", m.num_heads},
+          {"n_inner", m.mlp_hidden},
+          {"n_positions", m.max_seq},
+          {"layer_norm_epsilon", m.norm_eps},
+          {"activation_function", "gelu_new"},
+          {"resid_pdrop", 0.0},
+          {"embd_pdrop", 0.0},
+          {"attn_pdrop", 0.0}};
+}
+
 // GPT-2's relatives, whose configurations have names of their own.
 ordered_json positions_config(const ModelSpec& m, const std::string& type) {
   if (type == "opt")
@@ -341,18 +354,12 @@ ordered_json positions_config(const ModelSpec& m, const std::string& type) {
             {"layer_norm_elementwise_affine", true},
             {"dropout", 0.0},
             {"attention_dropout", 0.0}};
-  if (type == "gpt_bigcode")
-    return {{"n_layer", m.num_layers},
-            {"n_embd", m.hidden},
-            {"n_head", m.num_heads},
-            {"n_inner", m.mlp_hidden},
-            {"n_positions", m.max_seq},
-            {"multi_query", true},
-            {"layer_norm_epsilon", m.norm_eps},
-            {"activation_function", "gelu_pytorch_tanh"},
-            {"resid_pdrop", 0.0},
-            {"embd_pdrop", 0.0},
-            {"attn_pdrop", 0.0}};
+  if (type == "gpt_bigcode") {
+    ordered_json config = gpt2_config(m);
+    config["activation_function"] = "gelu_pytorch_tanh";
+    config["multi_query"] = true;
+    return config;
+  }
   ordered_json types = json::array();
   for (std::int64_t layer = 0; layer < m.num_layers; ++layer)
     types.push_back({{m.window.in(layer) ? "local" : "global"}, 1});
@@ -445,18 +452,8 @@ std::string hugging_face_config(const ModelSpec& m, DType dtype) {
   const std::string type = of.name;
   ordered_json config;
   if (m.family == Family::gpt2) {
-    config = {{"model_type", type},
-              {"architectures", {of.architecture}},
-              {"n_layer", m.num_layers},
-              {"n_embd", m.hidden},
-              {"n_head", m.num_heads},
-              {"n_inner", m.mlp_hidden},
-              {"n_positions", m.max_seq},
-              {"layer_norm_epsilon", m.norm_eps},
-              {"activation_function", "gelu_new"},
-              {"resid_pdrop", 0.0},
-              {"embd_pdrop", 0.0},
-              {"attn_pdrop", 0.0}};
+    config = {{"model_type", type}, {"architectures", {of.architecture}}};
+    config.update(gpt2_config(m));
   } else if (m.family == Family::neox) {
     const double part = rotary_part(m);
     config = {{"model_type", type},

@@ -447,20 +447,14 @@ void ParameterStore::add_lookups(Tensor ids, Tensor dy, std::int64_t first_id) c
 void ParameterStore::begin_gradients() const {
   lookups_.clear();  // of a step that was not finished
   if (lookup_gradient_.defined()) rank_->kernels().fill(lookup_gradient_, 0.0);
-  const auto begin = [&](const Tensor& gradient, const std::vector<Tensor>& waiting) {
-    if (gradients_stay_) return rank_->kernels().fill(gradient, 0.0);
-    release({gradient});
-    release(waiting);
-  };
+  drop_gradients();
   for (GradientMemory& memory : memories_) {
-    begin(memory.gradient, memory.waiting);
+    if (gradients_stay_) rank_->kernels().fill(memory.gradient, 0.0);
     memory.has_begun = gradients_stay_;
     memory.ended = 0;
   }
-  if (zero_ >= 2)
-    for (const Unit& unit : units_) release({unit.own_gradient});
-  if (tied_gradient_.defined()) begin(tied_gradient_, tied_waiting_);
-  if (next_gradient_.defined()) begin(next_gradient_, next_waiting_);
+  for (const Tensor& apart : {tied_gradient_, next_gradient_})
+    if (gradients_stay_ && apart.defined()) rank_->kernels().fill(apart, 0.0);
   begin_unit(trained_units_ - 1);
 }
 
@@ -471,10 +465,9 @@ void ParameterStore::drop_gradients() const {
     release(memory.waiting);
     memory.has_begun = false;
   }
-  for (const Unit& unit : units_)
-    if (zero_ >= 2 && unit.own_gradient.defined()) release({unit.own_gradient});
-  for (const Tensor& apart : {tied_gradient_, next_gradient_})
-    if (apart.defined()) release({apart});
+  if (zero_ >= 2)
+    for (const Unit& unit : units_) release({unit.own_gradient});
+  release({tied_gradient_, next_gradient_});
   release(tied_waiting_);
   release(next_waiting_);
 }

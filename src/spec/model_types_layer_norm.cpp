@@ -16,12 +16,11 @@ void read_logit_scale(const Config& config, ModelSpec& m) {
 
 }  // namespace
 
-void read_gpt2(const Config& config, ModelSpec& m) {
-  m.family = Family::gpt2;
+// What GPT-2's configuration says, and that of the same layers with another attention.
+static void read_gpt2_sizes(const Config& config, ModelSpec& m) {
   m.num_layers = config.integer("n_layer");
   m.hidden = config.integer("n_embd");
-  m.num_heads = config.integer("n_head");
-  m.num_kv_heads = m.num_heads;
+  m.num_heads = m.num_kv_heads = config.integer("n_head");
   m.head_dim = even_head_dim(config, "n_head", "n_embd");
   m.mlp_hidden = config.integer_or("n_inner", 4 * m.hidden);
   m.vocab = config.integer("vocab_size");
@@ -30,8 +29,13 @@ void read_gpt2(const Config& config, ModelSpec& m) {
   m.norm_eps = config.real_or("layer_norm_epsilon", 1e-5);
   config.only_text("activation_function", "gelu_new", {"gelu_new", "gelu_pytorch_tanh"});
   config.only_boolean("scale_attn_weights", true);
-  config.only_boolean("scale_attn_by_inverse_layer_idx", false);
   config.only_boolean("add_cross_attention", false);
+}
+
+void read_gpt2(const Config& config, ModelSpec& m) {
+  m.family = Family::gpt2;
+  read_gpt2_sizes(config, m);
+  config.only_boolean("scale_attn_by_inverse_layer_idx", false);
 }
 
 // What GPT-2's relatives whose weights are (out, in) have: learned positions, LayerNorm, no gate.
@@ -46,22 +50,11 @@ static void with_positions(ModelSpec& m, Activation activation) {
 
 // StarCoder's first: GPT-2's layers with one head of keys and values.
 void read_gpt_bigcode(const Config& config, ModelSpec& m) {
-  m.num_layers = config.integer("n_layer");
-  m.hidden = config.integer("n_embd");
-  m.num_heads = config.integer("n_head");
+  read_gpt2_sizes(config, m);
   with_positions(m, Activation::gelu);
   config.only_boolean("multi_query", true);
   m.num_kv_heads = 1;
   m.qkv_bias = true;
-  m.head_dim = even_head_dim(config, "n_head", "n_embd");
-  m.mlp_hidden = config.integer_or("n_inner", 4 * m.hidden);
-  m.vocab = config.integer("vocab_size");
-  m.max_seq = config.integer("n_positions");
-  m.tied_embedding = config.boolean_or("tie_word_embeddings", true);
-  m.norm_eps = config.real_or("layer_norm_epsilon", 1e-5);
-  config.only_text("activation_function", "gelu_pytorch_tanh", {"gelu_pytorch_tanh", "gelu_new"});
-  config.only_boolean("scale_attn_weights", true);
-  config.only_boolean("add_cross_attention", false);
 }
 
 // Scores that nothing divides, and a window in some layers.
