@@ -3,7 +3,11 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
+#include <filesystem>
+
+#include "apps/flag_values.h"
 #include "base/error.h"
+#include "base/output_file.h"
 
 namespace echelon {
 
@@ -30,6 +34,25 @@ void refuse_empty_values(const CLI::App& program) {
         if (value.empty()) refuse("{}: its value is empty", option->get_name());
     }
     refuse_empty_values(*verb);
+  }
+}
+
+void refuse_lost_files(const CLI::App& program) {
+  static const std::vector<std::string> outputs{"--block",        "--html",   "--log",
+                                                "--out",          "--report", "--sweep-out",
+                                                "--software-out", "--trace",  "--timeline"};
+  for (const CLI::App* verb : program.get_subcommands()) {
+    std::vector<NamedFile> written, read;
+    for (const CLI::Option* option : verb->get_options()) {
+      const bool is_output = contains(outputs, option->get_name());
+      for (const std::string& value : option->results()) {
+        std::error_code error;
+        if (is_output || std::filesystem::is_regular_file(value, error))
+          (is_output ? written : read).push_back({option->get_name(), value});
+      }
+    }
+    check_apart(written, read);
+    refuse_lost_files(*verb);
   }
 }
 

@@ -35,4 +35,8 @@ inline Remedy advice(const std::string& flag, std::string value) {
 // be.
 void refuse_empty_values(const CLI::App& program);
 
+// RequestError where a flag of a parsed verb would have a file written that another one of its names: one
+// that it reads, or is to write as well.
+void refuse_lost_files(const CLI::App& program);
+
 }  // namespace echelon

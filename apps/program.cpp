@@ -195,7 +195,10 @@ int run(CLI::App& program, int argc, char** argv) {
     return 0;
   }
   // Before the verb's own callback.
-  program.parse_complete_callback([&program] { refuse_empty_values(program); });
+  program.parse_complete_callback([&program] {
+    refuse_empty_values(program);
+    refuse_lost_files(program);
+  });
   if (std::any_of(words.begin(), words.end(),
                   [](const std::string& word) { return word == "--help" || word == "-h"; }))
     refuse_help_on_no_verb(program, words);

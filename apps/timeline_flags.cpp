@@ -25,13 +25,6 @@ void TimelineFlags::check() const {
   if (!timeline_.empty()) check_output("--timeline", timeline_);
 }
 
-std::vector<NamedFile> TimelineFlags::written() const {
-  std::vector<NamedFile> files;
-  if (!trace_.empty()) files.push_back({"--trace", trace_});
-  if (!timeline_.empty()) files.push_back({"--timeline", timeline_});
-  return files;
-}
-
 std::vector<PageTrack> timeline_tracks(const Timeline& simulated, const Timeline& measured) {
   std::vector<PageTrack> tracks(2);
   tracks[0].track = {"simulated with the times measured", "", simulated};

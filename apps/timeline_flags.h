@@ -5,7 +5,6 @@
 #include <string>
 #include <vector>
 
-#include "base/output_file.h"
 #include "draw/page.h"
 #include "schedule/timeline.h"
 
@@ -19,7 +18,6 @@ class TimelineFlags {
   void add_to(CLI::App& app);
   // RequestError where a file cannot be written.
   void check() const;
-  std::vector<NamedFile> written() const;
   // Whether every rank's timeline is wanted.
   bool asked() const { return !trace_.empty() || !timeline_.empty(); }
   // Simulated and measured of the first pipeline, and what every rank did.

@@ -671,11 +671,6 @@ void add_train(CLI::App& program, int& status) {
     flags->timeline.check();
     flags->colour.check();
     if (!flags->report.empty()) check_output("--report", flags->report);
-    std::vector<NamedFile> written = flags->timeline.written(), read;
-    if (!flags->report.empty()) written.push_back({"--report", flags->report});
-    for (const std::string& path : flags->request.log_paths) written.push_back({"--log", path});
-    for (const std::string& path : flags->data) read.push_back({"--data", path});
-    check_apart(written, read);
     StopSignals signals;  // before MPI's threads
     status = flags->job.run(flags->run, [&] { return run_train(*flags, signals); });
   });

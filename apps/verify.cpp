@@ -185,9 +185,6 @@ void add_verify(CLI::App& program, int& status) {
   add_verify_flags(app, flags);
   app.callback([flags, &status] {
     flags->timeline.check();
-    std::vector<NamedFile> read;
-    for (const std::string& path : flags->data) read.push_back({"--data", path});
-    check_apart(flags->timeline.written(), read);
     flags->colour.check();
     status = flags->job.run(flags->run, [&] { return run_verify(*flags); });
   });

@@ -290,6 +290,21 @@ TEST_F(CommandLine, AnOutputIsAsItWasUntilItIsWhole) {
   EXPECT_NE(through.out.find("[mesh]"), std::string::npos) << through.out;
 }
 
+// Every verb's, by every flag that names a file; the others' values may be files too.
+TEST_F(CommandLine, AnOutputIsNoInput) {
+  write("p.toml", "kept = 1\n");
+  write("costs.csv", "kept\n");
+  refused(training({"--log", "text.txt"}), {"--log text.txt: is the file that --data names"});
+  refused({"verify", "--plan", "p.toml", "--trace", "./p.toml"}, {"--trace ./p.toml", "--plan names"});
+  refused({"plan", "--model", "p.toml", "--gpus", "1", "--out", "p.toml"}, {"--out p.toml", "--model names"});
+  refused({"plan", "--model", "gpt2-tiny", "--gpus", "1", "--out", "new", "--html", "new"}, {"names"});
+  refused({"simulate", "--schedule", "p.toml", "--out", "p.toml"}, {"--out p.toml", "--schedule names"});
+  refused({"calibrate", "--from", "costs.csv", "--out", "costs.csv"}, {"--out costs.csv", "--from names"});
+  refused({"view", "costs.csv", "--out", "costs.csv"}, {"--out costs.csv"});
+  EXPECT_EQ(read_bytes(at("p.toml")), "kept = 1\n");
+  EXPECT_EQ(read_bytes(at("costs.csv")), "kept\n");
+}
+
 TEST_F(CommandLine, HelpNamesEveryFlag) {
   const Result r = run({"train", "--help"});
   EXPECT_EQ(r.status, 0);
