@@ -142,7 +142,7 @@ ParameterStore::ParameterStore(const Rank& rank, const Plan& plan, const Pipelin
       shard_(plan.shard_index(rank.coordinates())),
       output_name_(output_matrix(plan.model).name),
       shared_name_(embedding_parameters(plan.model).front().name),
-      model_(all_parameters(plan.model)) {
+      model_(pipeline.model()) {
   const auto& groups =
       pipeline.groups_of(rank.coordinate(Axis::pp), rank.mesh().ep_index(rank.coordinates()));
   for (std::size_t g = 0; g < groups.size(); ++g)
@@ -150,10 +150,10 @@ ParameterStore::ParameterStore(const Rank& rank, const Plan& plan, const Pipelin
       here_[spec.name] = parameters_.size();
       parameters_.emplace_back();
       parameters_.back().spec = spec;
+      parameters_.back().index = model_->place_of(spec.name).index;
       parameters_.back().group = static_cast<int>(g);
       parameters_.back().holders = pipeline.holders_of(spec);
     }
-  for (const ParamSpec& spec : model_) owners_[spec.name] = pipeline.holders_of(spec).front();
   layout_ = flat_layout(groups, rank.size(Axis::tp), rank.coordinate(Axis::tp));
   buckets_ = reduction_buckets(plan, groups, rank.coordinate(Axis::tp));
   if (plan.numerics == Numerics::invariant) {
@@ -401,10 +401,14 @@ const Parameter& ParameterStore::find(const std::string& name) const {
   return *parameter;
 }
 
-int ParameterStore::owner_of(const std::string& name) const {
-  const auto found = owners_.find(name);
-  check(found != owners_.end(), "a parameter of the model");
-  return found->second;
+int ParameterStore::owner_of(const std::string& name) const { return model_->place_of(name).holders.front(); }
+
+std::vector<const Parameter*> ParameterStore::in_model_order() const {
+  std::vector<const Parameter*> order;
+  for (const Parameter& p : parameters_) order.push_back(&p);
+  std::sort(order.begin(), order.end(),
+            [](const Parameter* a, const Parameter* b) { return a->index < b->index; });
+  return order;
 }
 
 Weight ParameterStore::output_weight() const {

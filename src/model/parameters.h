@@ -2,10 +2,10 @@
 // layers and optimizer use. Where ZeRO cuts them over ranks, the layers still see whole tensors.
 #pragma once
 
-#include <map>
 #include <memory>
 #include <span>
 #include <string>
+#include <unordered_map>
 #include <vector>
 
 #include "comm/rank.h"
@@ -22,6 +22,7 @@ namespace echelon {
 
 struct Parameter {
   ParamSpec spec;
+  std::size_t index = 0;  // in ParameterStore::model()
   int group = 0;
   std::vector<int> holders;  // pipeline ranks that hold it; the first one counts and saves it
   // As the layers see them, in local shapes. The memory behind `gradient` comes and goes, that behind `value`
@@ -71,8 +72,9 @@ class ParameterStore {
                  FirstValues first_values = FirstValues::drawn);
 
   const std::vector<Parameter>& all() const { return parameters_; }  // of this rank, group by group
-  // The whole model's, in the same order on every rank: what collectives over parameters walk.
-  const std::vector<ParamSpec>& model() const { return model_; }
+  const std::vector<ParamSpec>& model() const { return model_->parameters; }  // see HeldModel
+  // This rank's in the order of the model.
+  std::vector<const Parameter*> in_model_order() const;
   const Parameter* find_here(const std::string& name) const;  // nullptr on a rank that does not hold it
   const Parameter& find(const std::string& name) const;
   // The pipeline rank that counts and saves a parameter of the model.
@@ -232,9 +234,8 @@ class ParameterStore {
   std::string output_name_;
   std::string shared_name_;  // of the table that both ends of the pipeline use, where they do
   std::vector<Parameter> parameters_;
-  std::vector<ParamSpec> model_;
-  std::map<std::string, std::size_t> here_;  // index in parameters_
-  std::map<std::string, int> owners_;        // of model_
+  std::shared_ptr<const HeldModel> model_;
+  std::unordered_map<std::string, std::size_t> here_;  // index in parameters_
   FlatLayout layout_;
   std::unique_ptr<ParameterGather> gather_;  // in ZeRO 3
   std::vector<GradientBucket> buckets_;

@@ -342,6 +342,11 @@ PipelineLayout::PipelineLayout(const Plan& plan, StepLength length)
 }
 
 void PipelineLayout::hold(const Plan& plan, const Schedule& schedule) {
+  const auto model = std::make_shared<HeldModel>();
+  model->parameters = all_parameters(plan.model);
+  for (std::size_t i = 0; i < model->parameters.size(); ++i)
+    model->places[model->parameters[i].name].index = i;
+  model_ = model;
   for (int r = 0; r < schedule.num_ranks(); ++r) {
     std::set<int> held;
     for (const Instruction& i : schedule.ranks[static_cast<std::size_t>(r)])
@@ -367,26 +372,32 @@ void PipelineLayout::hold(const Plan& plan, const Schedule& schedule) {
     }
     for (const auto& group : groups)
       for (const ParamSpec& spec : group) {
-        auto& holders = holders_[spec.name];
+        auto& holders = model->places.at(spec.name).holders;
         if (holders.empty() || holders.back() != r) holders.push_back(r);
       }
     groups_.emplace_back();
     for (int ep_index = 0; ep_index < plan.mesh.ep; ++ep_index) {
-      groups_.back().push_back(groups);
       const Range experts = experts_of(plan, ep_index);
-      for (auto& group : groups_.back().back())
-        std::erase_if(group, [&](const ParamSpec& spec) {
-          return spec.expert >= 0 && (spec.expert < experts.begin || spec.expert >= experts.end);
-        });
+      const auto is_here = [&](const ParamSpec& spec) {
+        return spec.expert < 0 || (spec.expert >= experts.begin && spec.expert < experts.end);
+      };
+      auto& here = groups_.back().emplace_back();
+      for (const auto& group : groups)
+        std::copy_if(group.begin(), group.end(), std::back_inserter(here.emplace_back()), is_here);
     }
   }
 }
 
+const HeldModel::Place& HeldModel::place_of(const std::string& name) const {
+  const auto found = places.find(name);
+  check(found != places.end() && !found->second.holders.empty(),
+        "a parameter of the model, on some pipeline rank");
+  return found->second;
+}
+
 std::vector<int> PipelineLayout::holders_of(const ParamSpec& parameter) const {
   if (parameter.parts > 1) return {parameter.part};
-  const auto found = holders_.find(parameter.name);
-  check(found != holders_.end(), "every parameter is on some pipeline rank");
-  return found->second;
+  return model_->place_of(parameter.name).holders;
 }
 
 int PipelineLayout::first_group(int pp_rank, int stage) const {

@@ -3,9 +3,11 @@
 #pragma once
 
 #include <map>
+#include <memory>
 #include <optional>
 #include <set>
 #include <string>
+#include <unordered_map>
 #include <vector>
 
 #include "schedule/stage_flops.h"
@@ -33,6 +35,18 @@ void check_whole(const Plan& plan);
 // than show the peak, with the tokens of all of them.
 enum class StepLength { whole, steady };
 
+// The whole model's parameters, in the same order on every rank: what collectives over parameters walk.
+struct HeldModel {
+  struct Place {
+    std::size_t index = 0;
+    std::vector<int> holders;  // pipeline ranks, ascending: see PipelineLayout::holders_of
+  };
+  std::vector<ParamSpec> parameters;
+  std::unordered_map<std::string, Place> places;  // by name
+
+  const Place& place_of(const std::string& name) const;
+};
+
 class PipelineLayout {
  public:
   // RequestError when the plan's schedule, stages and layers do not go together.
@@ -52,6 +66,7 @@ class PipelineLayout {
   // ranks, for every stage of DualPipe, and for one that they have in parts. The first one counts and saves
   // it. Of a part the one that has it.
   std::vector<int> holders_of(const ParamSpec& parameter) const;
+  const std::shared_ptr<const HeldModel>& model() const { return model_; }
   // Ranks that run a stage, each for as many microbatches, one run of them after another: 2 in DualPipe.
   int stage_copies() const { return stage_copies_; }
   // What the pipeline of a data-parallel rank runs.
@@ -83,7 +98,7 @@ class PipelineLayout {
   std::vector<StageSlice> slices_;
   std::vector<std::vector<int>> held_;
   std::vector<std::vector<std::vector<std::vector<ParamSpec>>>> groups_;  // [pp][ep]
-  std::map<std::string, std::vector<int>> holders_;
+  std::shared_ptr<const HeldModel> model_;
 };
 
 // Whether the two gradients of a tied table, of lookup and of output layer, are added up apart on a pipeline

@@ -93,10 +93,9 @@ void GradientCompletion::sum_ties_first() {
   };
   for (const Tensor& apart : {parameters_.tied_gradient(), parameters_.next_gradient()})
     if (apart.defined()) sum(apart);
-  for (const ParamSpec& spec : parameters_.model()) {
-    const Parameter* p = parameters_.find_here(spec.name);
-    if (p == nullptr || p->spec.frozen) continue;
-    const bool has_both = parameters_.tied_gradient().defined() && spec.name == parameters_.shared_name();
+  for (const Parameter* p : parameters_.in_model_order()) {
+    if (p->spec.frozen) continue;
+    const bool has_both = parameters_.tied_gradient().defined() && p->spec.name == parameters_.shared_name();
     if (has_both || (p->holders.size() > 1 && !has_stage_copies_)) sum(p->gradient);
   }
 }
@@ -105,9 +104,8 @@ void GradientCompletion::sum_ties_first() {
 // has a part of its gradient on each. Each rank adds the other's part to its own; a sum of two has one order.
 void GradientCompletion::add_pipeline_copies(bool apart) {
   Communicator& group = rank_.along(Axis::pp);
-  for (const ParamSpec& spec : parameters_.model()) {
-    const Parameter* p = parameters_.find_here(spec.name);
-    if (p == nullptr || p->spec.frozen || p->holders.size() < 2) continue;
+  for (const Parameter* p : parameters_.in_model_order()) {
+    if (p->spec.frozen || p->holders.size() < 2) continue;
     check(p->holders.size() == 2, "a parameter is on at most two pipeline ranks");
     const int other = p->holders[p->holders.front() == group.rank() ? 1 : 0];
     const auto add = [&](const Tensor& sum) { add_theirs(sum, other); };
@@ -115,7 +113,7 @@ void GradientCompletion::add_pipeline_copies(bool apart) {
       tree->add_copy(rank_.kernels(), p->gradient, p->waiting, add);
     else
       add(p->gradient);
-    if (!apart || spec.name != parameters_.shared_name()) continue;
+    if (!apart || p->spec.name != parameters_.shared_name()) continue;
     for (const Tensor& part : {parameters_.tied_gradient(), parameters_.next_gradient()})
       if (part.defined()) add_theirs(part, other);
   }
@@ -132,12 +130,12 @@ void GradientCompletion::add_theirs(const Tensor& gradient, int other) {
 
 std::string GradientCompletion::first_nonfinite(double loss) const {
   const auto& all = parameters_.model();
-  std::size_t first = 0;
-  const auto finite = [&](const ParamSpec& spec) {
-    const Parameter* p = parameters_.find_here(spec.name);
-    return p == nullptr || p->spec.frozen || rank_.kernels().all_finite(p->own_gradient);
-  };
-  while (first < all.size() && finite(all[first])) ++first;
+  std::size_t first = all.size();
+  for (const Parameter* p : parameters_.in_model_order())
+    if (!p->spec.frozen && !rank_.kernels().all_finite(p->own_gradient)) {
+      first = p->index;
+      break;
+    }
   auto left = static_cast<double>(all.size() - first);
   for (Axis axis : all_axes) left = HostGroup(rank_.along(axis)).max(left);
   const std::size_t named = all.size() - static_cast<std::size_t>(left);

@@ -116,13 +116,13 @@ std::vector<double> GradientSquares::get() {
   const int tp = rank_.size(Axis::tp), index = rank_.coordinate(Axis::tp);
   std::vector<double> squares(parameters_.model().size());
   const std::vector<double> here = of_parameters();
-  for (std::size_t i = 0; i < squares.size(); ++i) {
-    const Parameter* p = parameters_.find_here(parameters_.model()[i].name);
+  for (std::size_t i = 0; i < here.size(); ++i) {
+    const Parameter& p = parameters_.all()[i];
     // Only the first of ranks that hold the same elements counts them; in an expert group each its experts.
-    const bool mine = p != nullptr && index % tp_replicas(p->spec, tp) == 0 &&
-                      p->holders.front() == rank_.coordinate(Axis::pp) &&
-                      (p->spec.expert >= 0 || rank_.mesh().ep_index(rank_.coordinates()) == 0);
-    if (mine) squares[i] = here[static_cast<std::size_t>(p - parameters_.all().data())];
+    const bool mine = index % tp_replicas(p.spec, tp) == 0 &&
+                      p.holders.front() == rank_.coordinate(Axis::pp) &&
+                      (p.spec.expert >= 0 || rank_.mesh().ep_index(rank_.coordinates()) == 0);
+    if (mine) squares[p.index] = here[i];
   }
   squares = HostGroup(rank_.along(Axis::tp)).sum(squares);
   if (rank_.size(Axis::ep) > 1) squares = HostGroup(rank_.ep()).sum(squares);
