@@ -104,6 +104,8 @@ int run_verify(VerifyFlags& f) {
   const std::optional<TokenData>& data = f.sampled;
   if (data) refuse_different_data(f.job.processes(), *data);
   const VerifyRequest& request = f.request;
+  refuse_different_settings(f.job.processes(), request.plan, request.optimizer, request.seed,
+                            {fmt::format("--collectives {}", collectives_name(request.run.collectives))});
   std::FILE* out = f.json ? stderr : stdout;
   // Under mpirun standard output looks like a terminal, wherever it goes.
   const Colours colours = f.colour.of(f.job.processes() == nullptr ? out : nullptr);
@@ -118,7 +120,7 @@ int run_verify(VerifyFlags& f) {
                       request.plan.precision.name, counted(request.steps, "step"),
                       counted(request.plan.global_batch, "sequence"),
                       counted(request.plan.seq_len, "token")));
-  if (f.job.leads() && data) fmt::print(out, "{}", data->skipped());
+  if (f.job.leads() && data) fmt::print(out, "{}", data->notes());
   const VerifyReport r = with_progress("verify", f.json, [&](const Progress& progress) {
     f.request.progress = progress;
     return verify(request);

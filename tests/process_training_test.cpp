@@ -8,6 +8,7 @@
 
 #include "bottles.h"
 #include "command_runs.h"
+#include "spec/model_spec.h"
 #include "temporary_directory.h"
 #include "trace_checks.h"
 
@@ -183,7 +184,6 @@ TEST_F(ProcessTraining, RefusalsAreSaidOnce) {
   for (int i = 0; i < 2; ++i) refused("verify --model llama-tiny --dp 2 --tp 1 --global-batch 1", "--dp 2");
 }
 
-// As where a file is missing on one host: the others do not wait for it.
 // Each read a text of its own and of the same length, and they trained on both.
 TEST_F(ProcessTraining, RanksThatReadOtherDataAreNamed) {
   std::string other = read_bytes(directory_ / "text");
@@ -202,6 +202,30 @@ TEST_F(ProcessTraining, RanksThatReadOtherDataAreNamed) {
   }
 }
 
+// As where hosts have other versions of a script: each would train weights of its own.
+TEST_F(ProcessTraining, RanksThatWereToldOtherThingsAreNamed) {
+  ModelSpec other = load_model("llama-tiny");
+  write_text(directory_ / "model-0", to_toml(other));
+  other.norm_eps = 0.1;
+  write_text(directory_ / "model-1", to_toml(other));
+  const std::string model = directory_ / "model-$OMPI_COMM_WORLD_RANK", rank = "$OMPI_COMM_WORLD_RANK";
+  for (const auto& [flags, named] :
+       {std::pair<std::string, std::string>{"train --steps 1 --model llama-tiny --lr 0.1" + rank,
+                                            "--lr 0.11"},
+        {"train --steps 1 --model llama-tiny --seed 1" + rank, "--seed 11"},
+        {"train --steps 1 --model " + model, "norm_eps = 0.1"},
+        {"verify --steps 1 --model llama-tiny --weight-decay 0.1" + rank, "--weight-decay 0.11"}}) {
+    const CommandResult r = run_command(fmt::format(
+        "OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 mpirun -n 2 --oversubscribe sh -c "
+        "'exec {} {} --dp 2 --global-batch 2 --seq-len 24 --threads 1 --precision {} --data {}'",
+        ECHELON_BINARY, flags, ECHELON_TEST_DTYPE, directory_ / "text"));
+    EXPECT_EQ(r.status, 2) << r.output;
+    for (const std::string& words : {named, std::string("rank 1 ("), std::string("the same on every rank")})
+      EXPECT_NE(r.output.find(words), std::string::npos) << r.output;
+  }
+}
+
+// As where a file is missing on one host: the others do not wait for it.
 TEST_F(ProcessTraining, WhatOneRankRefusesAllRefuse) {
   for (const char* verb : {"train --steps 1 --sample 0", "verify --steps 1"}) {
     const auto process = [&](const char* data) {

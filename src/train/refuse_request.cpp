@@ -5,12 +5,14 @@
 #include <filesystem>
 #include <map>
 #include <optional>
+#include <sstream>
 
 #include "base/error.h"
 #include "base/units.h"
 #include "checkpoint/router_biases.h"
 #include "model/offloaded_moments.h"
 #include "spec/fp8.h"
+#include "spec/plan_fields.h"
 #include "spec/tf32.h"
 #include "train/dry_job.h"
 
@@ -341,6 +343,50 @@ void refuse_different_data(ProcessWorld* processes, const TokenData& data) {
       "every "
       "host",
       others, processes->nodes().front());
+}
+
+static std::vector<std::string> lines_of(const std::string& text) {
+  std::vector<std::string> lines;
+  std::istringstream in(text);
+  for (std::string line; std::getline(in, line);) lines.push_back(line);
+  return lines;
+}
+
+// A line for each.
+static std::string settings_text(const Plan& plan, const OptimizerOptions& o, std::uint64_t seed,
+                                 const std::vector<std::string>& more) {
+  // In the order in which they are named: the length of warm-up may be that of the run.
+  std::string text =
+      fmt::format("--steps {}\n--lr {}\n--min-lr {}\n--warmup {}\n--weight-decay {}\n--clip {}\n--seed {}\n",
+                  o.total_steps, o.lr, o.min_lr, o.warmup_steps, o.weight_decay, o.clip, seed);
+  for (const PlanField& field : plan_fields())
+    if (field.name() != "model" && field.name() != "offload-dir")  // which every host has its own name for
+      text += fmt::format("{} {}\n", field.flag(), text_of(field, plan));
+  for (const std::string& line : more) text += line + "\n";
+  ModelSpec model = plan.model;
+  model.name.clear();
+  for (const std::string& line : lines_of(to_toml(model))) text += "a model with " + line + "\n";
+  return text;
+}
+
+void refuse_different_settings(ProcessWorld* processes, const Plan& plan, const OptimizerOptions& optimizer,
+                               std::uint64_t seed, const std::vector<std::string>& more) {
+  if (processes == nullptr) return;
+  const std::vector<std::string> all = processes->gather(settings_text(plan, optimizer, seed, more));
+  const std::vector<std::string> first = lines_of(all.front());
+  for (std::size_t rank = 1; rank < all.size(); ++rank) {
+    if (all[rank] == all.front()) continue;
+    const std::vector<std::string> here = lines_of(all[rank]);
+    const auto only_in = [](const std::vector<std::string>& a, const std::vector<std::string>& b) {
+      const auto found = std::find_if(a.begin(), a.end(), [&](const std::string& line) {
+        return std::find(b.begin(), b.end(), line) == b.end();
+      });
+      return found == a.end() ? "nothing of the kind" : *found;
+    };
+    refuse("{}: is what rank {} ({}) was given, and rank 0 ({}) {}; legal: the same on every rank",
+           only_in(here, first), rank, processes->nodes()[rank], processes->nodes().front(),
+           only_in(first, here));
+  }
 }
 
 CheckpointInfo find_resumed(const TrainRequest& request, const std::string& path, const TokenData& tokens) {

@@ -26,6 +26,12 @@ CheckpointInfo find_resumed(const TrainRequest& request, const std::string& path
 // data.
 void refuse_different_data(ProcessWorld* processes, const TokenData& data);
 
+// Collective where the ranks are processes: RequestError on all of them where one was given another plan,
+// model, optimizer or seed than rank 0, which would train other weights in silence. `more`: further lines
+// that have to be the same, as "--steps 400".
+void refuse_different_settings(ProcessWorld* processes, const Plan& plan, const OptimizerOptions& optimizer,
+                               std::uint64_t seed, const std::vector<std::string>& more);
+
 // RequestError where memory, or the disk that parameters, moments or activations are offloaded to, is too
 // small.
 void refuse_what_machine_lacks(const TrainRequest& request, const PipelineLayout& pipeline);

@@ -239,6 +239,20 @@ std::string start_json(const SharedRun& run) {
 
 }  // namespace
 
+// Beside plan and optimizer, what ranks do together.
+static std::vector<std::string> settings_of(const TrainRequest& r) {
+  return {fmt::format("--val-fraction {}", r.validation_fraction),
+          fmt::format("--eval-every {}", r.eval_every),
+          fmt::format("--eval-samples {}", r.eval_samples),
+          fmt::format("--save-every {}", r.save_every),
+          fmt::format("--sample {}", r.sample_tokens),
+          fmt::format("--on-nan {}", r.skip_nonfinite ? "skip" : "stop"),
+          fmt::format("--fingerprint {}", r.fingerprint_every),
+          fmt::format("--check-replicas {}", r.check_every),
+          fmt::format("--rerun {}", r.rerun),
+          fmt::format("--collectives {}", collectives_name(r.run.collectives))};
+}
+
 TrainSummary train(const TrainRequest& request, const TokenData& data, const TrainObserver& observer) {
   const Plan& plan = request.plan;
   const RunOptions& options = request.run;
@@ -246,6 +260,7 @@ TrainSummary train(const TrainRequest& request, const TokenData& data, const Tra
   std::optional<CheckpointDirectory> directory;  // in the hands of the process that leads
   std::string resumed;
   refuse_different_data(options.processes, data);
+  refuse_different_settings(options.processes, plan, request.optimizer, request.seed, settings_of(request));
   refuse_together(options.processes, [&] {
     validate(plan);
     const auto pipeline = std::make_shared<PipelineLayout>(plan);
