@@ -6,6 +6,7 @@
 
 #include "case_choice.h"
 #include "checkpoint/checkpoint.h"
+#include "checkpoint/checkpoint_compare.h"
 #include "mesh_runs.h"
 #include "train/session.h"
 #include "verify/verify.h"
@@ -300,6 +301,19 @@ TEST(CompressedCheckpoint, GoesOnWithTheSameBits) {
                 }),
                 info.residual_ranks == 0);
     }
+}
+
+// What is carried is wider than bf16's weights.
+TEST(CompressedCheckpoint, IsWholeInBf16) {
+  if (!has_cpu_kernels()) GTEST_SKIP() << "on the reference kernels alone";
+  for (const char* compress : {"topk:0.1", "powersgd:2"}) {
+    Plan plan = plan_of(odd_gpt2(true, 4), {2, 1, 1}, compress);
+    plan.precision = recipe("bf16-lean");
+    const TemporaryDirectory directory;
+    const std::string path = trained(plan, directory.path(), 2);
+    EXPECT_NO_THROW(check_checkpoint(path, {})) << compress;
+    EXPECT_TRUE(diff_checkpoints(path, path, {}).empty());
+  }
 }
 
 // Residuals of all dp ranks together, logical.

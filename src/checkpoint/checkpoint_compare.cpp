@@ -7,6 +7,7 @@
 #include <map>
 #include <set>
 
+#include "base/bf16.h"
 #include "base/error.h"
 #include "checkpoint/checkpoint_reader.h"
 #include "checkpoint/finite.h"
@@ -24,10 +25,24 @@ std::map<std::string, ParamSpec> model_tensors(const ModelSpec& model) {
   return tensors;
 }
 
+// What a compressed gradient carries over is as wide as gradients.
+bool is_carried(const std::string& name) {
+  return name.find(".residual.") != std::string::npos || name.find(".factor.") != std::string::npos;
+}
+
+template <class T>
+std::vector<double> numbers(const std::vector<std::byte>& bytes) {
+  std::vector<T> stored(bytes.size() / sizeof(T));
+  std::memcpy(stored.data(), bytes.data(), bytes.size());
+  return {stored.begin(), stored.end()};
+}
+
 // As a model tensor, or that of a parameter whose residual it is.
 std::vector<double> read(CheckpointReader& reader, const std::string& name,
                          const std::map<std::string, ParamSpec>& tensors) {
-  const DType dtype = is_router_bias(name) ? DType::f64 : reader.info().dtype;
+  const DType kept = reader.info().dtype, dtype = is_router_bias(name) ? DType::f64
+                                                  : is_carried(name)   ? wide(kept)
+                                                                       : kept;
   std::vector<std::byte> bytes;
   if (const auto found = tensors.find(name); found != tensors.end())
     bytes = reader.read(name, found->second, dtype);
@@ -38,15 +53,9 @@ std::vector<double> read(CheckpointReader& reader, const std::string& name,
     bytes = reader.read_whole(name, *shape, dtype);
   else
     refuse("{}: {} is no tensor of its model", reader.info().path, name);
-  std::vector<double> values(bytes.size() / static_cast<std::size_t>(element_bytes(dtype)));
-  if (dtype == DType::f64) {
-    std::memcpy(values.data(), bytes.data(), bytes.size());
-  } else {
-    std::vector<float> floats(values.size());
-    std::memcpy(floats.data(), bytes.data(), bytes.size());
-    std::copy(floats.begin(), floats.end(), values.begin());
-  }
-  return values;
+  return dtype == DType::f64    ? numbers<double>(bytes)
+         : dtype == DType::bf16 ? numbers<bf16>(bytes)
+                                : numbers<float>(bytes);
 }
 
 double relative_difference(const std::vector<double>& a, const std::vector<double>& b) {
