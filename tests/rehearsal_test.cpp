@@ -3,6 +3,8 @@
 
 #include <gtest/gtest.h>
 
+#include <numeric>
+
 #include "expert_runs.h"
 #include "plan/memory.h"
 #include "train/dry_run.h"
@@ -61,6 +63,18 @@ TEST(Rehearsal, RunsALayerOnTheRanksThatShareIt) {  // long
       EXPECT_GE(parts.call, 0);
       EXPECT_GE(parts.byte, 0);
     }
+}
+
+// Groups of experts over context-parallel ranks that they do not divide.
+TEST(Rehearsal, HasWholeGroupsOfExperts) {
+  for (const auto& [dp, cp, ep] : {std::tuple{2, 3, 2}, {4, 3, 4}}) {
+    Plan plan = with_mesh(even_mixtral(ep), dp, 1, 1, cp);
+    plan.mesh.ep = ep;
+    SCOPED_TRACE(describe(plan));
+    const RehearsedPlan r = rehearsed_plan(plan, rehearsal_on_host(plan), 0, true);
+    EXPECT_NO_THROW(validate(r.plan));
+    EXPECT_EQ(r.plan.mesh.num_ranks(), std::lcm(cp, ep));
+  }
 }
 
 // Of layers of one part each the mean of those that count as one kind.

@@ -210,6 +210,27 @@ TEST(Verify, OneTokenASequencePasses) {
   }
 }
 
+// What one token gives to a matrix in fp8 fits into bf16, which is no fault.
+TEST(Verify, OneTokenInFp8Passes) {
+  if (!has_cpu_kernels()) GTEST_SKIP() << "on the reference kernels alone";
+  Plan plan = odd_plan(odd_llama(), 1, 1, false, DType::f32);
+  plan.precision = recipe("fp8");
+  plan.seq_len = plan.global_batch = plan.micro_batch = 1;
+  const VerifyReport report = verify(request_for(plan, 1));
+  EXPECT_TRUE(report.pass) << to_json(report, plan);
+}
+
+// More sequences at once than a rank has are as many as it has, on the one rank as well.
+TEST(Verify, InvariantPlansPassWithMicrobatchesBeyondARanksShare) {
+  Plan plan = odd_plan(odd_gpt2(), 1, 1, false);
+  plan.mesh.set(Axis::dp, 2);
+  plan.numerics = Numerics::invariant;
+  plan.global_batch = 6;
+  plan.micro_batch = 4;
+  const VerifyReport report = verify(request_for(plan, 1));
+  EXPECT_TRUE(report.pass && report.bitwise) << to_json(report, plan);
+}
+
 // Two experts that every router likes to within a rounding: which of them a token goes to is chance.
 TEST(Verify, ChoicesThatTieAreSaidAndFollowed) {
   std::int64_t tokens = 0;

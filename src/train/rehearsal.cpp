@@ -243,7 +243,8 @@ RehearsedPlan rehearsed_with(const Plan& plan, const RehearsalSize& size, ModelS
   p.mesh.set(Axis::tp, tp);
   p.mesh.set(Axis::cp, cp);
   p.mesh.ep = ep;
-  if (ep > cp) p.mesh.set(Axis::dp, ep % cp == 0 ? ep / cp : plan.mesh.size(Axis::dp));
+  // The fewest in which whole groups of experts fit.
+  p.mesh.set(Axis::dp, ep / std::gcd(ep, cp));
   const std::int64_t sequences = microbatches(plan, 0).front().size();
   p.micro_batch = std::max<std::int64_t>(1, sequences);
   p.seq_len = plan.seq_len;

@@ -10,6 +10,8 @@
 namespace echelon {
 
 Plan one_rank_plan(Plan plan) {
+  // As many sequences at once as the ranks of the mesh have, which one of them may have more of.
+  plan.micro_batch = std::min(plan.micro_batch, microbatches(plan, 0).front().size());
   plan.mesh = Mesh{};
   plan.sequence_parallel = false;
   plan.layers_per_stage.clear();
