@@ -436,7 +436,9 @@ void move_second_factors(const Trainer& trainer) {
 // At step 0 nothing has changed, and then a model with adapters is the one with B A added: the loss is the
 // same, and by the chain rule dB = s dW A^T and dA = s B^T dW.
 TEST(Adapters, AreWhatTheyAddToTheirMatrices) {
-  for (const ModelSpec& plain : {odd_llama(), odd_gpt2(), odd_mixtral()}) {
+  ModelSpec without_gate = odd_llama();
+  without_gate.activation = Activation::relu2;
+  for (const ModelSpec& plain : {odd_llama(), without_gate, odd_gpt2(), odd_mixtral()}) {
     const bool gpt2 = plain.family == Family::gpt2;
     const ModelSpec model =
         adapted(plain, gpt2                             ? "rank=2,alpha=3,targets=c_attn,c_proj,c_fc"
@@ -795,11 +797,13 @@ TEST(Adapters, AreNotExportedWhereThereAreNone) {
     });
     return to;
   };
-  for (const auto& [model, lora] : {std::pair{"phi3", "rank=2"}, {"glm4", "rank=2,targets=q_proj,up_proj"}})
+  for (const auto& [model, lora] :
+       {std::pair{"phi3", "rank=2"}, {"glm4", "rank=2,targets=q_proj,up_proj"}, {"gpt-neox", "rank=2"}})
     expect_refusal(
         [&, from = save(model, lora, directory / model)] { export_adapters(from, directory / "out"); },
         {"one matrix", "without --adapters"});
   export_adapters(save("glm4", "rank=2", directory / "attention"), directory / "out");
+  export_adapters(save("gpt-neox", "rank=2,targets=dense_h_to_4h", directory / "mlp"), directory / "of neox");
 }
 
 // From weights that have none they begin; from a checkpoint that has some they go on.

@@ -1225,6 +1225,27 @@ TEST(HuggingFaceConfig, NormsLessOneAddUpToTheSameBitsWhenTheyAreExported) {
   }
 }
 
+// Programs stop generating at the token that the tokenizer says, not at the last of a vocabulary that may
+// have more ids than tokens; and what a model comes with for generating goes along.
+TEST(HuggingFaceConfig, ATextBeginsAndEndsWithItsTokenizersTokens) {
+  const TemporaryDirectory directory;
+  const std::string copy = directory / "copy", out = directory / "out";
+  fs::copy(fixtures / "llama", copy);
+  write_file_atomically(
+      copy + "/tokenizer.json",
+      R"({"added_tokens": [{"id": 0, "content": "<b>", "special": true}, {"id": 2, "content": "<e>", "special": true}],
+          "model": {"type": "BPE", "vocab": {"<b>": 0, "a": 1, "<e>": 2}, "merges": []}})");
+  write_file_atomically(copy + "/tokenizer_config.json",
+                        R"({"bos_token": {"content": "<b>"}, "eos_token": "<e>"})");
+  write_file_atomically(copy + "/generation_config.json", R"({"eos_token_id": [2, 1]})");
+  export_hugging_face(import_hugging_face(copy, directory / "ck", DType::f32, 1).checkpoint, out,
+                      std::int64_t{1} << 30);
+  const json config = json::parse(read_bytes(out + "/config.json"));
+  EXPECT_EQ(config["bos_token_id"], 0);
+  EXPECT_EQ(config["eos_token_id"], 2);
+  EXPECT_EQ(read_bytes(out + "/generation_config.json"), R"({"eos_token_id": [2, 1]})");
+}
+
 // One field of the model at a time: its configuration is read back as that model, or refused by the field.
 TEST(HuggingFaceConfig, SaysTheWholeModelOrRefusesTheFieldByName) {
   const std::vector<std::pair<const char*, std::function<void(ModelSpec&)>>> changes{

@@ -29,6 +29,7 @@
 #include "tensor/host.h"
 #include "tensor/prepare_kernels.h"
 #include "tensor/thread_team.h"
+#include "text/tokenizer.h"
 
 namespace echelon {
 namespace {
@@ -695,6 +696,27 @@ class NewDirectory {
   std::optional<DirectoryLock> lock_;
 };
 
+// As the tokenizer in a directory has them; none where there is no tokenizer that is understood here.
+TextBounds text_bounds(const TokenizerFiles& files, const std::string& directory) {
+  TextBounds bounds;
+  std::shared_ptr<const Tokenizer> tokenizer;
+  try {
+    tokenizer = read_tokenizer(directory);
+  } catch (const RequestError&) {
+    return bounds;
+  }
+  bounds.end = tokenizer->end_of_text();
+  const auto config = files.find("tokenizer_config.json");
+  if (config == files.end()) return bounds;
+  const json fields = parse_json(config->second, config->first);
+  json name = fields.is_object() ? fields.value("bos_token", json()) : json();
+  if (name.is_object()) name = name.value("content", json());
+  if (!name.is_string()) return bounds;
+  if (const auto ids = tokenizer->encode(name.get<std::string>()); ids.size() == 1)
+    bounds.begin = ids.front();
+  return bounds;
+}
+
 }  // namespace
 
 void export_hugging_face(const std::string& checkpoint, const std::string& directory,
@@ -705,7 +727,7 @@ void export_hugging_face(const std::string& checkpoint, const std::string& direc
   const DType dtype = asked.value_or(info.dtype);
   ModelSpec model = info.model;
   model.tuning = {};  // a training's affair
-  const std::string config = hugging_face_config(model, dtype);
+  std::string config = hugging_face_config(model, dtype);
   const TransformersType& type = transformers_type(model);
   if (!has_router_biases(model, type) && !read_router_biases(reader).empty())
     refuse(
@@ -735,8 +757,10 @@ void export_hugging_face(const std::string& checkpoint, const std::string& direc
     write_file_atomically(
         out.path(index_file),
         ordered_json{{"metadata", {{"total_size", bytes}}}, {"weight_map", weights}}.dump(2) + "\n");
-  if (info.tokenizer != nullptr)
+  if (info.tokenizer != nullptr) {
     for (const auto& [name, text] : *info.tokenizer) write_file_atomically(out.path(name), text);
+    config = hugging_face_config(model, dtype, text_bounds(*info.tokenizer, out.path("")));
+  }
   write_file_atomically(out.path("config.json"), config);
   out.finish("config.json");
 }
@@ -760,6 +784,16 @@ void export_adapters(const std::string& checkpoint, const std::string& directory
         "--adapters: {} has what is projected to be convolved as one matrix in Hugging Face's layout, where "
         "an "
         "adapter of each part has no place; legal: without --adapters, which adds them to the weights",
+        model.name);
+  const auto is_of_attention = [](const AdaptedMatrix& one) {
+    return one.weight.name.ends_with(".q_proj.weight") || one.weight.name.ends_with(".k_proj.weight") ||
+           one.weight.name.ends_with(".v_proj.weight");
+  };
+  if (model.family == Family::neox && std::any_of(all.begin(), all.end(), is_of_attention))
+    refuse(
+        "--adapters: {} has queries, keys and values as one matrix in Hugging Face's layout, where an "
+        "adapter "
+        "of each has no place; legal: without --adapters, which adds them to the weights",
         model.name);
   if (model.fused_projections || (model.fused_mlp && of_mlp))
     refuse(

@@ -21,7 +21,12 @@ struct TransformersType;
 
 // What transformers needs to know of the model: read back (model_from_hugging_face) it is the model, in every
 // field. RequestError for one that transformers has no class for, and naming the field that has no place.
-std::string hugging_face_config(const ModelSpec& model, DType dtype);
+// `text`: the tokens that begin and end one, of its tokenizer; where there is none, the last of the
+// vocabulary is both.
+struct TextBounds {
+  std::optional<std::int32_t> begin, end;
+};
+std::string hugging_face_config(const ModelSpec& model, DType dtype, const TextBounds& text = {});
 
 // Writes the parameters of a checkpoint to `directory`, which must not exist or be empty, in files of about
 // `shard_bytes` at most, in `dtype` or as they are kept. A tied output matrix is not written: it is the token

@@ -447,7 +447,7 @@ ordered_json nemotron_h_config(const ModelSpec& m) {
 
 }  // namespace
 
-std::string hugging_face_config(const ModelSpec& m, DType dtype) {
+std::string hugging_face_config(const ModelSpec& m, DType dtype, const TextBounds& bounds) {
   const TransformersType& of = transformers_type(m);
   const std::string type = of.name;
   ordered_json config;
@@ -620,7 +620,11 @@ std::string hugging_face_config(const ModelSpec& m, DType dtype) {
   config["initializer_range"] = m.init_std;
   config["torch_dtype"] = dtype == DType::f64 ? "float64" : dtype == DType::bf16 ? "bfloat16" : "float32";
   // transformers' own would lie outside a small vocabulary. Of bytes the last one ends a text.
-  config["bos_token_id"] = config["eos_token_id"] = m.vocab - 1;
+  const auto id = [](std::optional<std::int32_t> token) {
+    return token ? ordered_json(*token) : ordered_json();
+  };
+  config["bos_token_id"] = bounds.end ? id(bounds.begin) : ordered_json(m.vocab - 1);
+  config["eos_token_id"] = bounds.end ? id(bounds.end) : ordered_json(m.vocab - 1);
   config["pad_token_id"] = nullptr;
   const std::string text = config.dump(2) + "\n";
   refuse_inexpressible(m, type, text);

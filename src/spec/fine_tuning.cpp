@@ -231,8 +231,8 @@ static std::string trained_as_a_whole(const ModelSpec& model) {
     return fmt::format("{} has latent attention, all of whose weights are trained", model.name);
   if (model.state_space.heads > 0)
     return fmt::format("{} has layers with a state space, all of whose weights are trained", model.name);
-  if (!model.layer_pattern.empty() || model.expert_activation() == Activation::relu2 ||
-      model.expert_latent > 0)
+  const bool relu2_experts = model.experts != Experts::none && model.expert_activation() == Activation::relu2;
+  if (!model.layer_pattern.empty() || relu2_experts || model.expert_latent > 0)
     return fmt::format("{} has Nemotron-H's layers or experts, all of whose weights are trained", model.name);
   return {};
 }

@@ -13,7 +13,7 @@ namespace echelon {
 namespace fs = std::filesystem;
 
 bool is_tokenizer_file(const std::string& name) {
-  constexpr std::array<std::string_view, 10> known{"tokenizer.json",
+  constexpr std::array<std::string_view, 11> known{"tokenizer.json",
                                                    "tokenizer.model",
                                                    "tokenizer_config.json",
                                                    "special_tokens_map.json",
@@ -21,6 +21,7 @@ bool is_tokenizer_file(const std::string& name) {
                                                    "vocab.json",
                                                    "merges.txt",
                                                    "vocab.txt",
+                                                   "generation_config.json",
                                                    "chat_template.jinja",
                                                    "chat_template.json"};
   return std::find(known.begin(), known.end(), name) != known.end() ||
@@ -31,14 +32,17 @@ TokenizerFiles read_tokenizer_files(const std::string& path) {
   TokenizerFiles files;
   std::error_code none;
   const std::string name = fs::path(path).filename().string();
-  if (!fs::is_directory(path, none) && !is_tokenizer_file(name)) {
-    files[path.ends_with(".json") ? "tokenizer.json" : "tokenizer.model"] = read_text(path);
-    return files;
-  }
+  // Of a name that nobody looks for: it, under one that they do, and what is read beside it.
+  const bool is_renamed = !fs::is_directory(path, none) && !is_tokenizer_file(name);
+  const auto goes_along = [&](const std::string& other) {
+    return is_tokenizer_file(other) &&
+           (!is_renamed || other == "tokenizer_config.json" || other.starts_with("chat_template."));
+  };
+  if (is_renamed) files[path.ends_with(".json") ? "tokenizer.json" : "tokenizer.model"] = read_text(path);
   std::error_code error;
   const fs::path directory = fs::is_directory(path, none) ? fs::path(path) : fs::path(path).parent_path();
   for (const auto& entry : fs::directory_iterator(directory.empty() ? "." : directory, error))
-    if (is_tokenizer_file(entry.path().filename().string()) && entry.is_regular_file(none))
+    if (goes_along(entry.path().filename().string()) && entry.is_regular_file(none))
       files[entry.path().filename().string()] = read_text(entry.path().string());
   if (error) refuse("{}: cannot be read: {}", directory.string(), error.message());
   return files;

@@ -8,9 +8,9 @@ namespace echelon {
 
 using TokenizerFiles = std::map<std::string, std::string>;  // name -> bytes
 
-// Of a directory: those that Hugging Face's tokenizers read, empty where there are none. Of a tokenizer's own
-// file: it, under the name by which it is found in a directory, and what lies beside it where it has that
-// name already. RequestError where one cannot be read.
+// Of a directory: those that Hugging Face's tokenizers read, empty where there are none, and what generation
+// begins and ends with. Of a tokenizer's own file: it, under the name by which it is found in a directory,
+// and what is read beside it. RequestError where one cannot be read.
 TokenizerFiles read_tokenizer_files(const std::string& path);
 
 bool is_tokenizer_file(const std::string& name);
