@@ -87,7 +87,7 @@ int run_tokenize(const DataVerbFlags& f) {
     const TokenData data(f.paths, any_vocab, reading);
     if (!data.from_text()) refuse("{}: has tokens already", data.files().front().path);
     report(progress, -1, "writing " + path);
-    return std::tuple{write_all(data, reading.text, path), data.skipped(), data.num_files()};
+    return std::tuple{write_all(data, reading.text, path), data.notes(), data.num_files()};
   });
   fs::remove_all(parts, error);  // of a run that was ended before, too
   fmt::print("{}written to {}: {} of {} in {}, {:.1f}% of them not counted in the loss\n", skipped, path,
@@ -157,7 +157,7 @@ int run_info(const DataVerbFlags& f) {
   for (const TokenData::File& file : data.files())
     fmt::print("{}: {}, {}{}\n", file.path, file.kind, counted(file.tokens, "token"),
                file.documents > 0 ? ", " + counted(file.documents, "document") : "");
-  fmt::print("{}{} in {}, {:.1f}% of them not counted in the loss; fingerprint {}\n", data.skipped(),
+  fmt::print("{}{} in {}, {:.1f}% of them not counted in the loss; fingerprint {}\n", data.notes(),
              counted(all.tokens, "token"), counted(data.num_files(), "file"), 100 * all.masked(),
              data.fingerprint());
   for (const ordered_json& sample : samples) {

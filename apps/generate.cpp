@@ -81,8 +81,10 @@ class StoppedText {
 std::vector<std::string> read_prompts(const std::string& path) {
   std::istringstream in(read_text(path, "--prompts"));
   std::vector<std::string> prompts;
-  for (std::string line; std::getline(in, line);)
+  for (std::string line; std::getline(in, line);) {
+    if (line.ends_with('\r')) line.pop_back();
     if (!line.empty()) prompts.push_back(line);
+  }
   if (prompts.empty()) refuse("--prompts {}: holds no line with a prompt", path);
   return prompts;
 }
@@ -294,6 +296,10 @@ void GenerateFlags::read() {
   }
   plan = generate_plan(f, info);
   run_options = f.run.options(plan);
+  if (!is_given(*f.app, "--max-tokens"))  // the default is what is legal
+    for (const GeneratedText& one : texts)
+      f.options.max_tokens = std::clamp<std::int64_t>(plan.model.max_seq - std::ssize(one.prompt_tokens), 1,
+                                                      f.options.max_tokens);
   for (const GeneratedText& one : texts) validate(f.options, plan.model, one.prompt_tokens);
   refuse_on_device(plan, run_options);
   refuse_beyond_memory(plan, plan.mesh.num_ranks() * predicted_bytes(plan), run_options);

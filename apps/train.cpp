@@ -203,8 +203,9 @@ std::optional<ModelSpec> resumed_model(const TrainFlags& f) {
   return {};
 }
 
-// `reading` says where tokenizers lie; `of_tokenizer`: the plan's end of a document is what it calls one.
-std::unique_ptr<TokenData> read_data(TrainFlags& f, DataReading reading, bool of_tokenizer) {
+// `reading` says where tokenizers lie; `of_tokenizer`: the plan's end of a document is what it calls one;
+// `cuts`: a mask goes by documents, where data knows them.
+std::unique_ptr<TokenData> read_data(TrainFlags& f, DataReading reading, bool of_tokenizer, bool cuts) {
   TrainRequest& request = f.request;
   const ModelSpec& model = request.plan.model;
   std::optional<ProgressLine> line;
@@ -226,6 +227,7 @@ std::unique_ptr<TokenData> read_data(TrainFlags& f, DataReading reading, bool of
     request.plan.document_end = -1;
     check_with_remedies(request.plan, [](const Plan& plan, const std::string&) { check_whole(plan); });
   }
+  if (cuts) data->cut_documents();
   if (!data->is_masked()) return data;
   const Split split = split_tokens(data->size(), request.validation_fraction, request.plan.seq_len);
   for (const Range& part : {split.train, split.validation})
@@ -244,11 +246,12 @@ std::unique_ptr<TokenData> TrainFlags::read() {
   if (!f.from.empty() && !request.resume) request.from = std::make_shared<const StartingWeights>(f.from);
   const std::optional<ModelSpec> resumed = resumed_model(f);
   std::optional<DataReading> how;
-  bool of_tokenizer = false;
+  bool of_tokenizer = false, cuts = false;
   request.plan = f.plan.plan(request.from.get(), resumed ? &*resumed : nullptr, [&] {
     how = f.reading.reading(tokenizer_places(f), {});
     const auto end = how->text.tokenizer->end_of_text();
     of_tokenizer = end.has_value();
+    cuts = true;
     return end.value_or(-1);
   });
   request.run = f.job.options(f.run, request.plan);
@@ -277,7 +280,7 @@ std::unique_ptr<TokenData> TrainFlags::read() {
   request.sample_tokens =
       is_given("--sample") ? f.sample : std::min(f.sample, request.plan.model.max_seq - 1);
   if (!how) how = f.reading.reading(tokenizer_places(f), {});
-  auto tokens = read_data(f, std::move(*how), of_tokenizer);
+  auto tokens = read_data(f, std::move(*how), of_tokenizer, cuts);
   refuse_idle(*f.app, data_needs(f, *tokens));
   return tokens;
 }
@@ -391,7 +394,7 @@ int run_train(TrainFlags& f, StopSignals& signals) {
     say("{}", origin_of_weights(f));
     say("data    {} from {}; {} held out for validation\n", counted(start.train_tokens, "token"),
         counted(start.num_files, "file"), start.validation_tokens);
-    say("{}", data.skipped());
+    say("{}", data.notes());
     if (data.kind() == TokenData::Kind::text && plan.model.vocab > bytes_vocab)
       say("tokens  text is read as bytes, ids 0 to {}: the other {} of the vocabulary are never seen\n",
           end_of_text, plan.model.vocab - bytes_vocab);

@@ -45,6 +45,20 @@ TEST(TextTemplates, AreRenderedAsTransformersRendersThem) {
   EXPECT_GT(refused, 0u);
 }
 
+// As Python has it, which has more than ASCII's.
+TEST(TextTemplates, WhiteSpaceIsUnicodes) {
+  TemplateValue::Map variables;
+  variables.set("x", std::string("\u3000a\u00a0\u00e9 b\u2028"));
+  const auto rendered = [&](const char* source) {
+    return TextTemplate(source, "here").render(variables, {});
+  };
+  EXPECT_EQ(rendered("[{{ x | trim }}]"), "[a\u00a0\u00e9 b]");
+  EXPECT_EQ(rendered("[{{ x.lstrip() }}]"), "[a\u00a0\u00e9 b\u2028]");
+  EXPECT_EQ(rendered("{{ x.split() | join('+') }}"), "a+\u00e9+b");
+  EXPECT_EQ(rendered("{{ '  a b c '.split(None, 1) | join('+') }}"), "a+b c ");
+  EXPECT_EQ(rendered("{{ '\u00e8a\u00e9'.strip('\u00e9') }}"), "\u00e8a");  // which share a byte
+}
+
 TEST(TextTemplates, WhatIsNoTemplateIsRefusedByItsLine) {
   const auto refused = [](const std::string& source, std::vector<std::string> words) {
     words.push_back("here: line ");
@@ -140,6 +154,19 @@ TEST(ChatTemplates, WhatTheAssistantSaysCountsWithWhatEndsIt) {
   EXPECT_EQ(of("alternate").answer_end(), "</s>");
   EXPECT_EQ(of("macros").answer_end(), "<|return|>");
   EXPECT_EQ(chatml()->answer_end(), "<|im_end|>");
+  // Calls of tools are what the assistant says, with what ends them.
+  const std::string calls =
+      "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content or '' }}{% for c in m.tool_calls or [] "
+      "%}"
+      "<tool_call>{{ c.arguments | tojson }}</tool_call>{% endfor %}<|im_end|>\n{% endfor %}"
+      "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}";
+  ordered_json call = talk({"a", "b", "c", "d"});
+  call[1] = ordered_json::parse(
+      R"({"role": "assistant", "content": null, "tool_calls": [{"arguments": {"z": 1, "a": 2}}]})");
+  EXPECT_EQ(shown(ChatTemplate("x", calls, {}, true).parts(call, "line 1")),
+            "<|im_start|>user\na<|im_end|>\n<|im_start|>assistant\n"
+            "[<tool_call>{\"z\": 1, \"a\": 2}</tool_call><|im_end|>]\n"
+            "<|im_start|>user\nc<|im_end|>\n<|im_start|>assistant\n[d<|im_end|>]\n");
   const json begun = json::array({{{"role", "assistant"}, {"content", "x"}}});
   expect_refusal([&] { of("alternate").parts(begun, "line 3"); }, {"line 3", "alternate!"});
   EXPECT_THROW(ChatTemplate("x", "{{ messages[0].content }}", {}, true).parts(two, "line 1"), RequestError);

@@ -91,8 +91,14 @@ TEST(ContextParallel, KernelsSeeThePairsThatAreCountedOfPackedDocuments) {
                                         std::int32_t* targets) {
           std::fill_n(tokens, length, 0);
           std::fill_n(targets, length, 0);
+          // By the token that ends one, or as samples say that know it, whose first token says so too.
+          const bool says = sample % 2 == 1;
+          if (says) tokens[0] |= begins_document;
           for (std::int64_t start : packed[static_cast<std::size_t>(sample)])
-            if (start > 0) tokens[start - 1] = plan.document_end;
+            if (says)
+              tokens[start] |= begins_document;
+            else if (start > 0)
+              tokens[start - 1] = plan.document_end;
         };
         std::vector<std::int64_t> seen(static_cast<std::size_t>(cp)), counted(seen.size());
         ThreadWorld world(cp, patience);

@@ -15,6 +15,7 @@
 #include "data/tokenize.h"
 #include "data/tokens.h"
 #include "refusals.h"
+#include "spec/packed_documents.h"
 #include "temporary_directory.h"
 
 namespace echelon::data_test {
@@ -149,7 +150,9 @@ TEST_F(Data, OfRecordsTheAnswersAloneCount) {
 TEST_F(Data, OfAConversationTheTokensAreThoseOfTheWholeText) {
   const std::string file = write("talk.jsonl",
                                  "{\"messages\": [{\"role\": \"user\", \"content\": \"Is it so?\"}, "
-                                 "{\"role\": \"assistant\", \"content\": \"Yes, it is.\"}]}");
+                                 "{\"role\": \"assistant\", \"content\": \"Yes, it is.\"}, "
+                                 "{\"role\": \"user\", \"content\": \"Why?\"}, "
+                                 "{\"role\": \"assistant\", \"content\": \"It just is.\"}]}");
   const nlohmann::json talk = nlohmann::json::parse(checks::read_bytes(file))["messages"];
   for (const char* name : {"llama2", "mistral", "llama3", "qwen", "gpt2"}) {
     const std::string fixtures = std::string(ECHELON_SOURCE_DIR) + "/tests/fixtures/tokenizers/";
@@ -170,7 +173,9 @@ TEST_F(Data, OfAConversationTheTokensAreThoseOfTheWholeText) {
     }
     std::string said = r.text.tokenizer->decode(counted);
     said.erase(0, said.find_first_not_of(' '));
-    EXPECT_EQ(said, "Yes, it is.</s>") << name;
+    EXPECT_EQ(said, said.find("</s> ") == std::string::npos ? "Yes, it is.</s>It just is.</s>"
+                                                            : "Yes, it is.</s> It just is.</s>")
+        << name;
   }
 }
 
@@ -264,6 +269,17 @@ TEST_F(Data, TextIsTokenisedOnceForItsContentAndTokenizer) {
   const TokenData changed({file}, 1002, by(words));
   EXPECT_EQ(made(), 3);
   expect_refusal([&] { TokenData({file}, 1001, by(words)); }, {"--tokenizer words", "1002 tokens", "1001"});
+  // A file beside the tokenizer's own says what ends a text.
+  const auto ending = [&](const char* token) {
+    const std::string directory = token;
+    write(directory + "/tokenizer.json",
+          checks::read_bytes(std::string(ECHELON_SOURCE_DIR) + "/tests/fixtures/tokenizers/llama2.json"));
+    write(directory + "/tokenizer_config.json", fmt::format(R"({{"eos_token": "{}"}})", token));
+    DataReading r = reading();
+    r.text = text_tokens(path(directory));
+    return marked(TokenData({file}, r.text.tokenizer->vocab(), r)).back();
+  };
+  EXPECT_NE(ending("</s>"), ending("<unk>"));
 }
 
 TEST_F(Data, TokensThatAreDamagedAreMadeAgain) {
@@ -323,7 +339,7 @@ TEST_F(Data, MegatronsFilesAreRead) {
   EXPECT_EQ(marked(data), (Ids{1, 2, 3, 4, 5, 6}));
   EXPECT_EQ(data.document_starts(), (std::vector<std::int64_t>{0, 3}));
   EXPECT_EQ(data.files()[0].kind, "Megatron");
-  EXPECT_EQ(TokenData({path("")}, 7).skipped(), "");  // the index belongs to it
+  EXPECT_EQ(TokenData({path("")}, 7).notes(), "");  // the index belongs to it
   expect_refusal([&] { TokenData({bin}, 6); }, {"m.bin", "token 5 is id 6"});
   expect_refusal([&] { TokenData({path("m.idx")}, 7); }, {"m.idx", "index of a .bin"});
   const std::string wide = write("w.bin", bytes_of(std::vector<std::int32_t>{70000, 2}));
@@ -381,6 +397,56 @@ TEST_F(Data, FilesOfTokensKeepDocumentsAndMarksAndAreRefusedWhereDamaged) {
 }
 
 // A long prompt between short answers: most windows have nothing to learn.
+// Whose tokens a file has is said where text would be read by another tokenizer.
+TEST_F(Data, TokensOfAnotherTokenizerAreSaid) {
+  const auto words = std::make_shared<const Words>();
+  const DataReading r = by(words, 9);
+  tokenize_file(OpenFile(write("a.txt", "some words"), "--data"), path("nine.tokens"), r.text, 1, {});
+  EXPECT_EQ(TokenData({path("nine.tokens")}, 1002, by(words, 9)).notes(), "");
+  EXPECT_EQ(TokenData({path("nine.tokens")}, 1002, reading()).notes(), "");  // bytes are not asked for
+  EXPECT_EQ(TokenData({path("nine.tokens")}, 1002, by(words, 8)).notes(),
+            path("nine.tokens") + ": its tokens are those of another tokenizer's file, not of words\n");
+}
+
+// Records' beginnings, which the token that ends a turn as well would not tell.
+TEST_F(Data, SamplesSayWhereDocumentsBegin) {
+  TokenData data({write("a.jsonl", "{\"text\": \"abc\"}\n{\"text\": \"de\"}\n{\"text\": \"fghi\"}\n")},
+                 bytes_vocab, reading());
+  const Sampler sampler(data, {0, data.size()}, 1);
+  Ids tokens(8), targets(8);
+  const auto begins = [&](std::int64_t first) {
+    sampler.window(first, 8, tokens.data(), targets.data());
+    std::string places;
+    for (std::int32_t& id : tokens) {
+      places += (id & begins_document) != 0 ? 'x' : '.';
+      id &= ~begins_document;
+    }
+    EXPECT_TRUE(std::equal(tokens.begin() + 1, tokens.end(), targets.begin()));
+    return places;
+  };
+  EXPECT_EQ(begins(0), "........");
+  data.cut_documents();
+  EXPECT_EQ(begins(0), "x...x..x");  // abc|de|fghi|
+  EXPECT_EQ(begins(2), "x.x..x..");
+  EXPECT_EQ(begins(3), "xx..x...");
+  // Of ids alone nobody knows it.
+  write_token_file(path("ids.bin"), std::vector<std::int32_t>(20, 3), 2);
+  TokenData ids({path("ids.bin")}, 10);
+  ids.cut_documents();
+  Sampler(ids, {0, 20}, 1).window(0, 8, tokens.data(), targets.data());
+  EXPECT_EQ(tokens, Ids(8, 3));
+}
+
+// In validation each token counts once, and windows without one are passed over.
+TEST_F(Data, WindowsWithATargetLieSideBySide) {
+  const std::string answer = "{\"prompt\": \"" + std::string(29, 'p') + "\", \"completion\": \"yes\"}\n";
+  const TokenData data({write("a.jsonl", answer + answer)}, bytes_vocab, reading());  // of 33 tokens each
+  const Sampler sampler(data, {0, data.size()}, 1);
+  EXPECT_EQ(sampler.windows(8, 10), (std::vector<std::int64_t>{24, 56}));  // targets 29 to 32, and 62 to 65
+  EXPECT_EQ(sampler.windows(8, 1), (std::vector<std::int64_t>{24}));
+  EXPECT_EQ(Sampler(data, {0, 24}, 1).windows(8, 10), std::vector<std::int64_t>());
+}
+
 TEST_F(Data, EverySampleHasATarget) {
   std::string records;
   for (int i = 0; i < 5; ++i)

@@ -109,15 +109,15 @@ TEST_F(Tokens, WhatIsNoTextIsSaidAndSkippedOrRefused) {
   write("d/z.txt", "Z");
   const TokenData data({path("d")}, bytes_vocab);
   EXPECT_EQ(text_of(data), "A|\x1b[31mred\x1b[0m|caf\xe9 cr\xe8me|Z|");
-  EXPECT_EQ(data.skipped(), "skipped " + path("d/packed.tgz") + ", " + path("d/picture.png") + ": binary\n");
-  EXPECT_EQ(TokenData({path("d/a.txt")}, bytes_vocab).skipped(), "");
+  EXPECT_EQ(data.notes(), "skipped " + path("d/packed.tgz") + ", " + path("d/picture.png") + ": binary\n");
+  EXPECT_EQ(TokenData({path("d/a.txt")}, bytes_vocab).notes(), "");
   expect_refusal([&] { TokenData({path("d/picture.png")}, bytes_vocab); }, {"picture.png", "binary", "text"});
   for (const char* text : {"d/a.txt", "d/z.txt", "d/latin.txt", "d/colours.log"}) fs::remove(path(text));
   expect_refusal([&] { TokenData({path("d")}, bytes_vocab); }, {"no text", "picture.png", "packed.tgz"});
   // Many are counted.
   for (int i = 0; i < 9; ++i) write(fmt::format("d/{}.bmp", i), std::string(3, '\0'));
   write("d/a.txt", "A");
-  EXPECT_NE(TokenData({path("d")}, bytes_vocab).skipped().find(" and 8 more: binary"), std::string::npos);
+  EXPECT_NE(TokenData({path("d")}, bytes_vocab).notes().find(" and 8 more: binary"), std::string::npos);
 }
 
 TEST_F(Tokens, TokenFilesRoundTrip) {

@@ -1,5 +1,6 @@
 #include "base/json_text.h"
 
+#include <algorithm>
 #include <cctype>
 #include <nlohmann/json.hpp>
 
@@ -11,19 +12,34 @@ std::string json_text(const nlohmann::ordered_json& value) {
   return value.dump(-1, ' ', false, nlohmann::ordered_json::error_handler_t::replace);
 }
 
-nlohmann::json parse_json(const std::string& text, const std::string& where) {
-  using nlohmann::json;
+template <class Json>
+static Json parsed(const std::string& text, const std::string& where) {
   static constexpr int deepest = 100;
-  const auto watch = [&where](int depth, json::parse_event_t, json&) {
+  const auto watch = [&where](int depth, typename Json::parse_event_t, Json&) {
     if (depth > deepest)
       refuse("{}: JSON that is nested too deeply; legal: at most {} levels", where, deepest);
     return true;
   };
   try {
-    return json::parse(text, watch);
-  } catch (const json::exception& error) {
-    refuse("{}: not JSON: {}", where, without_library_name(error.what()));
+    return Json::parse(text, watch);
+  } catch (const typename Json::exception& error) {
+    // Without what was read last, which may be all of it, and of one line without its number.
+    std::string why = without_library_name(error.what());
+    why.resize(std::min(why.find("; last read: "), why.size()));
+    const std::string line = "at line 1, ";
+    if (const std::size_t at = why.find(line);
+        at != std::string::npos && text.find('\n') == std::string::npos)
+      why.replace(at, line.size(), "at ");
+    refuse("{}: not JSON: {}", where, why);
   }
+}
+
+nlohmann::json parse_json(const std::string& text, const std::string& where) {
+  return parsed<nlohmann::json>(text, where);
+}
+
+nlohmann::ordered_json parse_ordered_json(const std::string& text, const std::string& where) {
+  return parsed<nlohmann::ordered_json>(text, where);
 }
 
 // In texts it stays.

@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <array>
 #include <filesystem>
 #include <nlohmann/json.hpp>
@@ -18,7 +19,7 @@
 namespace echelon {
 namespace {
 
-using nlohmann::json;
+using nlohmann::ordered_json;  // a template sees the keys of an object in their order
 
 struct NamedTemplate {
   const char *name, *source;
@@ -105,14 +106,14 @@ std::optional<std::vector<Place>> places_as_given(const Written& written) {
   return places;
 }
 
-std::string token_text(const json& token) {
+std::string token_text(const ordered_json& token) {
   if (token.is_string()) return token.get<std::string>();
   if (token.is_object() && token.contains("content") && token["content"].is_string())
     return token["content"].get<std::string>();
   return "";
 }
 
-TemplateValue::Map special_tokens(const json& config) {
+TemplateValue::Map special_tokens(const ordered_json& config) {
   TemplateValue::Map tokens;
   for (const char* name :
        {"bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token"})
@@ -122,18 +123,23 @@ TemplateValue::Map special_tokens(const json& config) {
 }
 
 // One text, or several with names, of which transformers takes the one called default.
-std::string source_in(const json& config, const std::string& where) {
-  const json& field = config["chat_template"];
+std::string source_in(const ordered_json& config, const std::string& where) {
+  const ordered_json& field = config["chat_template"];
   if (field.is_string()) return field.get<std::string>();
   if (field.is_array())
-    for (const json& one : field)
-      if (one.is_object() && one.value("name", json()) == "default" && one.contains("template") &&
+    for (const ordered_json& one : field)
+      if (one.is_object() && one.value("name", ordered_json()) == "default" && one.contains("template") &&
           one["template"].is_string())
         return one["template"].get<std::string>();
   refuse("{}: chat_template is neither a text nor a list of them with one that is named default", where);
 }
 
 }  // namespace
+
+bool calls_tools(const ordered_json& message) {
+  const auto calls = message.find("tool_calls");
+  return calls != message.end() && !calls->is_null() && !calls->empty();
+}
 
 ChatTemplate::ChatTemplate(std::string name, const std::string& source, TemplateValue::Map tokens,
                            bool writes_all)
@@ -143,7 +149,7 @@ ChatTemplate::ChatTemplate(std::string name, const std::string& source, Template
       writes_all_(writes_all),
       identity_(identity_of(source, tokens_)) {}
 
-std::string ChatTemplate::render(const json& messages, bool asks, const std::tm& now) const {
+std::string ChatTemplate::render(const ordered_json& messages, bool asks, const std::tm& now) const {
   TemplateValue::Map variables = tokens_;
   variables.set("messages", template_value(messages));
   variables.set("tools", None{});
@@ -152,8 +158,8 @@ std::string ChatTemplate::render(const json& messages, bool asks, const std::tm&
   return template_.render(variables, now);
 }
 
-std::vector<TextPart> ChatTemplate::parts(const json& messages, const std::string& where) const {
-  const auto written_as = [&](const json& what, bool asks) {
+std::vector<TextPart> ChatTemplate::parts(const ordered_json& messages, const std::string& where) const {
+  const auto written_as = [&](const ordered_json& what, bool asks) {
     try {
       return render(what, asks, day_of_training);
     } catch (const RequestError& error) {
@@ -161,10 +167,10 @@ std::vector<TextPart> ChatTemplate::parts(const json& messages, const std::strin
     }
   };
   Written written{written_as(messages, false), {}, {}};
-  json marked = messages;
+  ordered_json marked = messages;
   std::vector<std::size_t> numbers;  // of answers among the messages
   for (std::size_t i = 0; i < messages.size(); ++i)
-    if (messages[i]["role"] == "assistant") {
+    if (messages[i]["role"] == "assistant" && !calls_tools(messages[i])) {
       marked[i]["content"] = mark(i);
       written.answers.push_back(messages[i]["content"].get<std::string>());
       numbers.push_back(i);
@@ -179,50 +185,70 @@ std::vector<TextPart> ChatTemplate::parts(const json& messages, const std::strin
   }
   written.around.push_back(rest);
 
+  const auto refuse_message = [&](std::size_t number) {
+    refuse(
+        "{}: {} writes message {} otherwise than it asks for it, so that what counts cannot be told; legal: "
+        "a "
+        "record with \"prompt\" and \"completion\"",
+        where, name_, number + 1);
+  };
+  // What is asked with is what an answer is given to.
+  const auto question_of = [&](std::size_t number) {
+    const ordered_json before(messages.begin(), messages.begin() + static_cast<std::ptrdiff_t>(number));
+    std::string question = written_as(before, true);
+    if (!written.text.starts_with(question)) refuse_message(number);
+    return question;
+  };
   std::optional<std::vector<Place>> places = places_as_given(written);
   if (!places) {
     places.emplace();
     for (std::size_t k = 0; k < numbers.size(); ++k) {
-      // What is asked with is what an answer is given to.
-      const json before(messages.begin(), messages.begin() + static_cast<std::ptrdiff_t>(numbers[k]));
-      const std::string question = written_as(before, true), &behind = written.around[k + 1];
+      const std::string question = question_of(numbers[k]), &behind = written.around[k + 1];
       const bool last = k + 1 == numbers.size();
       const std::size_t end = last ? written.text.rfind(behind) : written.text.find(behind, question.size());
-      if (!written.text.starts_with(question) || end == std::string::npos || end < question.size() ||
+      if (end == std::string::npos || end < question.size() ||
           (last && end + behind.size() != written.text.size()))
-        refuse(
-            "{}: {} writes message {} otherwise than it asks for it, so that what counts cannot be told; "
-            "legal: a record with \"prompt\" and \"completion\"",
-            where, name_, numbers[k] + 1);
+        refuse_message(numbers[k]);
       places->push_back({question.size(), end});
     }
   }
+  for (std::size_t k = 0; k < places->size(); ++k)
+    (*places)[k].end += end_of_turn(written.around[k + 1]).size();
+  // Calls of tools are written beside or in place of what is said: all that the turn adds, but for the spaces
+  // behind it.
+  for (std::size_t i = 0; i < messages.size(); ++i) {
+    if (messages[i]["role"] != "assistant" || !calls_tools(messages[i])) continue;
+    const ordered_json with(messages.begin(), messages.begin() + static_cast<std::ptrdiff_t>(i + 1));
+    const std::string turn = stripped(written_as(with, false), "", false, true);
+    const std::size_t begin = question_of(i).size();
+    if (turn.size() < begin || !written.text.starts_with(turn)) refuse_message(i);
+    places->push_back({begin, turn.size()});
+  }
+  std::sort(places->begin(), places->end(), [](const Place& a, const Place& b) { return a.begin < b.begin; });
   std::vector<TextPart> parts;
+  std::size_t done = 0;
   const auto add = [&](std::size_t begin, std::size_t end, bool counted) {
     if (begin < end) parts.push_back({written.text.substr(begin, end - begin), counted});
   };
-  std::size_t done = 0;
-  for (std::size_t k = 0; k < places->size(); ++k) {
-    const Place place = (*places)[k];
-    const std::size_t end = place.end + end_of_turn(written.around[k + 1]).size();
+  for (const Place& place : *places) {
     add(done, place.begin, false);
-    add(place.begin, end, true);
-    done = end;
+    add(place.begin, place.end, true);
+    done = place.end;
   }
   add(done, written.text.size(), false);
   return parts;
 }
 
 std::string ChatTemplate::answer_end() const {
-  json talk = json::array();
+  ordered_json talk = ordered_json::array();
   for (std::size_t i = 0; i < 3; ++i)
     talk.push_back({{"role", i % 2 == 0 ? "user" : "assistant"}, {"content", mark(i)}});
-  const auto behind_answer = [&](const json& messages) {
+  const auto behind_answer = [&](const ordered_json& messages) {
     const std::string text = render(messages, false, day_of_training);
     const std::size_t at = text.find(mark(1));
     return at == std::string::npos ? "" : end_of_turn(text.substr(at + mark(1).size()));
   };
-  const std::string last = behind_answer(json(talk.begin(), talk.begin() + 2));
+  const std::string last = behind_answer(ordered_json(talk.begin(), talk.begin() + 2));
   return !last.empty() ? last : behind_answer(talk);
 }
 
@@ -245,8 +271,9 @@ std::shared_ptr<const ChatTemplate> chat_template_beside(const std::string& toke
       fs::is_directory(tokenizer, none) ? fs::path(tokenizer) : fs::path(tokenizer).parent_path();
   // transformers takes the file where both are there.
   const fs::path alone = directory / "chat_template.jinja", beside = directory / "tokenizer_config.json";
-  json config;
-  if (fs::is_regular_file(beside, none)) config = parse_json(read_text(beside.string()), beside.string());
+  ordered_json config;
+  if (fs::is_regular_file(beside, none))
+    config = parse_ordered_json(read_text(beside.string()), beside.string());
   const TemplateValue::Map tokens = special_tokens(config);
   if (fs::is_regular_file(alone, none))
     return std::make_shared<const ChatTemplate>(alone.string(), read_text(alone.string()), tokens, true);

@@ -18,6 +18,9 @@ struct TextPart {
   bool counted = true;  // in the loss, as what is to be predicted
 };
 
+// Whether a message of the assistant has "tool_calls".
+bool calls_tools(const nlohmann::ordered_json& message);
+
 // The const methods are safe to call from several threads.
 class ChatTemplate {
  public:
@@ -32,10 +35,10 @@ class ChatTemplate {
 
   // Messages: objects with "role" and "content". The last one's answer is asked for where `asks`.
   // RequestError with what the template refuses.
-  std::string render(const nlohmann::json& messages, bool asks, const std::tm& now) const;
+  std::string render(const nlohmann::ordered_json& messages, bool asks, const std::tm& now) const;
   // The same of a day that is always the same (training data is a function of its text alone); what the
   // assistant says counts, with what ends it. RequestError that begins with `where`.
-  std::vector<TextPart> parts(const nlohmann::json& messages, const std::string& where) const;
+  std::vector<TextPart> parts(const nlohmann::ordered_json& messages, const std::string& where) const;
   // What ends an answer; empty where the template writes nothing behind one.
   std::string answer_end() const;
 

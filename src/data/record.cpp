@@ -8,9 +8,9 @@
 namespace echelon {
 namespace {
 
-using nlohmann::json;
+using nlohmann::ordered_json;  // a template sees the keys of an object in their order
 
-const std::string& text_of(const json& object, const char* field, const std::string& where) {
+const std::string& text_of(const ordered_json& object, const char* field, const std::string& where) {
   const auto found = object.find(field);
   if (found == object.end()) refuse("{}: has no field \"{}\"", where, field);
   if (!found->is_string())
@@ -18,13 +18,15 @@ const std::string& text_of(const json& object, const char* field, const std::str
   return found->get_ref<const std::string&>();
 }
 
-Record conversation(const json& messages, const std::string& where, const ChatTemplate& chat) {
+Record conversation(const ordered_json& messages, const std::string& where, const ChatTemplate& chat) {
   if (!messages.is_array() || messages.empty())
     refuse("{}: \"messages\" must be a list of objects with \"role\" and \"content\"", where);
   for (std::size_t i = 0; i < messages.size(); ++i) {
     const std::string turn = where + ": message " + std::to_string(i + 1);
     if (!messages[i].is_object()) refuse("{} is no object with \"role\" and \"content\"", turn);
-    for (const char* field : {"role", "content"}) text_of(messages[i], field, turn);
+    text_of(messages[i], "role", turn);
+    const ordered_json content = messages[i].value("content", ordered_json());
+    if (!content.is_null() || !calls_tools(messages[i])) text_of(messages[i], "content", turn);
   }
   return {chat.parts(messages, where), false, chat.writes_all(), true};
 }
@@ -32,7 +34,7 @@ Record conversation(const json& messages, const std::string& where, const ChatTe
 }  // namespace
 
 Record read_record(std::string_view line, const std::string& where, const ChatTemplate& chat) {
-  const json object = parse_json(std::string(line), where);
+  const ordered_json object = parse_ordered_json(std::string(line), where);
   if (!object.is_object()) refuse("{}: is no JSON object", where);
   if (object.contains("messages")) return conversation(object["messages"], where, chat);
   Record record;

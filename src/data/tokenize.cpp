@@ -27,7 +27,7 @@ namespace {
 namespace fs = std::filesystem;
 
 constexpr std::size_t piece_bytes = 1 << 20, batch_bytes = 4 << 20, longest_line = std::size_t{256} << 20;
-constexpr std::uint64_t recipe_version = 1;  // of what is made of a text; part of a cached file's name
+constexpr std::uint64_t recipe_version = 2;  // of what is made of a text; part of a cached file's name
 
 using Ids = std::vector<std::uint32_t>;
 
@@ -41,7 +41,15 @@ struct Surroundings {
   std::vector<std::int32_t> before, after;
 };
 Surroundings surroundings(const Tokenizer& tokenizer) {
-  const auto inside = tokenizer.encode("a"), whole = tokenizer.encode_whole("a");
+  // Of a letter, or of what one of its own tokens stands for where it has none for that.
+  std::string text = "a";
+  std::vector<std::int32_t> inside = tokenizer.encode(text);
+  for (std::int32_t id = 0; inside.empty() && id < tokenizer.vocab(); ++id) try {
+      text = tokenizer.decode(std::span(&id, 1), Special::dropped);
+      inside = tokenizer.encode(text);
+    } catch (const RequestError&) {  // an id without a token
+    }
+  const auto whole = tokenizer.encode_whole(text);
   const auto at = std::search(whole.begin(), whole.end(), inside.begin(), inside.end());
   Surroundings around;
   if (at != whole.end()) {
@@ -187,7 +195,8 @@ void append_as_one(Ids& to, const Tokenizer& tokenizer, const std::vector<TextPa
   const auto tokens_of_first = [&](std::size_t size) {
     Ids first;
     append(first, tokenizer.encode(text.substr(0, size)), false);
-    return std::mismatch(first.begin(), first.end(), whole.begin(), whole.end()).first - first.begin();
+    return std::mismatch(first.begin(), first.end(), whole.begin(), whole.end(), same_id).first -
+           first.begin();
   };
   std::size_t at = 0;
   for (const TextPart& part : parts) {
@@ -314,8 +323,10 @@ std::string cached_tokens(const OpenFile& file, const std::string& directory, co
   if (error) refuse("--data-cache {}: cannot be made: {}", directory, error.message());
   report(progress, -1, "reading " + file.path());
   const bool records = holds_records(file.path());
-  const std::array<std::uint64_t, 6> facts{
+  const std::array<std::uint64_t, 7> facts{
       recipe_version, checksum(file), static_cast<std::uint64_t>(file.size()), text.identity,
+      // Which a file beside the tokenizer's own may say.
+      static_cast<std::uint64_t>(text.tokenizer->end_of_text().value_or(-1)),
       records ? text.chat->identity() : 0,
       // What the bytes are of: the same may be a text and a compressed one by another name.
       static_cast<std::uint64_t>(records) | (is_compressed(file.path()) ? 2u : 0u)};

@@ -26,6 +26,7 @@
 #include "data/text_input.h"
 #include "data/token_store.h"
 #include "data/tokenize.h"
+#include "spec/packed_documents.h"
 
 namespace echelon {
 
@@ -43,6 +44,7 @@ struct StoredIds {
   int width = 2;
   std::int64_t count = 0, at = 0;
   std::int64_t documents = 0, counted = 0;
+  std::optional<std::uint64_t> tokenizer{};  // TextTokens::identity, where the file says it
 };
 
 constexpr std::size_t read_at_once = 64 * 1024;
@@ -85,7 +87,8 @@ std::optional<StoredIds> stored_ids(const OpenFile& file, std::span<const std::b
                                     int raw_width) {
   namespace fs = std::filesystem;
   if (const auto info = token_store_info(file))
-    return StoredIds{"tokens", info->width, info->tokens, info->offset, info->documents, info->counted};
+    return StoredIds{"tokens",        info->width,   info->tokens,   info->offset,
+                     info->documents, info->counted, info->tokenizer};
   if (auto ids = llm_c_ids(file, beginning)) return ids;
   if (!file.path().ends_with(".bin")) return {};
   std::error_code none;
@@ -224,14 +227,14 @@ TokenData::TokenData(const std::vector<std::string>& paths, std::int64_t vocab, 
   for (auto& [why, files] : left_out) {
     const std::size_t more = files.size() - std::min<std::size_t>(files.size(), most_shown);
     files.resize(files.size() - more);
-    skipped_ += fmt::format("skipped {}{}: {}\n", fmt::join(files, ", "),
-                            more > 0 ? fmt::format(" and {} more", more) : "", why);
+    notes_ += fmt::format("skipped {}{}: {}\n", fmt::join(files, ", "),
+                          more > 0 ? fmt::format(" and {} more", more) : "", why);
   }
   if (!parts_.empty()) {
     take_fingerprint();
     return;
   }
-  std::string why = skipped_.empty() ? "" : "; " + skipped_.substr(0, skipped_.size() - 1);
+  std::string why = notes_.empty() ? "" : "; " + notes_.substr(0, notes_.size() - 1);
   std::replace(why.begin(), why.end(), '\n', ';');
   refuse("--data {}: {}{}", paths.front(),
          why.empty() ? "nothing but empty files" : "holds no text and no tokens", why);
@@ -258,6 +261,10 @@ std::string TokenData::add_file(const std::string& path, bool named_by_user, std
   }
   if (!ids) return file.size() == 0 ? "" : add_text(std::move(file), named_by_user, vocab, reading);
   if (ids->count == 0) return "";
+  if (ids->tokenizer && !reading.text.reads_bytes() && *ids->tokenizer != reading.text.identity)
+    notes_ += fmt::format("{}: its tokens are those of {}, not of {}\n", path,
+                          *ids->tokenizer == 0 ? "bytes" : "another tokenizer's file",
+                          reading.text.tokenizer->name());
   const bool has_marks = std::string_view(ids->kind) == "tokens" && ids->width == 4;
   ids->width == 2 ? check_ids<std::uint16_t>(file, ids->at, ids->count, vocab, 0)
                   : check_ids<std::uint32_t>(file, ids->at, ids->count, vocab, has_marks ? not_counted : 0);
@@ -336,6 +343,12 @@ std::vector<std::int64_t> TokenData::document_starts() const {
     for (const std::int64_t start : here) all.push_back(part.begin + start);
   }
   return all;
+}
+
+void TokenData::cut_documents() {
+  const bool all_know =
+      std::all_of(files_.begin(), files_.end(), [](const File& file) { return file.documents > 0; });
+  if (all_know) cuts_ = document_starts();
 }
 
 bool TokenData::is_masked() const {
@@ -496,28 +509,45 @@ std::int64_t Sampler::start(std::int64_t step, std::int64_t index, std::int64_t 
 
 void Sampler::sample(std::int64_t step, std::int64_t index, std::int64_t seq_len, std::int32_t* tokens,
                      std::int32_t* targets) const {
-  window(start(step, index, seq_len), seq_len, tokens, targets);
+  const std::int64_t first = start(step, index, seq_len);
+  window(first, seq_len, tokens, targets);
+  const auto none_counts = [&] {
+    return std::all_of(targets, targets + seq_len, [](std::int32_t id) { return id < 0; });
+  };
+  if (!none_counts()) return;
+  std::int64_t target = next_counted(*data_, {first + 1, range_.end});
+  if (target == range_.end) target = next_counted(*data_, {range_.begin + 1, range_.end});
+  // In the middle of its window, so that it has something before it.
+  window(std::clamp(target - 1 - seq_len / 2, range_.begin, range_.end - seq_len - 1), seq_len, tokens,
+         targets);
+  check(!none_counts(), "a sampler of a range where the loss counts something");
 }
 
 void Sampler::window(std::int64_t first, std::int64_t seq_len, std::int32_t* tokens,
                      std::int32_t* targets) const {
   std::vector<std::int32_t> ids(static_cast<std::size_t>(seq_len + 1));  // read at once
-  const auto none_counts = [&] {
-    data_->copy_marked(first, seq_len + 1, ids.data());
-    return std::all_of(ids.begin() + 1, ids.end(), [](std::int32_t id) { return id < 0; });
-  };
-  if (none_counts()) {
-    std::int64_t target = next_counted(*data_, {first + 1, range_.end});
-    if (target == range_.end) target = next_counted(*data_, {range_.begin + 1, range_.end});
-    // In the middle of its window, so that it has something before it.
-    first = std::clamp(target - 1 - seq_len / 2, range_.begin, range_.end - seq_len - 1);
-    check(!none_counts(), "a sampler of a range where the loss counts something");
-  }
+  data_->copy_marked(first, seq_len + 1, ids.data());
   for (std::int64_t t = 0; t < seq_len; ++t) {
     const auto at = static_cast<std::size_t>(t);
     tokens[t] = ids[at] & std::numeric_limits<std::int32_t>::max();
     targets[t] = std::max(ids[at + 1], -1);
   }
+  const std::vector<std::int64_t>& cuts = data_->cuts_;
+  if (cuts.empty()) return;
+  tokens[0] |= begins_document;
+  for (auto cut = std::upper_bound(cuts.begin(), cuts.end(), first);
+       cut != cuts.end() && *cut < first + seq_len; ++cut)
+    tokens[*cut - first] |= begins_document;
+}
+
+std::vector<std::int64_t> Sampler::windows(std::int64_t seq_len, std::int64_t most) const {
+  std::vector<std::int64_t> begin;
+  for (std::int64_t first = range_.begin; std::ssize(begin) < most && first + seq_len < range_.end;
+       first += seq_len) {
+    const Range targets{first + 1, first + seq_len + 1};
+    if (next_counted(*data_, targets) < targets.end) begin.push_back(first);
+  }
+  return begin;
 }
 
 std::int64_t next_counted(const TokenData& data, Range range) {

@@ -51,8 +51,9 @@ class TokenData {
   // Whether the loss leaves out some of the tokens.
   bool is_masked() const;
   std::int64_t size() const { return size_; }
-  // What lies in the directories and is not read: lines for people; "" where there is nothing of the kind.
-  const std::string& skipped() const { return skipped_; }
+  // What lies in the directories and is not read, and which tokens are of another tokenizer than text is read
+  // by: lines for people; "" where there is nothing of the kind.
+  const std::string& notes() const { return notes_; }
   // 16 hexadecimal digits of the kind, the number and the sizes of the files, and their bytes: XXH3-64 of all
   // of them up to 64 MiB, and beyond that of 1024 blocks of 64 KiB spread evenly from the first byte to the
   // last. What files are called does not count.
@@ -72,8 +73,11 @@ class TokenData {
   const std::vector<File>& files() const { return files_; }
   // The first token of each document, of the files that know theirs.
   std::vector<std::int64_t> document_starts() const;
+  // From now on samples say where documents begin, if all files know it.
+  void cut_documents();
 
  private:
+  friend class Sampler;
   struct Part {
     OpenFile file;
     std::int64_t begin = 0;  // of its first token in the whole
@@ -90,10 +94,11 @@ class TokenData {
   void take_fingerprint();
   void read_bytes(std::int64_t begin, std::span<std::byte> out) const;  // of all files, one after the other
 
-  std::string skipped_, fingerprint_;
+  std::string notes_, fingerprint_;
   bool from_text_ = true, reads_bytes_ = true;
   std::vector<Part> parts_;  // none empty
   std::vector<File> files_;  // of the same
+  std::vector<std::int64_t> cuts_;  // where documents begin, that samples say
   std::int64_t size_ = 0;
 };
 
@@ -129,8 +134,10 @@ class Sampler {
   void sample(std::int64_t step, std::int64_t index, std::int64_t seq_len, std::int32_t* tokens,
               std::int32_t* targets) const;
   std::int64_t start(std::int64_t step, std::int64_t index, std::int64_t seq_len) const;  // of that window
-  // The same of the window that begins at `first`.
+  // The window that begins at `first`, whatever it has.
   void window(std::int64_t first, std::int64_t seq_len, std::int32_t* tokens, std::int32_t* targets) const;
+  // Where the first `most` windows begin, one behind the other, in which the loss counts something.
+  std::vector<std::int64_t> windows(std::int64_t seq_len, std::int64_t most) const;
 
  private:
   const TokenData* data_;

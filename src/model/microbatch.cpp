@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <vector>
 
+#include "spec/packed_documents.h"
 #include "tensor/host.h"
 
 namespace echelon {
@@ -10,13 +11,16 @@ namespace {
 
 using Ids = std::vector<std::int32_t>;
 
-// The position at which the document of each token begins: after the last token that ends one.
+// The position at which the document of each token begins, as the sample says, or after the last token that
+// ends one.
 Ids document_starts(const Ids& tokens, std::int32_t end) {
   Ids starts(tokens.size());
+  const bool is_said = (tokens.front() & begins_document) != 0;
   std::int32_t start = 0;
   for (std::size_t t = 0; t < tokens.size(); ++t) {
+    if (is_said && (tokens[t] & begins_document) != 0) start = static_cast<std::int32_t>(t);
     starts[t] = start;
-    if (tokens[t] == end) start = static_cast<std::int32_t>(t + 1);
+    if (!is_said && tokens[t] == end) start = static_cast<std::int32_t>(t + 1);
   }
   return starts;
 }
@@ -60,16 +64,17 @@ Microbatch load_microbatch(const Rank& rank, const Plan& plan, std::int64_t step
   Ids tokens(static_cast<std::size_t>(plan.seq_len)), targets(tokens.size()), all_tokens, all_targets,
       all_positions, all_starts, whole_starts, all_windows, next_tokens, next_targets;
   for (Ids* all : {&all_tokens, &all_targets, &all_positions}) all->reserve(static_cast<std::size_t>(rows));
+  const auto id_at = [&tokens](std::size_t t) { return tokens[t] & ~begins_document; };
   for (std::int64_t sample = samples.begin; sample < samples.end; ++sample) {
     source(step, sample, tokens.data(), targets.data());
     for (std::int64_t position : positions) {
-      all_tokens.push_back(tokens[static_cast<std::size_t>(position)]);
+      all_tokens.push_back(id_at(static_cast<std::size_t>(position)));
       all_targets.push_back(targets[static_cast<std::size_t>(position)]);
       all_positions.push_back(static_cast<std::int32_t>(position));
       if (!looks_further) continue;
       // Behind the last token there is its target, and nothing more.
       const auto next = static_cast<std::size_t>(position) + 1;
-      next_tokens.push_back(next < tokens.size() ? tokens[next] : targets.back());
+      next_tokens.push_back(next < tokens.size() ? id_at(next) : targets.back());
       next_targets.push_back(next < tokens.size() ? targets[next] : -1);
     }
     if (!documents && window == 0) continue;

@@ -9,8 +9,9 @@
 
 namespace echelon {
 
-// Writes the `seq_len` tokens and targets of one sample; a target below zero is ignored. Depends on (step,
-// sample) and fixed data only.
+// Writes the `seq_len` tokens and targets of one sample; a target below zero is ignored. A sample that knows
+// where documents begin says so by begins_document, of its first token too; of others a document mask goes by
+// the token that ends a document. Depends on (step, sample) and fixed data only.
 using SampleSource =
     std::function<void(std::int64_t step, std::int64_t sample, std::int32_t* tokens, std::int32_t* targets)>;
 

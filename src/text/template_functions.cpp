@@ -166,9 +166,9 @@ TemplateValue call_template_method(const std::string& name, const TemplateValue&
     return split(text, arguments.get(0, "sep"), most == nullptr ? -1 : whole_number(*most), name == "rsplit");
   }
   if (name == "splitlines") {
-    List lines = split(text, nullptr, 0, false);
     const Value newline("\n");
-    lines = split(text.ends_with('\n') ? text.substr(0, text.size() - 1) : text, &newline, -1, false);
+    const List lines =
+        split(text.ends_with('\n') ? text.substr(0, text.size() - 1) : text, &newline, -1, false);
     return text.empty() ? List{} : lines;
   }
   if (name == "upper") return in_case(text, std::toupper);

@@ -2,6 +2,8 @@
 
 #include <algorithm>
 #include <cctype>
+#include <set>
+#include <string_view>
 
 #include "base/error.h"
 #include "text/template_functions.h"
@@ -11,7 +13,14 @@ namespace echelon {
 using Value = TemplateValue;
 using List = Value::List;
 
-static constexpr const char* white = " \t\n\r\v\f";
+// What Python's str.isspace() calls so, as UTF-8.
+static bool is_white(std::string_view character) {
+  static const std::set<std::string_view> white{
+      "\t",     "\n",     "\v",     "\f",     "\r",     "\x1c",   "\x1d",   "\x1e",   "\x1f",   " ",
+      "\u0085", "\u00a0", "\u1680", "\u2000", "\u2001", "\u2002", "\u2003", "\u2004", "\u2005", "\u2006",
+      "\u2007", "\u2008", "\u2009", "\u200a", "\u2028", "\u2029", "\u202f", "\u205f", "\u3000"};
+  return white.contains(character);
+}
 
 void refuse_of(const std::string& name, const Value& of) { refuse("{} is not known of {}", name, of.kind()); }
 
@@ -52,12 +61,29 @@ std::vector<std::string> characters(const std::string& text) {
   return all;
 }
 
-std::string stripped(const std::string& text, const std::string& characters, bool left, bool right) {
-  const std::string& what = characters.empty() ? white : characters;
-  const std::size_t begin = left ? text.find_first_not_of(what) : 0;
-  if (begin == std::string::npos) return "";
-  const std::size_t end = right ? text.find_last_not_of(what) : text.size() - 1;
-  return text.empty() || end == std::string::npos ? "" : text.substr(begin, end - begin + 1);
+// The character of UTF-8 that begins at `at`, and the one that ends there.
+static std::string_view character_from(const std::string& text, std::size_t at) {
+  std::size_t end = at + 1;
+  while (end < text.size() && (static_cast<unsigned char>(text[end]) & 0xc0) == 0x80) ++end;
+  return std::string_view(text).substr(at, end - at);
+}
+static std::string_view character_to(const std::string& text, std::size_t at) {
+  std::size_t begin = at - 1;
+  while (begin > 0 && (static_cast<unsigned char>(text[begin]) & 0xc0) == 0x80) --begin;
+  return std::string_view(text).substr(begin, at - begin);
+}
+
+std::string stripped(const std::string& text, const std::string& what, bool left, bool right) {
+  const std::vector<std::string> named = characters(what);
+  const auto goes = [&](std::string_view character) {
+    return what.empty() ? is_white(character)
+                        : std::find(named.begin(), named.end(), character) != named.end();
+  };
+  std::size_t begin = 0, end = text.size();
+  while (left && begin < end && goes(character_from(text, begin)))
+    begin += character_from(text, begin).size();
+  while (right && begin < end && goes(character_to(text, end))) end -= character_to(text, end).size();
+  return text.substr(begin, end - begin);
 }
 
 std::string replaced(const std::string& text, const std::string& from, const std::string& to,
@@ -78,12 +104,14 @@ std::string replaced(const std::string& text, const std::string& from, const std
 List split(const std::string& text, const Value* separator, std::int64_t most, bool from_right) {
   List parts;
   if (separator == nullptr || separator->as<None>() != nullptr) {
-    for (std::size_t at = 0; (at = text.find_first_not_of(white, at)) != std::string::npos;) {
-      const std::size_t end = most >= 0 && std::ssize(parts) >= most
-                                  ? text.size()
-                                  : std::min(text.find_first_of(white, at), text.size());
-      parts.emplace_back(stripped(text.substr(at, end - at), "", false, true));
-      at = end;
+    std::string rest = stripped(text, "", true, false);
+    while (!rest.empty()) {
+      std::size_t end = 0;
+      while (end < rest.size() && !is_white(character_from(rest, end)))
+        end += character_from(rest, end).size();
+      if (most >= 0 && std::ssize(parts) >= most) end = rest.size();
+      parts.emplace_back(rest.substr(0, end));
+      rest = stripped(rest.substr(end), "", true, false);
     }
     return parts;
   }

@@ -409,16 +409,17 @@ void RankRun::evaluate(std::int64_t step) {
   const Range held_out = shared_.split.validation;
   if (held_out.size() == 0) return;
   const Doing doing = rank_.doing(Activity::validation);
-  const std::int64_t seq_len = shared_.request.plan.seq_len, begin = held_out.begin;
-  const std::int64_t samples = std::min(shared_.request.eval_samples, (held_out.size() - 1) / seq_len);
-  if (samples == 0) return;
+  const std::int64_t seq_len = shared_.request.plan.seq_len;
   const Sampler sampler(shared_.data, held_out, shared_.request.seed);
+  const std::vector<std::int64_t> windows = sampler.windows(seq_len, shared_.request.eval_samples);
+  if (windows.empty()) return;
   // Which the step before it has left: a run holds no more than a step.
   if (ends_with_step()) trainer_.parameters().drop_gradients();
-  const double loss = trainer_.evaluate(
-      samples, [&](std::int64_t, std::int64_t sample, std::int32_t* tokens, std::int32_t* targets) {
-        sampler.window(begin + sample * seq_len, seq_len, tokens, targets);
-      });
+  const double loss =
+      trainer_.evaluate(std::ssize(windows),
+                        [&](std::int64_t, std::int64_t sample, std::int32_t* tokens, std::int32_t* targets) {
+                          sampler.window(windows[static_cast<std::size_t>(sample)], seq_len, tokens, targets);
+                        });
   if (!leads()) return;
   summary_.validation_loss = loss;
   shared_.outputs->write_log(Evaluation{step + 1, loss});
