@@ -6,6 +6,7 @@
 #include <random>
 #include <set>
 
+#include "comm/suspension.h"
 #include "turned_clock.h"
 
 namespace echelon::diagnosis_test {
@@ -286,6 +287,21 @@ TEST(Diagnosis, AWaitIsTooLongWhereSomethingIsMissing) {
   EXPECT_TRUE(waits_too_long(sends, 2000ms, [](int rank) { return rank == 2 ? 2.5 : 0; }));
   EXPECT_EQ(describe_late_wait(numbered({waits({1}), waits({0, 2}, "dp collective 3")})[1], 2000ms),
             "dp collective 3: rank 1 waited 2000 ms for ranks 0, 2");
+}
+
+// A wait is counted anew behind a time in which nobody asked, as when all was stopped.
+TEST(Suspensions, AreForgivenForATimeout) {
+  using std::chrono::milliseconds;
+  Suspension suspension;
+  Clock::time_point now{};
+  const auto forgives_after = [&](milliseconds time) {
+    now += time;
+    return suspension.forgives(now, milliseconds(4000));
+  };
+  for (int i = 0; i < 100; ++i) EXPECT_FALSE(forgives_after(milliseconds(i % 2 == 0 ? 100 : 1900)));
+  EXPECT_TRUE(forgives_after(milliseconds(66000)));
+  for (int i = 1; i < 40; ++i) EXPECT_TRUE(forgives_after(milliseconds(100)));
+  EXPECT_FALSE(forgives_after(milliseconds(100)));
 }
 
 }  // namespace

@@ -16,6 +16,7 @@
 #include "comm/control_sockets.h"
 #include "comm/diagnosis.h"
 #include "comm/process_engine.h"
+#include "comm/suspension.h"
 #include "tensor/host.h"
 
 namespace echelon {
@@ -46,7 +47,8 @@ struct ProcessWorld::State {
   std::map<std::pair<std::string, std::vector<int>>, ProcessGroup> groups{};
   // How many calls the rank's thread is in that it may not come back from after a failure.
   std::atomic<int> inside{0};
-  std::optional<Clock::time_point> failed_at{};  // of the listening thread
+  std::optional<Clock::time_point> failed_at{};  // of the listening thread, as the next
+  Suspension suspension{};
   bool is_back = false;                          // the rank's thread, after a failure
 
   struct Inside {
@@ -86,6 +88,7 @@ struct ProcessWorld::State {
       if (stuck && control->reported() && hooks.last_resort) hooks.last_resort();
       return;
     }
+    if (suspension.forgives(Clock::now(), timeout)) return;
     const RankState own = stand();
     if (waits_too_long(own, timeout, [&](int rank) { return control->unheard_seconds(rank); }))
       control->fail({.why = describe_late_wait(own, timeout), .late = true});

@@ -202,6 +202,7 @@ void ThreadJob::abort_locked(int origin, std::string why) {
 }
 
 void ThreadJob::give_up_late_waits() {
+  if (suspension_.forgives(Clock::now(), timeout_)) return;
   const double patience = std::chrono::duration<double>(timeout_).count();
   if (std::none_of(ranks_.begin(), ranks_.end(),
                    [&](const ThreadState& rank) { return rank.recorder.wait_seconds() > patience; }))

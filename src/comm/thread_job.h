@@ -30,6 +30,7 @@
 
 #include "base/error.h"
 #include "comm/flight_recorder.h"
+#include "comm/suspension.h"
 #include "comm/thread_movement.h"
 #include "comm/threads.h"
 #include "tensor/device_stream.h"
@@ -231,6 +232,7 @@ class ThreadJob {
   std::mutex mutex_;
   std::map<std::pair<std::string, std::vector<int>>, Group> groups_;
   bool any_left_ = false;
+  Suspension suspension_;  // the thread's that gives up late waits
   Abort abort_;
   std::atomic<bool> aborted_{false};
 };
