@@ -116,6 +116,24 @@ TEST_F(OfCheckpoints, ARunGoesOnFromTheLastThatIsWhole) {
   EXPECT_TRUE(fs::exists(step(3)));
 }
 
+// What nobody gave again is another run's default.
+TEST_F(OfCheckpoints, WhatARunDoesOtherwiseIsSaid) {
+  train(request_, *data_, {});
+  request_.resume = true;
+  request_.optimizer.total_steps = 4;
+  StartInfo seen;
+  TrainObserver observer;
+  observer.on_start = [&](const StartInfo& start) { seen = start; };
+  request_.optimizer.lr = 0.125;
+  request_.optimizer.clip = 0.5;
+  train(request_, *data_, observer);
+  ASSERT_EQ(seen.notes.size(), 1u);
+  expect_contains(seen.notes.front(), {"goes on with --clip 0.5 (it was 1), --lr 0.125 (it was 0.001)"});
+  request_.optimizer.total_steps = 5;
+  train(request_, *data_, observer);
+  EXPECT_TRUE(seen.notes.empty());
+}
+
 // A later version's is not damaged for all that this one knows: nothing before it is taken in its place.
 TEST_F(OfCheckpoints, OneOfALaterVersionIsNotPassedOver) {
   train(request_, *data_, {});

@@ -14,6 +14,7 @@
 #pragma once
 
 #include <cstdint>
+#include <map>
 #include <memory>
 #include <optional>
 #include <string>
@@ -40,6 +41,9 @@ struct CheckpointInfo {
   std::string data;         // TokenData::fingerprint() of what it was trained on; empty where it is not known
   Compression compression;  // of the gradients; not none only where something is carried over
   int residual_ranks = 0;   // dp ranks whose residuals there are
+  // How it was trained, by flag, so far as a run that goes on may do otherwise without a word: "--lr"
+  // "0.001".
+  std::map<std::string, std::string> settings;
   std::shared_ptr<const TokenizerFiles>
       tokenizer;  // the files of whose ids it has learned; null: none are known
 };

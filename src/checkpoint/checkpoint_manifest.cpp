@@ -24,6 +24,7 @@ constexpr const char* seal_field = "seal";
 // One line for each part of each tensor that each rank wrote.
 constexpr std::int64_t largest_manifest = std::int64_t{1} << 30;
 constexpr const char* data_field = "data";
+constexpr const char* settings_field = "settings";
 constexpr const char* tokenizer_field = "tokenizer";  // its files' checksums
 constexpr const char *byte_ids = "bytes", *token_ids = "tokens";
 
@@ -65,6 +66,8 @@ CheckpointInfo read_info(const json& manifest, const std::string& where) {
   info.trained_on = ids == byte_ids ? TokenData::Kind::text : TokenData::Kind::tokens;
   if (info.step < 0) refuse("{}: damaged: step {}", where, info.step);
   if (manifest.contains(data_field)) info.data = field<std::string>(manifest, data_field, where);
+  if (manifest.contains(settings_field))
+    info.settings = field<std::map<std::string, std::string>>(manifest, settings_field, where);
   if (manifest.contains("compress")) {
     info.compression =
         parse_compression(field<std::string>(manifest, "compress", where), where + ": compress");
@@ -111,6 +114,7 @@ std::string manifest_text(const CheckpointInfo& info, const Checksums& checksums
                 {"checksums", checksums},
                 {"ids", info.trained_on == TokenData::Kind::text ? byte_ids : token_ids}};
   if (!info.data.empty()) manifest[data_field] = info.data;
+  if (!info.settings.empty()) manifest[settings_field] = info.settings;
   if (info.tokenizer != nullptr)
     for (const auto& [name, text] : *info.tokenizer) manifest[tokenizer_field][name] = checksum_of(text);
   if (info.residual_ranks > 0) {

@@ -240,7 +240,7 @@ std::string start_json(const SharedRun& run) {
 }  // namespace
 
 // Beside plan and optimizer, what ranks do together.
-static std::vector<std::string> settings_of(const TrainRequest& r) {
+static std::vector<std::string> common_settings(const TrainRequest& r) {
   return {fmt::format("--val-fraction {}", r.validation_fraction),
           fmt::format("--eval-every {}", r.eval_every),
           fmt::format("--eval-samples {}", r.eval_samples),
@@ -260,7 +260,8 @@ TrainSummary train(const TrainRequest& request, const TokenData& data, const Tra
   std::optional<CheckpointDirectory> directory;  // in the hands of the process that leads
   std::string resumed;
   refuse_different_data(options.processes, data);
-  refuse_different_settings(options.processes, plan, request.optimizer, request.seed, settings_of(request));
+  refuse_different_settings(options.processes, plan, request.optimizer, request.seed,
+                            common_settings(request));
   refuse_together(options.processes, [&] {
     validate(plan);
     const auto pipeline = std::make_shared<PipelineLayout>(plan);
@@ -305,6 +306,8 @@ TrainSummary train(const TrainRequest& request, const TokenData& data, const Tra
       run.start.notes = directory->begin(world.job());
       if (!directory->warning().empty()) run.start.notes.push_back(directory->warning());
     }
+    if (std::string changes = changed_settings(run); !changes.empty())
+      run.start.notes.push_back(std::move(changes));
     if (observer.on_start) observer.on_start(run.start);
     summary = start_summary(run);
     summary.predicted_bubble = predicted.bubble_fraction;

@@ -4,6 +4,7 @@
 #include <map>
 #include <numeric>
 
+#include "spec/plan_fields.h"
 #include "train/dry_run.h"
 
 namespace echelon {
@@ -104,6 +105,28 @@ AsynchronousRun asynchronous_run(const SharedRun& run) {
   return {*run.request.asynchronous, run.resumed.step, run.request.optimizer.total_steps};
 }
 
+static std::map<std::string, std::string> kept_settings(const TrainRequest& request) {
+  const OptimizerOptions& o = request.optimizer;
+  std::map<std::string, std::string> settings{
+      {"--lr", fmt::format("{}", o.lr)},
+      {"--min-lr", fmt::format("{}", o.min_lr)},
+      {"--weight-decay", fmt::format("{}", o.weight_decay)},
+      {"--clip", fmt::format("{}", o.clip)},
+      {"--val-fraction", fmt::format("{}", request.validation_fraction)}};
+  for (const char* name : {"mask", "precision", "seq-len", "global-batch"})
+    settings[std::string("--") + name] = text_of(*find_field(name), request.plan);
+  return settings;
+}
+
+std::string changed_settings(const SharedRun& run) {
+  std::string changes;
+  const auto now = kept_settings(run.request);
+  for (const auto& [flag, before] : run.resumed.settings)
+    if (const auto here = now.find(flag); here != now.end() && here->second != before)
+      changes += fmt::format("{}{} {} (it was {})", changes.empty() ? "" : ", ", flag, here->second, before);
+  return changes.empty() ? changes : "goes on with " + changes;
+}
+
 CheckpointInfo checkpoint_info(const SharedRun& run, std::int64_t step, std::int64_t updates,
                                std::int64_t tokens) {
   CheckpointInfo info;
@@ -114,6 +137,7 @@ CheckpointInfo checkpoint_info(const SharedRun& run, std::int64_t step, std::int
   info.model = run.request.plan.model;
   info.trained_on = run.data.kind();
   info.data = run.data.fingerprint();
+  info.settings = kept_settings(run.request);
   info.compression = run.request.plan.compression;
   info.tokenizer = run.request.tokenizer ? run.request.tokenizer : run.resumed.tokenizer;
   return info;

@@ -48,6 +48,10 @@ void publish(const SharedRun& run, StepRecord record, TrainSummary& summary);
 void publish_fingerprint_of(const SharedRun& run, std::int64_t step, const std::string& fingerprint,
                             TrainSummary& summary);
 
+// A sentence on what a run that goes on does otherwise than the one that wrote its checkpoint; empty:
+// nothing.
+std::string changed_settings(const SharedRun& run);
+
 // What a checkpoint of the run says after so many steps, of which this run has trained on `tokens`.
 CheckpointInfo checkpoint_info(const SharedRun& run, std::int64_t step, std::int64_t updates,
                                std::int64_t tokens);
