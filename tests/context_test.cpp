@@ -1,6 +1,7 @@
 #include <numeric>
 #include <set>
 
+#include "base/begins_document.h"
 #include "context_runs.h"
 #include "overlap_runs.h"
 #include "plan/memory.h"

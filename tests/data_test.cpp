@@ -11,11 +11,11 @@
 #include <nlohmann/json.hpp>
 #include <thread>
 
+#include "base/begins_document.h"
 #include "data/record.h"
 #include "data/tokenize.h"
 #include "data/tokens.h"
 #include "refusals.h"
-#include "spec/packed_documents.h"
 #include "temporary_directory.h"
 
 namespace echelon::data_test {

@@ -19,6 +19,7 @@
 #include <sys/stat.h>
 
 #include "base/atomic_file.h"
+#include "base/begins_document.h"
 #include "base/error.h"
 #include "base/utf8.h"
 #include "data/checksum.h"
@@ -26,7 +27,6 @@
 #include "data/text_input.h"
 #include "data/token_store.h"
 #include "data/tokenize.h"
-#include "spec/packed_documents.h"
 
 namespace echelon {
 

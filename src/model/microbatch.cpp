@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <vector>
 
-#include "spec/packed_documents.h"
+#include "base/begins_document.h"
 #include "tensor/host.h"
 
 namespace echelon {

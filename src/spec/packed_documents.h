@@ -8,9 +8,6 @@
 
 namespace echelon {
 
-// A token's id has this bit too where a document begins, of samples that say so (model/microbatch.h).
-inline constexpr std::int32_t begins_document = std::int32_t{1} << 30;
-
 // A histogram: so many documents of each length in tokens, lengths rising.
 struct DocumentLengths {
   struct Entry {
