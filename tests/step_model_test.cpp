@@ -116,6 +116,21 @@ TEST(ScheduleShelf, ShortSchedulesShowWhatLongOnesHave) {
 }
 
 // The textbook's reasons, as numbers.
+// Tensor cores make products of f32 in TF32 alone, which most programs do not ask for.
+TEST(StepModel, ProductsOfF32AreInTf32WhereAProgramHasThemSo) {
+  const Machine h100 = load_machine("h100");
+  Machine without = h100;
+  without.peak_tf32 = 0;
+  for (const char* name : {"echelon", "torchtitan", "nanotron", "fsdp"})
+    EXPECT_EQ(product_peak(h100, load_software(name), Precision::f32), 66.9e12) << name;
+  const Software current = load_software("current");
+  EXPECT_EQ(product_peak(h100, current, Precision::f32), 494.7e12);
+  EXPECT_EQ(product_peak(without, current, Precision::f32), 66.9e12);
+  EXPECT_EQ(product_peak(h100, current, Precision::bf16), 989.4e12);
+  const OpSeconds plain(h100, load_software("echelon"), Precision::f32), tf32(h100, current, Precision::f32);
+  EXPECT_GT(plain.product(8192, 8192, 8192, 1), 5 * tf32.product(8192, 8192, 8192, 1));
+}
+
 TEST(StepModel, TensorParallelismBelongsInsideANode) {
   StepModel model(workload("llama-3-70b", 512));
   Plan inside = model.workload().plan, across = inside;

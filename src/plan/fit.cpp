@@ -222,7 +222,8 @@ MachineFit fit_machine(const Machine& start, const std::vector<MeasuredProduct>&
   MachineFit fit{start, {}, {}};
   for (const MeasuredProduct& p : products) {
     const double reached = 2 * p.rows * p.depth * p.cols * p.count / p.seconds,
-                 peak = start.peak(p.precision);
+                 peak = p.precision == Precision::f32 ? std::max(start.peak(p.precision), start.peak_tf32)
+                                                      : start.peak(p.precision);
     constexpr double boost = 1.1;  // of clocks, beyond what a data sheet says
     if (peak > 0 && reached > boost * peak)
       refuse(

@@ -37,9 +37,14 @@ double operand_bytes(Precision precision) {
   return 2;
 }
 
+double product_peak(const Machine& machine, const Software& software, Precision precision) {
+  return precision == Precision::f32 && software.tf32 && machine.peak_tf32 > 0 ? machine.peak_tf32
+                                                                               : machine.peak(precision);
+}
+
 OpSeconds::OpSeconds(const Machine& machine, const Software& software, Precision precision)
     : machine_(machine), software_(software) {
-  double peak = machine.peak(precision);
+  const double peak = product_peak(machine, software, precision);
   if (peak <= 0)
     refuse("--precision {}: machine {} does not say how fast it is in it", precision_name(precision),
            machine.name);
@@ -49,7 +54,7 @@ OpSeconds::OpSeconds(const Machine& machine, const Software& software, Precision
                                                           : machine.gemm_efficiency;
   product_flops_ = peak * efficiency * software.product_efficiency;
   const Precision wide = narrow ? Precision::bf16 : precision;
-  attention_flops_ = machine.peak(wide) * software.attention_efficiency *
+  attention_flops_ = product_peak(machine, software, wide) * software.attention_efficiency *
                      (software.older_attention ? machine.older_attention : 1) *
                      (wide == Precision::f32 ? machine.f32_attention : 1);
   result_ = precision == Precision::f32 ? 4 : 2;

@@ -13,6 +13,9 @@ namespace echelon {
 // Of an element that products in this precision read.
 double operand_bytes(Precision precision);
 
+// What a machine's products reach at most, as a program has them made.
+double product_peak(const Machine& machine, const Software& software, Precision precision);
+
 // Prices operations of one training program on one machine.
 class OpSeconds {
  public:

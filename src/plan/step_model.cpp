@@ -373,7 +373,7 @@ Estimate StepModel::estimate_seconds(const Plan& c) {
   const double keys = e.documents ? e.documents->keys : c.model.mean_keys(c.seq_len);
   const double flops = flops_per_token_seeing(c.model, keys) * real(c.seq_len * c.global_batch);
   e.model_tflops_per_gpu = flops / (e.seconds * gpus) / 1e12;
-  e.mfu = e.model_tflops_per_gpu * 1e12 / work_.machine.peak(work_.precision);
+  e.mfu = e.model_tflops_per_gpu * 1e12 / product_peak(work_.machine, work_.software, work_.precision);
   return e;
 }
 

@@ -43,6 +43,7 @@ const std::vector<Field<Machine>>& machine_fields() {
       {"host_memory_bandwidth", &Machine::host_memory_bandwidth},
       {"host_memory_efficiency", &Machine::host_memory_efficiency, 1e-3, 1},
       {"host_devices", &Machine::host_devices, 0, 1e6},
+      {"peak_tf32", &Machine::peak_tf32},
   };
   return fields;
 }

@@ -36,6 +36,7 @@ struct Machine {
   double memory_efficiency = 1;
   double watts = 0;                    // of one device, by its design; 0: not known
   std::array<double, 4> peak_flops{};  // dense FLOP/s by Precision; 0: not there
+  double peak_tf32 = 0;                // of f32 whose products round their operands to TF32; 0: not there
 
   // Products of matrices are made in tiles by `cores` processors at once: a last wave that is not full costs
   // up to a whole one (`wave_rounding` of it), and filling the pipeline of a tile costs as much as

@@ -35,6 +35,7 @@ const std::vector<Field<Software>>& software_fields() {
       {"activation_offload_overlaps", &Software::activation_offload_overlaps},
       {"fused_attention", &Software::fused_attention},
       {"older_attention", &Software::older_attention},
+      {"tf32", &Software::tf32},
       {"pads_vocabulary", &Software::pads_vocabulary},
       {"dropout", &Software::dropout},
       {"sharded_states", &Software::sharded_states},

@@ -73,6 +73,7 @@ struct Software {
   // Attention without its scores in memory (Dao et al. 2022), and only the half that a causal mask leaves.
   bool fused_attention = true;
   bool older_attention = false;  // fused by kernels for the machines before (FlashAttention 2 on H100)
+  bool tf32 = false;             // products of f32 round their operands to TF32, where the machine has that
   bool pads_vocabulary = true;   // each tp rank's part to a multiple of padded_vocabulary_multiple
   bool dropout = false;          // keeps masks of one byte an element
   bool sharded_states = true;    // gradients and parameters of ZeRO 1 travel as reduce_scatter and all_gather
