@@ -76,6 +76,30 @@ TEST(CalibrateFrom, ReadsNcclTests) {
   expect_refusal([&] { read(nccl_head, "all_reduce.txt"); }, {"without a measurement"});
 }
 
+// Of two tests in one file each has its own ranks; srun and mpirun write a rank before each line.
+TEST(CalibrateFrom, ReadsNcclTestsOneBehindAnother) {
+  const auto test = [](const char* name) {
+    return fmt::format(
+        "# Collective test starting: {}\n{}  1048576  262144  float  sum  -1  62.15  16 25 0 61 17 25 0\n",
+        name, nccl_head);
+  };
+  const std::string both = test("all_reduce_perf") + test("all_gather_perf");
+  const Measurements m = read(both, "out.txt");
+  ASSERT_EQ(m.collectives.size(), 2u);
+  for (const MeasuredCollective& one : m.collectives) EXPECT_EQ(one.ranks, 4);
+  EXPECT_EQ(m.collectives[1].verb, Verb::all_gather);
+  EXPECT_EQ(m.collectives[1].hosts, 2);
+  for (const std::string prefix : {"0: ", " 0: ", "[1,0]<stdout>:"}) {
+    std::string labelled;
+    std::istringstream lines(both);
+    for (std::string line; std::getline(lines, line);) labelled += prefix + line + "\n";
+    const Measurements same = read(labelled, "out.txt");
+    ASSERT_EQ(same.collectives.size(), 2u) << prefix;
+    EXPECT_EQ(same.collectives[1].ranks, 4);
+    EXPECT_DOUBLE_EQ(same.collectives[1].seconds, m.collectives[1].seconds);
+  }
+}
+
 TEST(CalibrateFrom, ReadsProducts) {
   const Measurements m = read("m,n,k,precision,us\n4096,8192,1024,bf16,100\n64,64,64,fp8,5.5\n", "gemm.csv");
   ASSERT_EQ(m.products.size(), 2u);
@@ -94,7 +118,8 @@ TEST(CalibrateFrom, ReadsProducts) {
   expect_refusal([] { read("m,n,k,us\n1,2,3\n", "a.csv"); }, {"line 2", "3 columns", "header 4"});
   expect_refusal([] { read("m,n,k\n1,2,3\n", "a.csv"); }, {"how long", "tflops"});
   expect_refusal([] { read("m,n,k,us,colour\n1,2,3,4,5\n", "a.csv"); }, {"colour"});
-  expect_refusal([] { read("m,n,k,us,us\n1,2,3,4,5\n", "a.csv"); }, {"column 4", "two columns"});
+  expect_refusal([] { read("m,n,k,us,us\n1,2,3,4,5\n", "a.csv"); }, {"column 5", "two columns"});
+  EXPECT_EQ(read("\xef\xbb\xbf# from a spreadsheet\nm,n,k,us\n1,2,3,4\n", "a.csv").products.size(), 1u);
   expect_refusal([] { read("\"a,b\n", "a.csv"); }, {"line 1", "quote"});
   expect_refusal([] { read("some words\n", "notes.txt"); }, {"notes.txt", "nccl-tests", "torchtitan"});
   expect_refusal([] { read("", "empty.txt"); }, {"empty.txt", "nccl-tests"});
@@ -109,6 +134,17 @@ TEST(CalibrateFrom, AProductAboveThePeakIsRefused) {
   };
   expect_refusal([&] { fit("6000"); }, {"a.csv, line 3", "6000 TFLOP/s", "peak of h100", "bf16", "unit"});
   EXPECT_EQ(fit("680").products.size(), 2u);
+}
+
+TEST(CalibrateFrom, AStepAboveThePeakIsRefused) {
+  const auto fit = [](const char* seconds) {
+    const Measurements m = read(
+        std::string("gpus,global-batch,seq-len,zero,recompute,seconds\n8,128,8192,3,full,") + seconds + "\n",
+        "a.csv", "llama-3-8b");
+    return fit_software(load_software("torchtitan"), usual_numbers(), load_machine("h100"), m.steps);
+  };
+  expect_refusal([&] { fit("0.0001"); }, {"a.csv, line 2", "TFLOP/s", "peak of h100", "bf16", "seconds"});
+  EXPECT_EQ(fit("16").steps.size(), 1u);
 }
 
 TEST(CalibrateFrom, ReadsSteps) {
@@ -185,6 +221,119 @@ TEST(CalibrateFrom, ReadsMegatronsLogs) {
   expect_refusal(
       [&] { read(arguments + "elapsed time per iteration (ms): soon |\n", "megatron.log", "llama-2-7b"); },
       {"megatron.log, line 14, column 34", "no number behind"});
+}
+
+// What a plan has is mapped; what none has is refused by its name, unless a remark says what comes nearest.
+TEST(CalibrateFrom, ReadsMegatronsArguments) {
+  using Arguments = std::map<std::string, std::string>;
+  const auto log = [](const Arguments& more) {
+    Arguments all{{"tensor_model_parallel_size", "2"},
+                  {"pipeline_model_parallel_size", "1"},
+                  {"context_parallel_size", "1"},
+                  {"micro_batch_size", "1"},
+                  {"global_batch_size", "512"},
+                  {"seq_length", "8192"},
+                  {"world_size", "64"},
+                  {"sequence_parallel", "True"},
+                  {"use_distributed_optimizer", "True"},
+                  {"bf16", "True"},
+                  {"num_layers", "32"}};
+    for (const auto& [key, value] : more) all[key] = value;
+    std::string text;
+    for (const auto& [key, value] : all) text += fmt::format("  {} ...... {}\n", key, value);
+    return text + " iteration 1/ 100 | elapsed time per iteration (ms): 5000.0 |\n";
+  };
+  const auto step = [&](const Arguments& more) {
+    return read(log(more), "megatron.log", "llama-3-8b").steps.at(0);
+  };
+  EXPECT_EQ(step({}).precision, Precision::bf16);
+  EXPECT_EQ(step({{"fp4", "e2m1"}}).precision, Precision::fp4);
+  EXPECT_EQ(step({{"fp8", "hybrid"}}).precision, Precision::fp8);
+  EXPECT_EQ(step({{"bf16", "False"}, {"fp16", "False"}}).precision, Precision::f32);
+  EXPECT_EQ(step({{"bf16", "False"}, {"fp16", "True"}}).precision, Precision::bf16);
+  const Arguments selective{{"recompute_granularity", "selective"}};
+  const auto recomputed = [&](const char* modules) {
+    Arguments all = selective;
+    all["recompute_modules"] = modules;
+    return step(all).plan.recompute;
+  };
+  EXPECT_EQ(step(selective).plan.recompute, Recompute::selective);
+  EXPECT_EQ(recomputed("['core_attn']"), Recompute::selective);
+  EXPECT_EQ(recomputed("['mlp']"), parse_recompute("mlp", ""));
+  expect_refusal([&] { recomputed("['mlp', 'layernorm']"); },
+                 {"megatron.log, line", "recompute_modules ['mlp', 'layernorm']", "# echelon: recompute="});
+  expect_refusal(
+      [&] {
+        step({{"recompute_granularity", "full"}, {"recompute_method", "block"}});
+      },
+      {"recompute_method block"});
+  for (const auto& [strategy, zero] :
+       {std::pair{"no_shard", 0}, {"optim", 1}, {"optim_grads", 2}, {"optim_grads_params", 3}})
+    EXPECT_EQ(step({{"use_megatron_fsdp", "True"}, {"data_parallel_sharding_strategy", strategy}}).plan.zero,
+              zero);
+  EXPECT_EQ(step({{"use_torch_fsdp2", "True"}, {"torch_fsdp2_reshard_after_forward", "False"}}).plan.zero, 2);
+  EXPECT_EQ(step({{"num_distributed_optimizer_instances", "2"}}).plan.hsdp, 2);
+  for (const auto& [kind, meant] : {std::pair{"['p2p']", ContextKind::ring},
+                                    {"['a2a']", ContextKind::ulysses},
+                                    {"['all_gather']", ContextKind::allgather}})
+    EXPECT_EQ(step({{"context_parallel_size", "4"}, {"cp_comm_type", kind}}).plan.context_kind, meant)
+        << kind;
+  const Arguments both_kinds{{"context_parallel_size", "4"}, {"cp_comm_type", "['a2a+p2p']"}};
+  expect_refusal([&] { step(both_kinds); }, {"cp_comm_type ['a2a+p2p']", "cp-kind"});
+  EXPECT_EQ(read("# echelon: cp-kind=ulysses\n" + log(both_kinds), "megatron.log", "llama-3-8b")
+                .steps.at(0)
+                .plan.context_kind,
+            ContextKind::ulysses);
+  EXPECT_EQ(step({{"optimizer_cpu_offload", "True"}, {"optimizer_offload_fraction", "1.0"}}).plan.offload,
+            Offload::optimizer);
+  EXPECT_EQ(step({{"cpu_offloading_num_layers", "31"}}).plan.offload, Offload::activations);
+  expect_refusal([&] { step({{"cpu_offloading_num_layers", "8"}}); }, {"cpu_offloading_num_layers 8"});
+  expect_refusal(
+      [&] {
+        step({{"optimizer_cpu_offload", "True"}, {"optimizer_offload_fraction", "0.5"}});
+      },
+      {"optimizer_offload_fraction 0.5"});
+  const auto laid_out = [&](const char* layout) {
+    return step({{"pipeline_model_parallel_size", "2"}, {"pipeline_model_parallel_layout", layout}}).plan;
+  };
+  EXPECT_EQ(laid_out("Et*20|t*12L").layers_per_stage, (std::vector<std::int64_t>{20, 12}));
+  const Plan chunked = laid_out("Et*8|(tttt,tttt|)*2,t*8L");
+  EXPECT_EQ(chunked.layers_per_stage, (std::vector<std::int64_t>{8, 8, 8, 8}));
+  EXPECT_EQ(chunked.schedule, "interleaved");
+  EXPECT_EQ(chunked.chunks, 2);
+  expect_refusal([&] { laid_out("Et*20|x*12L"); }, {"pipeline_model_parallel_layout", "layers-per-stage"});
+  expect_refusal(
+      [&] {
+        step({{"pipeline_model_parallel_size", "2"}, {"decoder_first_pipeline_num_layers", "20"}});
+      },
+      {"decoder_first_pipeline_num_layers 20"});
+}
+
+TEST(CalibrateFrom, ReadsTorchtitansPipelinesAndPrecisions) {
+  const auto log = [](const char* schedule, int accumulation, const char* more) {
+    return fmt::format(
+        "Building device mesh with parallelism: pp=4, dp_replicate=1, dp_shard=16, cp=1, tp=1, ep=1, "
+        "etp=1\n{}"
+        "Using pipeline schedule {} with 16 microbatches and 8 stages.\n"
+        "Trainer is initialized with local batch size 32, global batch size {}, gradient accumulation steps "
+        "{}, "
+        "sequence length 8192, total steps 100 (warmup 2)\nstep:  1  loss: 12.2  tps: 7,000  tflops: 400.0\n",
+        more, schedule, 512 * accumulation, accumulation);
+  };
+  const auto step = [](const std::string& text) { return read(text, "titan.log", "llama-3-8b").steps.at(0); };
+  const MeasuredStep plain = step(log("Interleaved1F1B", 1, ""));
+  EXPECT_EQ(plain.plan.micro_batch, 2);
+  EXPECT_EQ(plain.plan.schedule, "interleaved");
+  EXPECT_EQ(plain.plan.chunks, 2);
+  EXPECT_EQ(plain.precision, Precision::bf16);
+  EXPECT_EQ(step(log("ZBVZeroBubble", 1, "")).plan.schedule, "zb-v");
+  for (const char* scaled :
+       {"Float8 tensorwise scaled training active\n", "Float8 training active with recipe rowwise\n",
+        "MX training active with recipe mxfp8_cublas\n"})
+    EXPECT_EQ(step(log("Interleaved1F1B", 1, scaled)).precision, Precision::fp8) << scaled;
+  expect_refusal([&] { step(log("PipelineScheduleMulti", 1, "")); },
+                 {"titan.log, line 2", "PipelineScheduleMulti", "# echelon: schedule="});
+  expect_refusal([&] { step(log("Interleaved1F1B", 2, "")); }, {"gradient accumulation steps 2", "legal: 1"});
 }
 
 TEST(CalibrateFrom, ReadsTorchtitansLogs) {

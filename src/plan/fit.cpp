@@ -92,6 +92,17 @@ double collective_seconds(const Machine& machine, const MeasuredCollective& c) {
   return OpSeconds(m, plain, Precision::bf16).collective(c.verb, c.bytes, c.ranks, 1);
 }
 
+// RequestError for a rate that the machine cannot reach; `question` asks what may be wrong.
+void check_peak(const Machine& machine, Precision precision, double flops_per_second,
+                const std::string& where, const char* question) {
+  constexpr double boost = 1.1;  // of clocks, beyond what a data sheet says
+  const double plain = machine.peak(precision),
+               peak = precision == Precision::f32 ? std::max(plain, machine.peak_tf32) : plain;
+  if (peak > 0 && flops_per_second > boost * peak)
+    refuse("{}: {:.4g} TFLOP/s are above the peak of {}, {:.4g} in {}; {}", where, flops_per_second / 1e12,
+           machine.name, peak / 1e12, precision_name(precision), question);
+}
+
 std::vector<MachineKnob> product_knobs(const std::vector<MeasuredProduct>& products) {
   std::vector<MachineKnob> knobs{
       {[](Machine& m) -> double& { return m.gemm_half_depth; }, 1, 1, 5000},
@@ -221,15 +232,8 @@ MachineFit fit_machine(const Machine& start, const std::vector<MeasuredProduct>&
                        const std::vector<MeasuredCollective>& collectives) {
   MachineFit fit{start, {}, {}};
   for (const MeasuredProduct& p : products) {
-    const double reached = 2 * p.rows * p.depth * p.cols * p.count / p.seconds,
-                 peak = p.precision == Precision::f32 ? std::max(start.peak(p.precision), start.peak_tf32)
-                                                      : start.peak(p.precision);
-    constexpr double boost = 1.1;  // of clocks, beyond what a data sheet says
-    if (peak > 0 && reached > boost * peak)
-      refuse(
-          "{}: {:.4g} TFLOP/s are above the peak of {}, {:.4g} in {}; is the time in the unit that its "
-          "column says?",
-          p.where, reached / 1e12, start.name, peak / 1e12, precision_name(p.precision));
+    check_peak(start, p.precision, 2 * p.rows * p.depth * p.cols * p.count / p.seconds, p.where,
+               "is the time in the unit that its column says?");
   }
   if (!products.empty()) {
     fit.machine = fit_rows(
@@ -357,7 +361,7 @@ StepChoice most_telling_steps(const Software& start, const std::vector<Knob>& kn
   return choice;
 }
 
-double priced_seconds(const Software& software, const Machine& machine, const MeasuredStep& step) {
+static Estimate priced(const Software& software, const Machine& machine, const MeasuredStep& step) {
   Workload work;
   work.plan = step.plan;
   work.precision = step.precision;
@@ -366,11 +370,20 @@ double priced_seconds(const Software& software, const Machine& machine, const Me
   StepModel model(work);
   if (const std::string problem = model.schedule_problem(step.plan); !problem.empty())
     refuse("{}: {}", step.where, problem);
-  return model.estimate_seconds(step.plan).seconds;
+  return model.estimate_seconds(step.plan);
+}
+
+double priced_seconds(const Software& software, const Machine& machine, const MeasuredStep& step) {
+  return priced(software, machine, step).seconds;
 }
 
 SoftwareFit fit_software(const Software& start, const std::vector<Knob>& knobs, const Machine& machine,
                          const std::vector<MeasuredStep>& steps) {
+  for (const MeasuredStep& step : steps) {
+    const Estimate e = priced(start, machine, step);
+    check_peak(machine, step.precision, 1e12 * e.model_tflops_per_gpu * e.seconds / step.seconds, step.where,
+               "are its seconds, its batch and its number of devices right?");
+  }
   SoftwareFit fit{fitted(start, knobs, machine, steps), {}};
   const std::vector<double> before = seconds_of(start, machine, steps),
                             after = seconds_of(fit.software, machine, steps);

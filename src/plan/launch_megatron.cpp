@@ -3,6 +3,7 @@
 
 #include "base/units.h"
 #include "plan/launch_parts.h"
+#include "plan/program_names.h"
 
 namespace echelon {
 namespace {
@@ -96,17 +97,14 @@ std::string hybrid_pattern(const LaunchRequest& r) {
 }
 
 std::string recompute_modules(const LaunchRequest& r) {
-  for (const auto& [name, module] :
-       {std::pair{"selective", "core_attn"}, {"mlp", "mlp"}, {"moe", "moe"}, {"mla_up_proj", "mla_up_proj"}})
-    if (r.is_recompute(name)) return module;
+  for (const ProgramName& one : megatron_recompute_modules)
+    if (r.is_recompute(one.ours)) return std::string(one.theirs);
   not_launched(r, "--recompute {}: does not run it; legal: none, selective, full, mlp, moe",
                recompute_name(r.plan().recompute));
 }
 
-const char* context_communication(const Plan& plan) {
-  return plan.context_kind == ContextKind::ulysses     ? "a2a"
-         : plan.context_kind == ContextKind::allgather ? "all_gather"
-                                                       : "p2p";
+std::string sharding_strategy(const Plan& plan) {
+  return theirs(megatron_sharding_strategies, fmt::format("{}", plan.zero));
 }
 
 // The mesh and what is sharded, by the names that both programs have.
@@ -120,7 +118,8 @@ Settings mesh_settings(const LaunchRequest& r) {
     s.emplace_back("expert-model-parallel-size", fmt::format("{}", mesh.ep));
     s.emplace_back("expert-tensor-parallel-size", fmt::format("{}", mesh.expert_cut()));
   }
-  if (mesh.cp() > 1) s.emplace_back("cp-comm-type", context_communication(plan));
+  if (mesh.cp() > 1)
+    s.emplace_back("cp-comm-type", theirs(megatron_context_communication, name_of(plan.context_kind)));
   if (plan.shards_sequence()) s.emplace_back("sequence-parallel", "");
   if (is_hybrid(r))
     s.emplace_back("hybrid-layer-pattern", hybrid_pattern(r));
@@ -234,11 +233,10 @@ Settings sharding_settings(const LaunchRequest& r) {
   if (!offloads && plan.zero_stage() == 0) return {{"overlap-grad-reduce", ""}};
   Settings s{{"use-distributed-optimizer", ""}, {"overlap-grad-reduce", ""}, {"overlap-param-gather", ""}};
   if (plan.zero >= 2)
-    s.insert(s.end(),
-             {{"use-megatron-fsdp", ""},
-              {"data-parallel-sharding-strategy", plan.zero == 2 ? "optim_grads" : "optim_grads_params"},
-              {"ckpt-format", "fsdp_dtensor"},
-              {"no-gradient-accumulation-fusion", ""}});
+    s.insert(s.end(), {{"use-megatron-fsdp", ""},
+                       {"data-parallel-sharding-strategy", sharding_strategy(plan)},
+                       {"ckpt-format", "fsdp_dtensor"},
+                       {"no-gradient-accumulation-fusion", ""}});
   if (plan.hsdp > 1) s.emplace_back("num-distributed-optimizer-instances", fmt::format("{}", plan.hsdp));
   if (offloads)
     s.insert(s.end(), {{"optimizer-cpu-offload", ""},
@@ -325,7 +323,7 @@ std::vector<LaunchFile> launch_megatron_bridge(const LaunchRequest& r) {
   if (plan.hsdp > 1) text += fmt::format("  num_distributed_optimizer_instances: {}\n", plan.hsdp);
   if (fsdp)
     text += fmt::format("  use_megatron_fsdp: true\n  data_parallel_sharding_strategy: {}\n",
-                        plan.zero == 2 ? "optim_grads" : "optim_grads_params");
+                        sharding_strategy(plan));
   text += fmt::format("optimizer:\n  use_distributed_optimizer: {}\n", shards);
   if (offloads)
     text +=

@@ -22,7 +22,9 @@ struct LaunchRequest {
   int ranks_of_node() const {
     return std::min<int>(work.machine.devices_of_host(), static_cast<int>(plan().mesh.num_ranks()));
   }
-  bool is_recompute(const char* name) const { return plan().recompute == parse_recompute(name, "recompute"); }
+  bool is_recompute(std::string_view name) const {
+    return plan().recompute == parse_recompute(std::string(name), "recompute");
+  }
 };
 
 // RequestError: "--launch-for torchtitan: does not run ZeRO 1; legal: ..."

@@ -5,6 +5,7 @@
 
 #include "base/json_text.h"
 #include "plan/launch_parts.h"
+#include "plan/program_names.h"
 #include "schedule/schedules.h"
 #include "schedule/text.h"
 #include "spec/model_spec.h"
@@ -111,14 +112,9 @@ std::vector<LaunchFile> launch_torchtitan(const LaunchRequest& r) {
       mesh.tp(), mesh.cp(), plan.context_kind == ContextKind::ring ? "alltoall" : "allgather", mesh.pp());
   std::vector<LaunchFile> files;
   if (mesh.pp() > 1) {
-    const char* own = plan.schedule == "1f1b"          ? "1F1B"
-                      : plan.schedule == "gpipe"       ? "GPipe"
-                      : plan.schedule == "interleaved" ? "Interleaved1F1B"
-                      : plan.schedule == "zb-v"        ? "ZBVZeroBubble"
-                                                       : nullptr;
-    text +=
-        fmt::format("pipeline_parallel_schedule = \"{}\"\n", own != nullptr ? own : "PipelineScheduleMulti");
-    if (own == nullptr) {
+    const std::string own = theirs(torch_schedules, plan.schedule);
+    text += fmt::format("pipeline_parallel_schedule = \"{}\"\n", own.empty() ? "PipelineScheduleMulti" : own);
+    if (own.empty()) {
       text += "pipeline_parallel_schedule_csv = \"schedule.csv\"\n";
       files.push_back(
           {"schedule.csv", to_csv(make_schedule(plan.schedule, mesh.pp(),

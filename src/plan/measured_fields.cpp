@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <regex>
 #include <sstream>
 
 #include "base/error.h"
@@ -23,6 +24,14 @@ std::string flag_name(std::string key) {
 std::string FilePlace::text() const {
   return fmt::format("--from {}, line {}{}", file, line,
                      column > 0 ? fmt::format(", column {}", column) : "");
+}
+
+std::size_t rank_prefix(const std::string& line) {
+  static const std::regex prefix(R"( *[0-9]+: |\[[0-9]+,[0-9]+\]<std(out|err)>:)");
+  std::smatch found;
+  return std::regex_search(line, found, prefix, std::regex_constants::match_continuous)
+             ? static_cast<std::size_t>(found.length())
+             : 0;
 }
 
 bool read_remark(const std::string& line, const std::string& where, GivenFields& into) {

@@ -22,6 +22,10 @@ struct GivenField {
 };
 using GivenFields = std::map<std::string, GivenField>;  // by flag, without dashes; "gpus" and "precision" too
 
+// How many characters of a line are the rank that a launcher writes before it: "0: " of srun --label,
+// "[1,0]<stdout>:" of mpirun --tag-output.
+std::size_t rank_prefix(const std::string& line);
+
 // Those of a line "# echelon: KEY=VALUE ..."; false: it is none.
 bool read_remark(const std::string& line, const std::string& where, GivenFields& into);
 

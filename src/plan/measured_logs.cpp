@@ -1,5 +1,6 @@
 // Logs of training programs: a step from the lines that they print, and what they say of its configuration.
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <cctype>
@@ -7,12 +8,14 @@
 #include <functional>
 #include <map>
 #include <optional>
+#include <regex>
 #include <sstream>
 
 #include "base/error.h"
 #include "base/median.h"
 #include "base/parse_number.h"
 #include "plan/measured_fields.h"
+#include "plan/program_names.h"
 
 namespace echelon {
 namespace {
@@ -83,6 +86,14 @@ std::vector<double> numbers(const Log& log, const std::string& key) {
 
 bool is_of_word(char c) { return c == '_' || std::isalnum(static_cast<unsigned char>(c)) != 0; }
 
+// Of what the log says and no plan has: a remark may say what comes nearest. RequestError unless one does.
+void refuse_unless_given(const Log& log, const std::string& field, std::size_t line,
+                         const std::string& said) {
+  if (!log.fields.contains(field))
+    refuse("{}: {} is not priced; give what comes nearest, as in \"# echelon: {}=...\"",
+           FilePlace{log.file, line + 1}.text(), said, field);
+}
+
 // The digits behind a key that no word ends with; empty where there are none.
 std::string digits_behind(const std::string& line, const std::string& key) {
   for (std::size_t at = 0; (at = line.find(key, at)) != std::string::npos; ++at) {
@@ -100,8 +111,7 @@ std::optional<std::pair<std::string, std::string>> argument_of(const std::string
   if (dots == std::string::npos) return {};
   std::size_t name = dots;
   while (name > 0 && is_of_word(line[name - 1])) --name;
-  const std::size_t rank = line.find_first_not_of("0123456789");
-  const std::size_t begin = rank > 0 && line.compare(rank, 2, ": ") == 0 ? rank + 2 : 0;
+  const std::size_t begin = rank_prefix(line);
   std::size_t value = line.find_first_not_of('.', dots + 1);
   if (name == dots || line.find_first_not_of(" \t", begin) != name || value == std::string::npos ||
       line[value] != ' ')
@@ -111,49 +121,197 @@ std::optional<std::pair<std::string, std::string>> argument_of(const std::string
   return std::pair{line.substr(name, dots - name), end > value ? line.substr(value, end - value) : ""};
 }
 
-void read_megatron_arguments(Log& log) {
-  static const std::map<std::string, std::string> same{{"tensor_model_parallel_size", "tp"},
-                                                       {"pipeline_model_parallel_size", "pp"},
-                                                       {"context_parallel_size", "cp"},
-                                                       {"expert_model_parallel_size", "ep"},
-                                                       {"micro_batch_size", "micro-batch"},
-                                                       {"global_batch_size", "global-batch"},
-                                                       {"seq_length", "seq-len"},
-                                                       {"world_size", "gpus"}};
-  std::map<std::string, std::pair<std::string, std::size_t>> said;
-  for (std::size_t i = 0; i < log.lines.size(); ++i) {
-    const auto argument = argument_of(log.lines[i]);
-    if (!argument) continue;
-    said[argument->first] = {argument->second, i};
-    if (const auto found = same.find(argument->first); found != same.end())
-      give(log, found->second, argument->second, i);
+// What a log of Megatron says of its arguments, each with its line.
+class MegatronLog {
+ public:
+  explicit MegatronLog(Log& log) : log_(log) {
+    for (std::size_t i = 0; i < log.lines.size(); ++i)
+      if (auto argument = argument_of(log.lines[i]))
+        said_[argument->first] = {std::move(argument->second), i};
   }
-  const auto value = [&](const char* key) {
-    const auto found = said.find(key);
-    return found == said.end() || found->second.first == "None" ? std::string() : found->second.first;
-  };
-  const auto line = [&](const char* key) { return said.at(key).second; };
-  if (!value("sequence_parallel").empty())
-    give(log, "sp", value("sequence_parallel") == "True" ? "on" : "off", line("sequence_parallel"));
-  if (value("use_megatron_fsdp") == "True" || value("use_torch_fsdp2") == "True")
-    give(log, "zero", "3",
-         line(value("use_megatron_fsdp") == "True" ? "use_megatron_fsdp" : "use_torch_fsdp2"));
-  else if (!value("use_distributed_optimizer").empty())
-    give(log, "zero", value("use_distributed_optimizer") == "True" ? "1" : "0",
-         line("use_distributed_optimizer"));
-  if (const std::string chunks = value("virtual_pipeline_model_parallel_size"); !chunks.empty()) {
-    give(log, "schedule", "interleaved", line("virtual_pipeline_model_parallel_size"));
-    give(log, "chunks", chunks, line("virtual_pipeline_model_parallel_size"));
+
+  void read() {
+    for (const auto& [key, field] : {std::pair{"tensor_model_parallel_size", "tp"},
+                                     {"pipeline_model_parallel_size", "pp"},
+                                     {"context_parallel_size", "cp"},
+                                     {"expert_model_parallel_size", "ep"},
+                                     {"micro_batch_size", "micro-batch"},
+                                     {"global_batch_size", "global-batch"},
+                                     {"seq_length", "seq-len"},
+                                     {"world_size", "gpus"}})
+      give_value(field, key, value(key));
+    if (has("sequence_parallel"))
+      give_value("sp", "sequence_parallel", is("sequence_parallel", "True") ? "on" : "off");
+    const std::string cut = value("expert_tensor_parallel_size");
+    if (has("num_experts") && cut != value("tensor_model_parallel_size"))
+      give_value("etp", "expert_tensor_parallel_size", cut);
+    read_context();
+    read_sharding();
+    read_stages();
+    read_recompute();
+    read_offload();
+    read_precision();
   }
-  if (const std::string kind = value("recompute_granularity"); kind == "full" || kind == "selective")
-    give(log, "recompute", kind, line("recompute_granularity"));
-  if (!value("fp8").empty()) give(log, "precision", "fp8", line("fp8"));
-}
+
+ private:
+  std::string value(const std::string& key) const {
+    const auto found = said_.find(key);
+    return found == said_.end() || found->second.first == "None" ? std::string() : found->second.first;
+  }
+  bool has(const std::string& key) const { return !value(key).empty(); }
+  bool is(const std::string& key, const char* what) const { return value(key) == what; }
+  // Of a list of one: "['p2p']".
+  std::string only(const std::string& key) const {
+    std::string text = value(key);
+    if (text.find(',') != std::string::npos) return text;
+    std::erase_if(text, [](char c) { return c == '[' || c == ']' || c == '\'' || c == '"' || c == ' '; });
+    return text;
+  }
+
+  void give_value(const char* field, const std::string& key, const std::string& text) {
+    if (!text.empty()) give(log_, field, text, said_.at(key).second);
+  }
+  // By the program's name for it: one that no plan has is refused.
+  template <class Table>
+  void give_name(const char* field, const std::string& key, const Table& table, const std::string& theirs) {
+    if (const std::string name = ours(table, theirs); !name.empty())
+      give_value(field, key, name);
+    else
+      refuse_argument(field, key);
+  }
+  void refuse_argument(const char* field, const std::string& key) const {
+    const auto& [text, line] = said_.at(key);
+    refuse_unless_given(log_, field, line, key + " " + text);
+  }
+
+  void read_context() {
+    if (has("context_parallel_size") && !is("context_parallel_size", "1") && has("cp_comm_type"))
+      give_name("cp-kind", "cp_comm_type", megatron_context_communication, only("cp_comm_type"));
+  }
+
+  void read_sharding() {
+    const std::string strategy = "data_parallel_sharding_strategy";
+    if (is("use_megatron_fsdp", "True") && has(strategy))
+      give_name("zero", strategy, megatron_sharding_strategies, value(strategy));
+    else if (is("use_megatron_fsdp", "True"))
+      give_value("zero", "use_megatron_fsdp", "3");
+    else if (is("use_torch_fsdp2", "True"))
+      give_value("zero", "use_torch_fsdp2", is("torch_fsdp2_reshard_after_forward", "False") ? "2" : "3");
+    else if (has("use_distributed_optimizer"))
+      give_value("zero", "use_distributed_optimizer", is("use_distributed_optimizer", "True") ? "1" : "0");
+    give_value("hsdp", "num_distributed_optimizer_instances", value("num_distributed_optimizer_instances"));
+  }
+
+  // "Et*6|(tt|)*3tL": the layers of each stage, in the order of the model.
+  std::vector<std::int64_t> layout() const {
+    std::string text = value("pipeline_model_parallel_layout");
+    std::erase(text, ',');
+    // As it unrolls them: groups first, then single letters.
+    static const std::regex repeated_groups(R"(\(([^)]+)\)\*([0-9]+))"), repeated_letters(R"((.)\*([0-9]+))");
+    constexpr std::size_t most = 100'000;  // characters, of a text that someone else wrote
+    for (const std::regex* repeated : {&repeated_groups, &repeated_letters})
+      for (std::smatch found; text.size() < most && std::regex_search(text, found, *repeated);) {
+        const std::string once = found[1];
+        const auto times = static_cast<std::size_t>(std::stoll(found[2].str().substr(0, 6)));
+        if (once.size() * times > most) return {};
+        std::string all;
+        for (std::size_t i = 0; i < times; ++i) all += once;
+        text = found.prefix().str() + all + found.suffix().str();
+      }
+    if (text.find_first_not_of("EtmL|") != std::string::npos) return {};
+    std::vector<std::int64_t> stages(1);
+    for (const char c : text) {
+      if (c == '|') stages.push_back(0);
+      if (c == 't') ++stages.back();
+    }
+    return stages;
+  }
+
+  // MEM*|EM-E: a letter for each layer; modules that predict one more token stand behind a slash.
+  std::vector<std::int64_t> pattern() const {
+    const std::string text = value("hybrid_layer_pattern");
+    std::vector<std::int64_t> stages(1);
+    for (const char c : text.substr(0, text.find('/'))) {
+      if (c == '|')
+        stages.push_back(0);
+      else
+        ++stages.back();
+    }
+    return stages;
+  }
+
+  void give_stages(const std::string& key, const std::vector<std::int64_t>& stages) {
+    if (stages.empty()) refuse_argument("layers-per-stage", key);
+    give_value("layers-per-stage", key, fmt::format("{}", fmt::join(stages, ",")));
+    const auto ranks = parse_number<std::size_t>(key, value("pipeline_model_parallel_size"));
+    if (ranks == 0 || stages.size() <= ranks || stages.size() % ranks != 0) return;
+    give_value("schedule", key, "interleaved");
+    give_value("chunks", key, fmt::format("{}", stages.size() / ranks));
+  }
+
+  void read_stages() {
+    if (!has("pipeline_model_parallel_size") || is("pipeline_model_parallel_size", "1")) return;
+    if (const std::string key = "pipeline_model_parallel_layout"; has(key)) give_stages(key, layout());
+    if (const std::string key = "hybrid_layer_pattern"; value(key).find('|') != std::string::npos)
+      give_stages(key, pattern());
+    for (const char* uneven : {"decoder_first_pipeline_num_layers", "decoder_last_pipeline_num_layers"})
+      if (has(uneven)) refuse_argument("layers-per-stage", uneven);
+    for (const char* uneven :
+         {"account_for_embedding_in_pipeline_split", "account_for_loss_in_pipeline_split"})
+      if (is(uneven, "True")) refuse_argument("layers-per-stage", uneven);
+    if (const std::string key = "virtual_pipeline_model_parallel_size"; has(key)) {
+      give_value("schedule", key, "interleaved");
+      give_value("chunks", key, value(key));
+    }
+  }
+
+  void read_recompute() {
+    if (is("recompute_granularity", "full")) {
+      if (is("recompute_method", "block")) refuse_argument("recompute", "recompute_method");
+      give_value("recompute", "recompute_granularity", "full");
+    } else if (is("recompute_granularity", "selective") && has("recompute_modules")) {
+      give_name("recompute", "recompute_modules", megatron_recompute_modules, only("recompute_modules"));
+    } else if (is("recompute_granularity", "selective")) {  // its default, and all that it was
+      give_value("recompute", "recompute_granularity", "selective");
+    }
+  }
+
+  void read_offload() {
+    const std::string whole = "optimizer_cpu_offload", part = "optimizer_offload_fraction",
+                      layers = "cpu_offloading_num_layers";
+    const bool optimizer = is(whole, "True"), activations = has(layers) && !is(layers, "0");
+    if (optimizer && has(part) && parse_number<double>(part, value(part)) != 1)
+      refuse_argument("offload", part);
+    // All but the last one's, which is the most that it takes.
+    if (activations && has("num_layers") &&
+        parse_number<std::int64_t>(layers, value(layers)) + 1 !=
+            parse_number<std::int64_t>("num_layers", value("num_layers")))
+      refuse_argument("offload", layers);
+    if (optimizer || activations)
+      give_value("offload", optimizer ? whole : layers,
+                 !activations ? "optimizer"
+                 : optimizer  ? "both"
+                              : "activations");
+  }
+
+  // What is neither is f32; fp16 has the bytes and the rate of bf16.
+  void read_precision() {
+    if (has("fp4"))
+      give_value("precision", "fp4", "fp4");
+    else if (has("fp8"))
+      give_value("precision", "fp8", "fp8");
+    else if (is("bf16", "False") && !is("fp16", "True"))
+      give_value("precision", "bf16", "f32");
+  }
+
+  Log& log_;
+  std::map<std::string, std::pair<std::string, std::size_t>> said_;
+};
 
 std::optional<double> megatron_seconds(Log& log) {
   const std::vector<double> ms = numbers(log, "elapsed time per iteration (ms):");
   if (ms.empty()) return {};
-  read_megatron_arguments(log);
+  MegatronLog(log).read();
   return usual(ms) / 1000;
 }
 
@@ -188,6 +346,42 @@ std::optional<double> nanotron_seconds(Log& log) {
   return usual(ms) / 1000;
 }
 
+// "Using pipeline schedule Interleaved1F1B with 16 microbatches and 8 stages.": its local batch is that of
+// all of them.
+void read_torchtitans_pipeline(Log& log) {
+  const auto number = [&](const char* field) {
+    const GivenField& one = log.fields.at(field);
+    return parse_number<std::int64_t>(one.where, one.value);
+  };
+  for (std::size_t i = 0; i < log.lines.size(); ++i) {
+    const std::string begin = "Using pipeline schedule ";
+    const std::size_t at = log.lines[i].find(begin);
+    if (at == std::string::npos || !log.fields.contains("local-batch") || !log.fields.contains("pp"))
+      continue;
+    std::string name, with, microbatches, of, stages;
+    std::istringstream(log.lines[i].substr(at + begin.size())) >> name >> with >> microbatches >> with >>
+        of >> stages;
+    const std::string where = FilePlace{log.file, i + 1}.text();
+    const std::int64_t local = number("local-batch"), pp = number("pp"),
+                       count = parse_number<std::int64_t>(where + ": microbatches", microbatches),
+                       chunks = parse_number<std::int64_t>(where + ": stages", stages) /
+                                std::max<std::int64_t>(pp, 1);
+    if (count < 1 || local % count != 0)
+      refuse("{}: {} microbatches do not divide the local batch size of {}", where, count, local);
+    give(log, "micro-batch", std::to_string(local / count), i);
+    if (const std::string schedule = ours(torch_schedules, name); schedule.empty())
+      refuse_unless_given(log, "schedule", i, "pipeline schedule " + name);
+    else
+      give(log, "schedule", schedule, i);
+    if (log.fields.at("schedule").value == "interleaved") give(log, "chunks", std::to_string(chunks), i);
+    // Each of them drains the pipeline.
+    if (const auto steps = log.fields.find("accumulation");
+        steps != log.fields.end() && number("accumulation") > 1)
+      refuse("{}: gradient accumulation steps {} beside a pipeline are not priced; legal: 1",
+             steps->second.where, steps->second.value);
+  }
+}
+
 std::optional<double> torchtitan_seconds(Log& log) {
   std::vector<double> token_seconds;  // of a device
   for (std::size_t i = 0; i < log.lines.size(); ++i) {
@@ -198,7 +392,8 @@ std::optional<double> torchtitan_seconds(Log& log) {
   }
   if (token_seconds.empty()) return {};
   give_digits(log, {{"global batch size ", "global-batch"},
-                    {"local batch size ", "micro-batch"},
+                    {"local batch size ", "local-batch"},
+                    {"gradient accumulation steps ", "accumulation"},
                     {"sequence length ", "seq-len"}});
   for (std::size_t i = 0; i < log.lines.size(); ++i) {
     const std::string& line = log.lines[i];
@@ -206,6 +401,9 @@ std::optional<double> torchtitan_seconds(Log& log) {
       give(log, "recompute", "full", i);
     if (line.find("Applied selective activation checkpointing") != std::string::npos)
       give(log, "recompute", "selective", i);
+    for (const char* scaled : {"Float8 tensorwise scaled training active",
+                               "Float8 training active with recipe", "MX training active with recipe mxfp8"})
+      if (line.find(scaled) != std::string::npos) give(log, "precision", "fp8", i);
     if (line.find("parallelism: pp=") == std::string::npos) continue;
     std::map<std::string, std::string> sizes;
     for (const std::string axis : {"pp", "dp_replicate", "dp_shard", "cp", "tp", "ep"})
@@ -218,6 +416,12 @@ std::optional<double> torchtitan_seconds(Log& log) {
     give(log, "zero", shards > 1 ? "3" : "0", i);
     if (std::stoi(sizes["cp"]) > 1) give(log, "cp-kind", "allgather", i);  // its default
   }
+  read_torchtitans_pipeline(log);
+  // Without a pipeline the local batch is a microbatch.
+  if (const auto local = log.fields.find("local-batch"); local != log.fields.end())
+    log.fields.try_emplace("micro-batch", local->second);
+  log.fields.erase("local-batch");
+  log.fields.erase("accumulation");
   // Tokens a second of a device: what a step takes follows from the configuration.
   const MeasuredStep step = measured_step(log.fields, log.model, 1, "--from " + log.file);
   const Plan& plan = step.plan;

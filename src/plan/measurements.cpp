@@ -76,6 +76,7 @@ void read_nccl_tests(const std::vector<std::string>& lines, const std::string& f
       // "#  Rank  0 Group  0 Pid  4711 on  node01 device  0 [0x07] NVIDIA A100"
       const auto on = std::find(words.begin(), words.end(), "on");
       if (words.size() > 2 && words[1] == "Rank" && on != words.end() && on + 1 != words.end()) {
+        if (words[2] == "0") hosts.clear(), ranks = 0;  // of the next test in the file
         hosts.insert(on[1]);
         ++ranks;
       }
@@ -161,7 +162,7 @@ CsvTable table_of(const std::vector<std::string>& lines, const std::string& file
       for (std::string& name : cells) std::replace(name.begin(), name.end(), '_', '-');
       table.names = cells;
       for (std::size_t c = 0; c < cells.size(); ++c)
-        if (std::count(cells.begin(), cells.end(), cells[c]) > 1)
+        if (std::count(cells.begin(), cells.begin() + static_cast<std::ptrdiff_t>(c), cells[c]) > 0)
           refuse("{}: two columns are named \"{}\"", FilePlace{file, i + 1, c + 1}.text(), cells[c]);
       continue;
     }
@@ -225,8 +226,13 @@ void read_steps(const CsvTable& table, const std::string& file, const std::strin
 
 void read_measurements(const std::string& text, const std::string& file, const std::string& model,
                        Measurements& into) {
+  constexpr std::string_view byte_order_mark = "\xef\xbb\xbf";  // which spreadsheets write first
+  if (text.starts_with(byte_order_mark))
+    return read_measurements(text.substr(byte_order_mark.size()), file, model, into);
   const std::vector<std::string> lines = lines_of(text);
-  if (is_of_nccl_tests(lines)) return read_nccl_tests(lines, file, into);
+  std::vector<std::string> printed = lines;
+  for (std::string& line : printed) line.erase(0, rank_prefix(line));
+  if (is_of_nccl_tests(printed)) return read_nccl_tests(printed, file, into);
   if (auto step = read_log(text, file, model)) {
     into.steps.push_back(std::move(*step));
     return;
