@@ -614,6 +614,47 @@ TEST(Search, SaysWhatElseAProgramDoesNotRun) {
             (std::vector<std::string>{"tensor parallelism"}));
 }
 
+// A stage that the program has is not paired with a mesh beside which it has not, unless that is asked for.
+TEST(Search, AGivenStageOfZeroKeepsToTheProgramsMeshes) {
+  SearchRequest r = request("llama-3-70b", 64, 512);
+  r.work.machine = load_machine("h100");
+  r.work.plan.seq_len = 8192;
+  r.top = 1000;
+  r.pin("zero", 3);
+  const SearchResult kept = search(r);
+  ASSERT_FALSE(kept.plans.empty());
+  for (const Estimate& e : kept.plans)
+    EXPECT_EQ(not_run(r.work, e.plan), (std::vector<std::string>{})) << summary(e.plan);
+  r.pin("pp", 4);
+  const std::vector<std::string> beside{"ZeRO 3 beside a pipeline"};
+  EXPECT_EQ(not_run(r.work, search(r).plans.at(0).plan), beside);
+  SearchRequest other = request("llama-3-8b", 16, 32);
+  other.work.software = load_software("torchtitan");
+  other.pin("zero", 1);  // which it has beside nothing
+  EXPECT_EQ(not_run(other.work, search(other).plans.at(0).plan), (std::vector<std::string>{"ZeRO 1"}));
+}
+
+// Megatron-Core's check of the sequence is that of the ring, for Ulysses too.
+TEST(Search, UlyssesNeedsPairsOfPartsWhereTheProgramSaysSo) {
+  SearchRequest r = request("llama-3-8b", 8, 8);
+  r.work.plan.seq_len = 4100;  // 4 ranks have 1025 tokens each
+  r.top = 1000;
+  const auto most_ranks = [&] {
+    int most = 1;
+    for (const Estimate& e : search(r).plans) most = std::max(most, e.plan.mesh.cp());
+    return most;
+  };
+  EXPECT_EQ(most_ranks(), 2);
+  r.pin("cp-kind", "ulysses");
+  EXPECT_EQ(most_ranks(), 2);
+  r.work.software.context_cuts_pairs = false;
+  EXPECT_EQ(most_ranks(), 4);
+  r.work.software.context_cuts_pairs = true;
+  r.pin("cp", 4);
+  EXPECT_EQ(not_run(r.work, search(r).plans.at(0).plan),
+            (std::vector<std::string>{"sequences of 4100 tokens over cp 4 (ulysses)"}));
+}
+
 // What it says of others is what a search for them finds.
 TEST(Search, OtherProgramsGainWhatTheirOwnSearchFinds) {
   SearchRequest r = request("gpt2-1.5b", 8, 32);
@@ -879,6 +920,7 @@ TEST(Search, ProposesWhatTrainAccepts) {
 TEST(Search, PlanFileHasPartsThatTheLengthAllows) {
   SearchRequest r = request("llama-3-8b", 8, 8);
   r.work.plan.seq_len = 4098;
+  r.work.software.context_cuts_pairs = false;
   r.pin("cp", 2);
   const SearchResult result = search(r);
   const Plan plan = plan_from_toml(plan_file(result.plans.front(), r.work), "plan.toml");

@@ -52,6 +52,9 @@ void check_megatron(const LaunchRequest& r) {
                    "--model {}: has weights of experts whose sum is made 1 and multiplied, as no flag says",
                    m.name);
   }
+  if (const std::int64_t parts = 2 * plan.mesh.cp(); parts > 2 && plan.seq_len % parts != 0)
+    not_launched(r, "--seq-len {}: cuts it into two parts for each rank of --cp {}; legal: multiples of {}",
+                 plan.seq_len, plan.mesh.cp(), parts);
   const bool interleaved = plan.schedule == "interleaved";
   if (plan.mesh.pp() > 1 && plan.schedule != "1f1b" && !interleaved)
     not_launched(r, "--schedule {}: does not run it; legal: 1f1b, interleaved", plan.schedule);

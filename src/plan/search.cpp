@@ -137,6 +137,7 @@ void each_shape(const SearchRequest& r, const Visit& visit) {
             for (ContextKind kind : cp == 1 ? std::vector{ContextKind::ring}
                                             : pinned_or(r, "cp-kind", given.context_kind, kinds)) {
               plan.context_kind = kind;
+              if (!cuts_sequences(software, plan) && !(r.has("cp") && r.has("cp-kind"))) continue;
               for (ContextBalance balance : balances) {
                 plan.context_balance = balance;
                 visit(plan);
@@ -146,6 +147,25 @@ void each_shape(const SearchRequest& r, const Visit& visit) {
           }
       }
 }
+
+// Meshes that the program does not run beside the stage of ZeRO that is given: they are left out, where any
+// other is legal.
+class MeshesBesideZero {
+ public:
+  explicit MeshesBesideZero(const SearchRequest& r) : software_(r.work.software) {
+    if (!r.has("zero")) return;
+    each_shape(r, [&](const Plan& plan) {
+      others_ = others_ || (runs(plan) && !shape_refusal(plan, runner_of(r.work)).has_value());
+    });
+  }
+  bool leave_out(const Plan& plan) const { return others_ && !runs(plan); }
+
+ private:
+  bool runs(const Plan& plan) const { return runs_zero(software_, plan.zero, plan.mesh); }
+
+  const Software& software_;
+  bool others_ = false;
+};
 
 std::vector<ShardingChoice> shardings_of(const SearchRequest& r, const Mesh& mesh) {
   const int ranks = mesh.dp_cp_size();
@@ -333,6 +353,7 @@ class Search {
 
   void mesh(const Plan& plan) {
     tell();
+    if (beside_zero_.leave_out(plan)) return;
     const std::vector<std::int64_t> batches = micro_batches(plan);
     meshes_.push_back({plan, pipelines(plan), shardings_of(r_, plan.mesh)});
     const MeshPlans& here = meshes_.back();
@@ -710,6 +731,7 @@ class Search {
   double done_ = -1;  // nobody can tell yet
   StepModel& model_;
   double most_seconds_, usable_;
+  const MeshesBesideZero beside_zero_{r_};
   // What all ranks make again, and what each of them chooses from; empty: they do not choose.
   std::vector<Recompute> uniform_{Recompute::none, Recompute::selective, Recompute::full}, kinds_;
   Plan plan_;  // that is looked at
@@ -744,7 +766,9 @@ Legality legality(const SearchRequest& r) {
       return {false, refused(axis_name(axis), {remedy(axis_name(axis), r.gpus, Remedy::Kind::divisors)},
                              "does not divide --gpus {}", r.gpus)};
   Legality result;
+  const MeshesBesideZero beside_zero(r);
   each_shape(r, [&](Plan plan) {
+    if (beside_zero.leave_out(plan)) return;
     for (const ShardingChoice& sharding :
          result.is_possible ? std::vector<ShardingChoice>{} : shardings_of(r, plan.mesh)) {
       sharding.place_in(plan);

@@ -43,6 +43,12 @@ bool runs_zero(const Software& s, int zero, const Mesh& mesh) {
            (mesh.tp() > 1 && lacks(s.tensor_zero_stages, zero)));
 }
 
+bool cuts_sequences(const Software& s, const Plan& plan) {
+  const std::int64_t cp = plan.mesh.cp();
+  return cp == 1 || plan.context_kind != ContextKind::ulysses || !s.context_cuts_pairs ||
+         plan.seq_len % (2 * cp) == 0;
+}
+
 bool gathers_each_microbatch(const Software& s, const Plan& plan) {
   return plan.zero == 3 && !(plan.mesh.pp() > 1 && s.pipelines_keep_gathered);
 }
@@ -94,6 +100,9 @@ std::vector<std::string> not_run(const Workload& work, const Plan& plan) {
   if (plan.mesh.cp() > 1 && plan.context_kind != ContextKind::ulysses &&
       plan.context_balance == ContextBalance::stripe && !software.is_this_trainer)
     missing.push_back("cp-balance stripe");
+  if (!cuts_sequences(software, plan))
+    missing.push_back(
+        fmt::format("sequences of {} tokens over cp {} (ulysses)", plan.seq_len, plan.mesh.cp()));
   if (plan.mesh.cp() > 1 && plan.mesh.pp() > 1 && !software.context_beside_pipelines)
     missing.push_back("context parallelism beside a pipeline");
   if (plan.mesh.ep > 1 && work.expert_load.is_placed && !software.places_experts)

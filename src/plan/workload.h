@@ -56,6 +56,10 @@ GradientSums gradient_sums(const Software& software, const Plan& plan);
 // Whether it runs this stage of ZeRO beside the mesh's pipeline and tensor parallelism.
 bool runs_zero(const Software& software, int zero, const Mesh& mesh);
 
+// Whether it cuts sequences of this length over the ranks of Ulysses, where the plan has such; of other kinds
+// shape_refusal() says so.
+bool cuts_sequences(const Software& software, const Plan& plan);
+
 // Whether ZeRO 3 gathers parameters for each microbatch's passes; else once a step, and they stay whole.
 bool gathers_each_microbatch(const Software& software, const Plan& plan);
 

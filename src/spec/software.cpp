@@ -25,6 +25,7 @@ const std::vector<Field<Software>>& software_fields() {
       {"context_beside_pipelines", &Software::context_beside_pipelines},
       {"places_experts", &Software::places_experts},
       {"context_cuts_documents", &Software::context_cuts_documents},
+      {"context_cuts_pairs", &Software::context_cuts_pairs},
       {"tensor_parallel", &Software::tensor_parallel},
       {"reduces_each_microbatch", &Software::reduces_each_microbatch},
       {"pipelines_reduce_once", &Software::pipelines_reduce_once},

@@ -33,6 +33,9 @@ struct Software {
   bool replicated_shards = true;                          // several groups of shards, the same in each (HSDP)
   std::optional<std::vector<std::string>> context_kinds;  // of context parallelism
   bool context_beside_pipelines = true;                   // these and a pipeline together
+  // Ulysses too takes sequences alone that are multiples of twice the ranks, as the ring's balanced parts
+  // need.
+  bool context_cuts_pairs = false;
   // Of packed documents each is cut over cp by itself; else the sequence that they are packed into.
   bool context_cuts_documents = false;
   // Stages of ZeRO beside which, without a pipeline, each document is on as many ranks of dp and cp as its
