@@ -39,11 +39,12 @@ PLANS = {
                       '--model mixtral-8x7b --machine h100 --gpus 64 --global-batch 256 --ep 8 --pp 1',
                       '--model llama-3-405b --machine h100 --gpus 16384 --global-batch 2048 --seq-len 8192 --tp 8 --pp 16',
                       SMALL + ' --precision fp8 --zero 1 --pp 2 --recompute full', *HYBRIDS],
-    'megatron-bridge': [LLAMA, LLAMA + ' --tp 8 --pp 4 --cp 1', *HYBRIDS],
+    'megatron-bridge': [LLAMA, LLAMA + ' --tp 8 --pp 4 --cp 1', SMALL + ' --tp 1 --pp 1',
+                        '--model qwen3-30b-a3b --machine b200 --gpus 64 --global-batch 512 --seq-len 4096', *HYBRIDS],
     'torchtitan': [LLAMA, SMALL + ' --pp 4 --schedule interleaved --chunks 2', SMALL + ' --pp 4 --schedule zb-h1 --cp 1',
                    SMALL + ' --cp 2 --precision fp8'],
     'nanotron': [OLD + ' --recompute none', OLD + ' --recompute none --pp 2 --tp 2'],
-    'deepspeed': [OLD, OLD + ' --pp 4 --zero 1 --cp 1'],
+    'deepspeed': [OLD, OLD + ' --pp 4 --zero 1 --cp 1', OLD + ' --tp 2 --pp 1 --cp 1 --zero 1', OLD + ' --cp 2 --pp 1 --tp 1'],
 }
 SOFTWARE = {'megatron-core': 'current', 'megatron-bridge': 'current'}
 
@@ -171,6 +172,10 @@ def torchtitan(folder, plan):
     p = config.parallelism
     assert (p.tensor_parallel_degree, p.pipeline_parallel_degree, p.context_parallel_degree) == (plan['tp'], plan['pp'], plan['cp'])
     assert p.data_parallel_replicate_degree * p.data_parallel_shard_degree == plan['dp']
+    from torchtitan.components.quantization import float8  # which registers its converters
+    from torchtitan.protocols.model_converter import _registry_model_converter_cls as converters
+    assert all(name in converters for name in config.model.converters), config.model.converters
+    assert config.quantize.linear.float8.enable_fsdp_float8_all_gather == bool(config.model.converters), float8.__name__
     from torchtitan.models.llama3 import llama3_args
     layers = llama3_args[config.model.flavor].n_layers
     if plan['pp'] > 1:
@@ -206,11 +211,15 @@ def deepspeed(folder, plan):
     command_of(folder)
     with open(folder / 'ds_config.json') as file:
         text = json.load(file)
-    sizes = types.SimpleNamespace(get_data_parallel_world_size=lambda: plan['dp'])
-    with unittest.mock.patch('deepspeed.runtime.config.dist.get_rank', lambda: 0):  # no process group is there
+    # A PipelineModule says how many ranks share the data out; else initialize() knows the world alone.
+    sizes = types.SimpleNamespace(get_data_parallel_world_size=lambda: plan['dp']) if plan['pp'] > 1 else None
+    world = plan['dp'] * plan['tp'] * plan['pp'] * plan['cp']
+    patched = {'get_rank': lambda: 0, 'get_world_size': lambda: world}  # no process group is there
+    with unittest.mock.patch.multiple('deepspeed.runtime.config.dist', **patched):
         config = DeepSpeedConfig(text, mpu=sizes)
     assert config.zero_config.stage == plan['zero']
-    assert config.train_batch_size == plan['micro_batch'] * plan['microbatches'] * plan['dp']
+    assert config.train_micro_batch_size_per_gpu == plan['micro_batch']
+    assert config.gradient_accumulation_steps == plan['microbatches']
     return 'configuration'
 
 

@@ -108,8 +108,20 @@ TEST(LaunchFiles, MegatronsRouters) {
   m.router.normalise = false, m.router.scale = 2.5;
   EXPECT_EQ(value_of(command(), "--moe-router-pre-softmax"), "");
   EXPECT_EQ(value_of(command(), "--moe-router-topk-scaling-factor"), "2.5");
+  m.router.group_best = m.experts_per_token / m.router.most_groups;  // by its name what it is anyway
+  EXPECT_EQ(value_of(command(), "--moe-router-group-topk"), "4");
+  m.router.group_best = 1;
+  expect_refusal([&] { command(); },
+                 {"--launch-for megatron-core", "groups of experts", "1 best", "legal: 2"});
+  m.router.group_best = 0;
   m.router.normalise = true;
   expect_refusal([&] { command(); }, {"--launch-for megatron-core", "sum is made 1 and multiplied"});
+  // Of one expert alone the softmax is over all.
+  m.router = RouterSpec{}, m.experts_per_token = 1;
+  expect_refusal([&] { command(); }, {"one expert a token", "made 1"});
+  m.router.normalise = false;
+  EXPECT_EQ(value_of(command(), "--moe-router-pre-softmax"), "");
+  EXPECT_NO_THROW(checks::MegatronArguments{command()});
   r = request_of("mixtral-8x7b", 8, 64, "current", {{"tp", "2"}, {"sp", "off"}, {"ep", "4"}});
   expect_refusal([&] { command(); }, {"--sp off", "experts"});
 }
@@ -121,6 +133,53 @@ TEST(LaunchFiles, MegatronGathersWhatItMultiplies) {
   EXPECT_EQ(value_of(files_of("megatron-core", r).at("launch.sh"), "--fp8-param-gather"), "");
   r.work.software.narrow_parameters = false;
   EXPECT_EQ(value_of(files_of("megatron-core", r).at("launch.sh"), "--fp8-param-gather"), "-");
+}
+
+// What prices count on and its defaults leave out.
+TEST(LaunchFiles, MegatronIsStartedAsItIsPriced) {
+  const SearchRequest r = request_of("llama-3-70b", 64, 512, "current", {{"tp", "4"}, {"zero", "1"}});
+  const std::string command = files_of("megatron-core", r).at("launch.sh");
+  for (const char* flag : {"--cross-entropy-loss-fusion", "--tp-comm-overlap"})
+    EXPECT_EQ(value_of(command, flag), "");
+  const std::string allocator = "export PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True\n";
+  EXPECT_NE(command.find(allocator), std::string::npos);
+  EXPECT_NE(files_of("megatron-bridge", r).at("launch.sh").find(allocator), std::string::npos);
+  EXPECT_EQ(value_of(files_of("megatron-core",
+                              request_of("llama-3-8b", 64, 512, "current", {{"tp", "1"}, {"zero", "1"}}))
+                         .at("launch.sh"),
+                     "--tp-comm-overlap"),
+            "-");
+}
+
+// What the plan has not is said too: a recipe may have it.
+TEST(LaunchFiles, BridgeKeepsNothingOfARecipesMesh) {
+  const std::string plain =
+      files_of("megatron-bridge",
+               request_of("llama-3-8b", 64, 64, "current",
+                          {{"tp", "1"}, {"pp", "1"}, {"cp", "1"}, {"zero", "1"}, {"recompute", "none"}}))
+          .at("bridge.yaml");
+  for (const char* line :
+       {"  sequence_parallel: false\n", "  virtual_pipeline_model_parallel_size: null\n",
+        "  pipeline_model_parallel_layout: null\n", "  account_for_embedding_in_pipeline_split: false\n",
+        "  recompute_granularity: null\n", "  recompute_modules: null\n", "  cp_comm_type: null\n",
+        "  cpu_offloading: false\n", "  use_megatron_fsdp: false\n", "  optimizer_cpu_offload: false\n"})
+    EXPECT_NE(plain.find(line), std::string::npos) << line << plain;
+  EXPECT_EQ(plain.find("dispatcher"), std::string::npos);
+  const Pins piped{{"tp", "4"}, {"pp", "4"}, {"schedule", "1f1b"}, {"zero", "1"}, {"recompute", "full"}};
+  const std::string staged =
+      files_of("megatron-bridge", request_of("llama-3-70b", 64, 512, "current", piped)).at("bridge.yaml");
+  for (const char* line : {"  sequence_parallel: true\n", "  virtual_pipeline_model_parallel_size: null\n",
+                           "  pipeline_model_parallel_layout: \"Et*", "  recompute_granularity: \"full\"\n"})
+    EXPECT_NE(staged.find(line), std::string::npos) << line << staged;
+  EXPECT_EQ(staged.find("  sequence_parallel: false\n"), std::string::npos);
+  SearchRequest experts = request_of("qwen3-30b-a3b", 32, 256, "current", {{"pp", "1"}, {"ep", "8"}});
+  std::string yaml = files_of("megatron-bridge", experts).at("bridge.yaml");
+  EXPECT_NE(yaml.find("  moe_token_dispatcher_type: \"flex\"\n  moe_flex_dispatcher_backend: \"hybridep\"\n"),
+            std::string::npos)
+      << yaml;
+  experts.work.software.sends_tokens_once = false;
+  yaml = files_of("megatron-bridge", experts).at("bridge.yaml");
+  EXPECT_NE(yaml.find("  moe_token_dispatcher_type: \"alltoall\"\n"), std::string::npos) << yaml;
 }
 
 // NVLink joins the devices of 18 hosts there.
@@ -189,6 +248,20 @@ TEST(LaunchFiles, TorchtitansJobAndSchedule) {
   expect_refusal([&] { files_of("torchtitan", r); }, {"--launch-for torchtitan", "--zero 0", "legal: 2, 3"});
 }
 
+// Parameters are gathered as they are priced: in 8 bits, which is none of its defaults.
+TEST(LaunchFiles, TorchtitanGathersWhatItMultiplies) {
+  SearchRequest r = request_of("llama-3-8b", 8, 64, "torchtitan", {{"zero", "3"}, {"pp", "1"}});
+  r.work.precision = Precision::fp8;
+  const toml::table job = toml::parse(files_of("torchtitan", r).at("torchtitan.toml"));
+  EXPECT_EQ(job["model"]["converters"][0].value_or(std::string()), "quantize.linear.float8");
+  const auto gathers = [](const toml::table& one) {
+    return one["quantize"]["linear"]["float8"]["enable_fsdp_float8_all_gather"].value_or(false);
+  };
+  EXPECT_TRUE(gathers(job));
+  r.work.software.narrow_parameters = false;
+  EXPECT_FALSE(gathers(toml::parse(files_of("torchtitan", r).at("torchtitan.toml"))));
+}
+
 TEST(LaunchFiles, NanotronsAndDeepSpeeds) {
   const Files nanotron = files_of(
       "nanotron",
@@ -208,6 +281,18 @@ TEST(LaunchFiles, NanotronsAndDeepSpeeds) {
   EXPECT_EQ(config["zero_optimization"]["stage"], 3);
   EXPECT_EQ(config["sequence_parallel_size"], 2);
   EXPECT_EQ(config["bf16"]["enabled"], true);
+  // On several nodes without a file of hosts.
+  const std::string& command = deepspeed.at("launch.sh");
+  EXPECT_NE(command.find("torchrun --nnodes 2 --nproc-per-node 8"), std::string::npos) << command;
+  EXPECT_NE(command.find("--deepspeed_config ds_config.json"), std::string::npos) << command;
+  // It takes tensor-parallel ranks for data-parallel ones where it checks the product of the three.
+  const nlohmann::json cut = nlohmann::json::parse(
+      files_of("deepspeed",
+               request_of("llama-2-7b", 16, 128, "deepspeed",
+                          {{"tp", "2"}, {"pp", "1"}, {"cp", "1"}, {"zero", "1"}, {"micro-batch", "2"}}))
+          .at("ds_config.json"));
+  EXPECT_FALSE(cut.contains("train_batch_size"));
+  EXPECT_EQ(cut["gradient_accumulation_steps"], 8);
 }
 
 // Of every program the best plans, not the first alone: what its file says that it runs is what it is started
@@ -330,6 +415,27 @@ TEST(LaunchFiles, RefusesWhatAProgramDoesNotRun) {  // long
        "llama-3-8b",
        {{"pp", "2"}, {"schedule", "dualpipe"}, {"zero", "2"}, {"recompute", "full"}},
        {"--schedule dualpipe"}},
+      {"torchtitan",
+       "llama-3-8b",
+       {{"pp", "4"}, {"schedule", "v-half"}, {"zero", "2"}, {"recompute", "full"}},
+       {"--schedule v-half", "zb-v", "zb-h1"}},
+      {"torchtitan",
+       "llama-3-8b",
+       {{"pp", "4"}, {"schedule", "v-min"}, {"zero", "2"}, {"recompute", "full"}},
+       {"--schedule v-min", "zb-v"}},
+      {"torchtitan",
+       "llama-3-8b",
+       {{"pp", "8"},
+        {"dp", "8"},
+        {"micro-batch", "8"},
+        {"schedule", "1f1b"},
+        {"zero", "2"},
+        {"recompute", "full"}},
+       {"--schedule 1f1b", "4 microbatches over 8 stages", "gpipe"}},
+      {"megatron-core",
+       "llama-3-8b",
+       {{"cp", "8"}, {"cp-kind", "ulysses"}, {"seq-len", "4104"}, {"pp", "1"}},
+       {"--seq-len 4104", "--cp 8", "multiples of 16"}},
       {"nanotron", "llama-2-7b", {{"zero", "3"}, {"recompute", "none"}}, {"--zero 3", "0, 1"}},
       {"nanotron", "llama-2-7b", {{"cp", "2"}, {"zero", "1"}}, {"--cp 2"}},
       {"nanotron",
@@ -360,6 +466,18 @@ TEST(LaunchFiles, RefusesWhatAProgramDoesNotRun) {  // long
         EXPECT_NE(std::string(error.what()).find(words), std::string::npos) << error.what();
     }
   }
+}
+
+// Fused attention is of 16 and 8 bits.
+TEST(LaunchFiles, RefusesF32WhereAttentionHasNone) {
+  SearchRequest r = request_of("llama-3-8b", 8, 64, "current", {{"cp", "2"}, {"zero", "1"}});
+  r.work.precision = Precision::f32;
+  expect_refusal([&] { files_of("megatron-core", r); },
+                 {"--precision f32", "--cp 2", "legal: bf16, fp8, or --cp 1"});
+  SearchRequest small = request_of("llama-2-7b", 8, 64, "nanotron", {{"zero", "1"}, {"recompute", "none"}});
+  small.work.precision = Precision::f32;
+  expect_refusal([&] { files_of("nanotron", small); },
+                 {"--launch-for nanotron", "--precision f32", "legal: bf16"});
 }
 
 // Layers of one part each are pretrain_hybrid.py's: a pattern says what they are, and where stages end.

@@ -121,6 +121,8 @@ class MegatronArguments {
                                "moe-router-pre-softmax",
                                "fp8-param-gather",
                                "use-mcore-models",
+                               "cross-entropy-loss-fusion",
+                               "tp-comm-overlap",
                                "mock-data",
                                "optimizer-cpu-offload",
                                "use-precision-aware-optimizer"})
@@ -236,6 +238,11 @@ class MegatronArguments {
     if (cp > 1 && given_.contains("--cp-comm-type") && given_.at("--cp-comm-type") == "a2a")
       ask(heads / tp % cp == 0 && groups / tp % cp == 0, "heads are exchanged whole");
     if (has("--num-experts")) divides(number("--expert-model-parallel-size"), "--num-experts");
+    ask(!has("--tp-comm-overlap") || has("--sequence-parallel"), "messages overlap where sequences are cut");
+    ask(number("--moe-router-topk", 2) > 1 || has("--moe-router-pre-softmax") ||
+            given_.contains("--moe-router-score-function"),
+        "a single expert's weight is of a softmax over all");
+    ask(cp == 1 || has("--bf16"), "attention over cp is in 16 bits");
     const bool fsdp = has("--use-megatron-fsdp");
     ask(tp * cp == 1 || fsdp || one_queue_, "CUDA_DEVICE_MAX_CONNECTIONS is 1 with tp or cp");
     ask(!fsdp || !one_queue_, "and not with FSDP");

@@ -634,6 +634,24 @@ TEST(Search, AGivenStageOfZeroKeepsToTheProgramsMeshes) {
   EXPECT_EQ(not_run(other.work, search(other).plans.at(0).plan), (std::vector<std::string>{"ZeRO 1"}));
 }
 
+// Fused attention is of 16 and 8 bits: in f32 Megatron-Core cuts no sequences.
+TEST(Search, ContextParallelismIsOfThePrecisionsThatTheProgramSays) {
+  SearchRequest r = request("llama-3-8b", 8, 8);
+  r.work.plan.seq_len = 32768;
+  r.top = 1000;
+  const auto most_ranks = [&] {
+    int most = 1;
+    for (const Estimate& e : search(r).plans) most = std::max(most, e.plan.mesh.cp());
+    return most;
+  };
+  EXPECT_GT(most_ranks(), 1);
+  r.work.precision = Precision::f32;
+  EXPECT_EQ(most_ranks(), 1);
+  r.pin("cp", 2);
+  EXPECT_EQ(not_run(r.work, search(r).plans.at(0).plan),
+            (std::vector<std::string>{"context parallelism in f32"}));
+}
+
 // Megatron-Core's check of the sequence is that of the ring, for Ulysses too.
 TEST(Search, UlyssesNeedsPairsOfPartsWhereTheProgramSaysSo) {
   SearchRequest r = request("llama-3-8b", 8, 8);

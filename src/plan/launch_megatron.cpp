@@ -1,4 +1,5 @@
 // Megatron-Core's pretrain_gpt.py, and Megatron-Bridge's overrides.
+#include <set>
 #include <utility>
 
 #include "base/units.h"
@@ -28,9 +29,29 @@ void check_hybrid(const LaunchRequest& r) {
       not_launched(r, "--tp {}: does not divide the {} of state spaces of {}, as it must there", tp,
                    counted(s.groups, "group"), m.name);
   }
-  if (m.experts != Experts::none && m.router.scores == RouterScores::sigmoid &&
-      (!m.router.normalise || m.router.group_best != 0))
-    not_launched(r, "--model {}: its router weighs experts as no flag says", m.name);
+}
+
+// What of a router is no flag (megatron/core/transformer/moe/moe_utils.py).
+void check_router(const LaunchRequest& r) {
+  const ModelSpec& m = r.model();
+  if (m.experts == Experts::none) return;
+  const bool sigmoids = m.router.scores == RouterScores::sigmoid;
+  const auto weighs = [&](bool does, const char* what) {
+    if (does) not_launched(r, "--model {}: has {}, as no flag says", m.name, what);
+  };
+  weighs(sigmoids && !m.router.normalise, "sigmoids as weights of experts whose sum is not made 1");
+  weighs(!sigmoids && m.router.normalise && m.router.scale != 1,
+         "weights of experts whose sum is made 1 and multiplied");
+  // A softmax over one expert is 1, whatever the router says of it.
+  weighs(!sigmoids && m.router.normalise && m.experts_per_token == 1,
+         "one expert a token, whose weight is made 1");
+  if (m.router.groups > 1 && m.router.most_groups < m.router.groups && m.router.group_best > 0 &&
+      m.router.group_best != m.experts_per_token / m.router.most_groups)
+    not_launched(
+        r,
+        "--model {}: chooses groups of experts by the sum of their {} best scores; legal: {}, the experts "
+        "of a token over the groups that it may choose",
+        m.name, m.router.group_best, m.experts_per_token / m.router.most_groups);
 }
 
 void check_megatron(const LaunchRequest& r) {
@@ -42,19 +63,17 @@ void check_megatron(const LaunchRequest& r) {
   if (const ModelSpec& m = r.model(); m.experts != Experts::none) {
     if (plan.mesh.tp() > 1 && !plan.shards_sequence())
       not_launched(r, "--sp off: cuts sequences where experts are beside --tp {}", plan.mesh.tp());
-    const bool sigmoids = m.router.scores == RouterScores::sigmoid;
-    if (sigmoids && !m.router.normalise)
-      not_launched(r,
-                   "--model {}: has sigmoids as weights of experts whose sum is not made 1, as no flag says",
-                   m.name);
-    if (!sigmoids && m.router.normalise && m.router.scale != 1)
-      not_launched(r,
-                   "--model {}: has weights of experts whose sum is made 1 and multiplied, as no flag says",
-                   m.name);
   }
+  check_router(r);
   if (const std::int64_t parts = 2 * plan.mesh.cp(); parts > 2 && plan.seq_len % parts != 0)
     not_launched(r, "--seq-len {}: cuts it into two parts for each rank of --cp {}; legal: multiples of {}",
                  plan.seq_len, plan.mesh.cp(), parts);
+  // Transformer Engine cuts sequences in its fused attention alone.
+  if (r.work.precision == Precision::f32 && plan.mesh.cp() > 1)
+    not_launched(
+        r,
+        "--precision f32: its attention over --cp {} is in 16 and 8 bits alone; legal: bf16, fp8, or --cp 1",
+        plan.mesh.cp());
   const bool interleaved = plan.schedule == "interleaved";
   if (plan.mesh.pp() > 1 && plan.schedule != "1f1b" && !interleaved)
     not_launched(r, "--schedule {}: does not run it; legal: 1f1b, interleaved", plan.schedule);
@@ -138,6 +157,14 @@ Settings mesh_settings(const LaunchRequest& r) {
   return s;
 }
 
+// How tokens reach their experts, as it is priced.
+Settings dispatcher_settings(const LaunchRequest& r) {
+  if (r.model().experts == Experts::none) return {};
+  if (r.work.software.sends_tokens_once && r.plan().mesh.ep > 1)
+    return {{"moe-token-dispatcher-type", "flex"}, {"moe-flex-dispatcher-backend", "hybridep"}};
+  return {{"moe-token-dispatcher-type", "alltoall"}};
+}
+
 // Of all layers but the last one, which is the most that it takes there.
 std::int64_t offloaded_layers(const LaunchRequest& r) {
   return r.plan().offloads_activations() ? r.model().num_layers - 1 : 0;
@@ -187,10 +214,8 @@ Settings model_settings(const LaunchRequest& r) {
                      {"moe-grouped-gemm", ""},
                      {"moe-router-load-balancing-type", "aux_loss"},
                      {"moe-aux-loss-coeff", "0.01"}});
-  if (const Software& program = r.work.software; program.sends_tokens_once && r.plan().mesh.ep > 1)
-    s.insert(s.end(), {{"moe-token-dispatcher-type", "flex"}, {"moe-flex-dispatcher-backend", "hybridep"}});
-  else
-    s.emplace_back("moe-token-dispatcher-type", "alltoall");
+  const Settings dispatcher = dispatcher_settings(r);
+  s.insert(s.end(), dispatcher.begin(), dispatcher.end());
   if (m.expert_latent > 0) s.emplace_back("moe-latent-size", number(m.expert_latent));
   if (m.router.scores == RouterScores::sigmoid) {
     s.insert(s.end(), {{"moe-router-score-function", "sigmoid"},
@@ -248,6 +273,17 @@ Settings sharding_settings(const LaunchRequest& r) {
   return s;
 }
 
+// What its defaults leave out and prices count on: a loss of fused kernels, and products beside the messages
+// of tensor parallelism.
+Settings fused_settings(const LaunchRequest& r) {
+  Settings s{{"cross-entropy-loss-fusion", ""}};
+  if (r.work.software.tensor_overlap > 0 && r.plan().shards_sequence()) s.emplace_back("tp-comm-overlap", "");
+  return s;
+}
+
+// Segments of memory that grow, which leave as little unused as is priced.
+constexpr const char* allocator = "export PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True\n";
+
 }  // namespace
 
 std::vector<LaunchFile> launch_megatron_core(const LaunchRequest& r) {
@@ -258,7 +294,7 @@ std::vector<LaunchFile> launch_megatron_core(const LaunchRequest& r) {
        {Settings{{"micro-batch-size", fmt::format("{}", plan.micro_batch)},
                  {"global-batch-size", fmt::format("{}", plan.global_batch)},
                  {"seq-length", fmt::format("{}", plan.seq_len)}},
-        sharding_settings(r), precision_settings(r), model_settings(r),
+        sharding_settings(r), precision_settings(r), model_settings(r), fused_settings(r),
         offloaded_layers(r) > 0
             ? Settings{{"cpu-offloading-num-layers", fmt::format("{}", offloaded_layers(r))}}
             : Settings{},
@@ -275,7 +311,7 @@ std::vector<LaunchFile> launch_megatron_core(const LaunchRequest& r) {
     all.insert(all.end(), more.begin(), more.end());
   if (is_hybrid(r))
     all.emplace_back("spec", "megatron.core.models.hybrid.hybrid_layer_specs hybrid_stack_spec");
-  std::string text = launch_head(r);
+  std::string text = launch_head(r) + allocator;
   // With one queue collectives are issued in the order of the computation that they hide behind; its FSDP
   // wants more.
   if (plan.zero < 2) text += "export CUDA_DEVICE_MAX_CONNECTIONS=1\n";
@@ -303,18 +339,41 @@ std::vector<LaunchFile> launch_megatron_bridge(const LaunchRequest& r) {
     return value.find_first_not_of("0123456789") == std::string::npos ? value : "\"" + value + "\"";
   };
   std::string text = "model:\n";
-  for (const auto& [key, value] : mesh_settings(r))
-    text += fmt::format("  {}: {}\n", snake(key), yaml(key, value));
+  std::set<std::string> said;
+  for (const Settings& some : {mesh_settings(r), dispatcher_settings(r)})
+    for (const auto& [key, value] : some) {
+      text += fmt::format("  {}: {}\n", snake(key), yaml(key, value));
+      said.insert(snake(key));
+    }
   // In its layout a stage count beyond the ranks is the number of chunks.
   if (!is_hybrid(r) && plan.mesh.pp() > 1 && static_cast<int>(r.best.layers.size()) > plan.mesh.pp())
     text += fmt::format("  virtual_pipeline_model_parallel_size: {}\n",
                         r.best.layers.size() / static_cast<std::size_t>(plan.mesh.pp()));
+  else if (!is_hybrid(r))
+    text += "  virtual_pipeline_model_parallel_size: null\n";
   text += fmt::format("  seq_length: {}\n", plan.seq_len);
   if (const std::int64_t layers = offloaded_layers(r); layers > 0)
     text += fmt::format(
         "  cpu_offloading: true\n  cpu_offloading_num_layers: {}\n  cpu_offloading_activations: true\n"
         "  cpu_offloading_weights: false\n",
         layers);
+  else
+    text += "  cpu_offloading: false\n";
+  // What the plan has not may stand in the recipe.
+  for (const auto& [key, none] : Settings{{"sequence_parallel", "false"},
+                                          {"pipeline_model_parallel_layout", "null"},
+                                          {"num_layers_in_first_pipeline_stage", "null"},
+                                          {"num_layers_in_last_pipeline_stage", "null"},
+                                          {"account_for_embedding_in_pipeline_split", "false"},
+                                          {"account_for_loss_in_pipeline_split", "false"},
+                                          {"recompute_granularity", "null"},
+                                          {"recompute_method", "null"},
+                                          {"recompute_num_layers", "null"},
+                                          {"recompute_modules", "null"},
+                                          {"cp_comm_type", "null"}})
+    if (!said.contains(key)) text += fmt::format("  {}: {}\n", key, none);
+  // Which runs beside the dispatcher alltoall alone.
+  if (r.model().num_shared_experts > 0) text += "  moe_shared_expert_overlap: false\n";
   text += fmt::format("train:\n  micro_batch_size: {}\n  global_batch_size: {}\n", plan.micro_batch,
                       plan.global_batch);
   text += fmt::format("dataset:\n  sequence_length: {}\n", plan.seq_len);
@@ -323,12 +382,16 @@ std::vector<LaunchFile> launch_megatron_bridge(const LaunchRequest& r) {
   text += fmt::format(
       "ddp:\n  use_distributed_optimizer: {}\n  overlap_grad_reduce: true\n  overlap_param_gather: {}\n",
       shards, shards);
-  if (plan.hsdp > 1) text += fmt::format("  num_distributed_optimizer_instances: {}\n", plan.hsdp);
-  if (fsdp)
+  text += fmt::format("  num_distributed_optimizer_instances: {}\n", plan.hsdp);
+  if (!fsdp)
+    text += "  use_megatron_fsdp: false\n";
+  else
     text += fmt::format("  use_megatron_fsdp: true\n  data_parallel_sharding_strategy: {}\n",
                         sharding_strategy(plan));
   text += fmt::format("optimizer:\n  use_distributed_optimizer: {}\n", shards);
-  if (offloads)
+  if (!offloads)
+    text += "  optimizer_cpu_offload: false\n";
+  else
     text +=
         "  optimizer_cpu_offload: true\n  optimizer_offload_fraction: 1.0\n  use_precision_aware_optimizer: "
         "true\n";
@@ -338,7 +401,7 @@ std::vector<LaunchFile> launch_megatron_bridge(const LaunchRequest& r) {
                         r.work.precision == Precision::fp8   ? "bf16_with_fp8_current_scaling_mixed"
                         : r.work.precision == Precision::fp4 ? "bf16_with_nvfp4_mixed"
                                                              : "bf16_mixed");
-  return {{"launch.sh", launch_head(r) +
+  return {{"launch.sh", launch_head(r) + allocator +
                             "# RECIPE: a script of Megatron-Bridge's examples/recipes that pretrains this "
                             "model and takes --config-file.\n" +
                             torchrun(r) + " \"${RECIPE:?}\" --config-file bridge.yaml \"$@\"\n"},

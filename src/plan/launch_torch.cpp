@@ -4,6 +4,7 @@
 #include <nlohmann/json.hpp>
 
 #include "base/json_text.h"
+#include "base/units.h"
 #include "plan/launch_parts.h"
 #include "plan/program_names.h"
 #include "schedule/schedules.h"
@@ -61,6 +62,28 @@ std::string stage_modules(const std::vector<std::int64_t>& layers) {
   return fmt::format("[\n{}]", fmt::join(stages, ""));
 }
 
+// Its ranks hold stages in turn, rank 0 the first of each chunk, whatever a CSV says; schedules whose chunks
+// go back and forth are its own alone.
+bool has_stages_in_turn(const Schedule& schedule) {
+  for (int rank = 0; rank < schedule.num_ranks(); ++rank)
+    for (const Instruction& i : schedule.ranks[static_cast<std::size_t>(rank)])
+      if (i.stage % schedule.num_ranks() != rank) return false;
+  return true;
+}
+
+std::string schedule_csv(const LaunchRequest& r) {
+  const Plan& plan = r.plan();
+  const Schedule schedule =
+      make_schedule(plan.schedule, plan.mesh.pp(), static_cast<int>(r.best.microbatches), plan.chunks);
+  if (!has_stages_in_turn(schedule))
+    not_launched(r,
+                 "--schedule {}: its stages are in a V, and those of a CSV in turn; legal: 1f1b, "
+                 "interleaved, zb-v, and "
+                 "zb-h1 and zb-h2 as a CSV",
+                 plan.schedule);
+  return to_csv(schedule);
+}
+
 }  // namespace
 
 std::vector<LaunchFile> launch_torchtitan(const LaunchRequest& r) {
@@ -89,10 +112,14 @@ std::vector<LaunchFile> launch_torchtitan(const LaunchRequest& r) {
     not_launched(
         r, "--schedule {}: does not run it; legal: 1f1b, interleaved, zb-v and others that flush, as a CSV",
         plan.schedule);
+  const bool is_fp8 = r.work.precision == Precision::fp8;
+  if (mesh.pp() > 1 && plan.schedule == "1f1b" && r.best.microbatches < mesh.pp())
+    not_launched(
+        r, "--schedule 1f1b: has {} over {} stages, and runs no fewer than stages; legal: gpipe, interleaved",
+        counted(r.best.microbatches, "microbatch"), mesh.pp());
   std::string text = fmt::format("# {}\n[job]\ndump_folder = \"./outputs\"\n\n", summary(plan));
   text += fmt::format("[model]\nname = \"{}\"\nflavor = \"{}\"\nhf_assets_path = \"./assets/hf\"\n{}\n",
-                      flavor.model, flavor.name,
-                      r.work.precision == Precision::fp8 ? "converters = [\"float8\"]\n" : "");
+                      flavor.model, flavor.name, is_fp8 ? "converters = [\"quantize.linear.float8\"]\n" : "");
   const std::int64_t local = mesh.pp() > 1 ? plan.global_batch / mesh.dp() : plan.micro_batch;
   text += fmt::format(
       "[training]\nlocal_batch_size = {}\nglobal_batch_size = {}\nseq_len = {}\nsteps = 100\ndataset = "
@@ -116,9 +143,7 @@ std::vector<LaunchFile> launch_torchtitan(const LaunchRequest& r) {
     text += fmt::format("pipeline_parallel_schedule = \"{}\"\n", own.empty() ? "PipelineScheduleMulti" : own);
     if (own.empty()) {
       text += "pipeline_parallel_schedule_csv = \"schedule.csv\"\n";
-      files.push_back(
-          {"schedule.csv", to_csv(make_schedule(plan.schedule, mesh.pp(),
-                                                static_cast<int>(r.best.microbatches), plan.chunks))});
+      files.push_back({"schedule.csv", schedule_csv(r)});
     }
     text += fmt::format("pipeline_parallel_microbatch_size = {}\nmodule_fqns_per_model_part = {}\n",
                         plan.micro_batch, stage_modules(r.best.layers));
@@ -129,6 +154,10 @@ std::vector<LaunchFile> launch_torchtitan(const LaunchRequest& r) {
                                   : "none",
                       selective ? "selective_ac_option = \"op\"\n" : "");
   text += "\n[compile]\nenable = true\n";
+  if (is_fp8 && r.work.software.narrow_parameters && shards)  // gathered in 8 bits, as it is priced
+    text +=
+        "\n[quantize.linear.float8]\nenable_fsdp_float8_all_gather = true\n"
+        "precompute_float8_dynamic_scale_for_fsdp = true\n";
   files.insert(files.begin(),
                {{"launch.sh", launch_head(r) + torchrun(r) +
                                   " -m torchtitan.train --job.config_file torchtitan.toml \"$@\"\n"},
@@ -154,9 +183,8 @@ std::vector<LaunchFile> launch_nanotron(const LaunchRequest& r) {
   if (!r.is_recompute("none"))
     not_launched(r, "--recompute {}: its configuration (0.4) has no such thing; legal: none",
                  recompute_name(plan.recompute));
-  if (r.work.precision != Precision::bf16 && r.work.precision != Precision::f32)
-    not_launched(r, "--precision {}: does not run it; legal: f32, bf16", precision_name(r.work.precision));
-  const char* dtype = r.work.precision == Precision::bf16 ? "bfloat16" : "float32";
+  if (r.work.precision != Precision::bf16)  // which its FlashAttention takes
+    not_launched(r, "--precision {}: does not run it; legal: bf16", precision_name(r.work.precision));
   std::string text = fmt::format(
       "# {}\n# How layers are given to stages is nanotron's own: by cost, the output matrix among them.\n",
       summary(plan));
@@ -166,14 +194,14 @@ std::vector<LaunchFile> launch_nanotron(const LaunchRequest& r) {
       "data:\n  dataset: null\n  num_loading_workers: 1\n  seed: 42\n"
       "logging:\n  iteration_step_info_interval: 1\n  log_level: info\n  log_level_replica: info\n";
   text += fmt::format(
-      "model:\n  ddp_bucket_cap_mb: 25\n  dtype: {}\n  init_method:\n    std: {}\n  "
+      "model:\n  ddp_bucket_cap_mb: 25\n  dtype: bfloat16\n  init_method:\n    std: {}\n  "
       "make_vocab_size_divisible_by: 1\n"
       "  model_config:\n    is_llama_config: true\n    hidden_act: silu\n    hidden_size: {}\n    "
       "intermediate_size: {}\n"
       "    max_position_embeddings: {}\n    num_attention_heads: {}\n    num_hidden_layers: {}\n    "
       "num_key_value_heads: {}\n"
       "    rms_norm_eps: {}\n    rope_theta: {:.1f}\n    tie_word_embeddings: {}\n    vocab_size: {}\n",
-      dtype, m.init_std, m.hidden, m.mlp_hidden, std::max(m.max_seq, plan.seq_len), m.num_heads, m.num_layers,
+      m.init_std, m.hidden, m.mlp_hidden, std::max(m.max_seq, plan.seq_len), m.num_heads, m.num_layers,
       m.num_kv_heads, m.norm_eps, m.rope.theta, m.tied_embedding, m.vocab);
   text += fmt::format(
       "optimizer:\n  accumulate_grad_in_fp32: true\n  adam_beta1: 0.9\n  adam_beta2: 0.95\n  adam_eps: "
@@ -224,7 +252,6 @@ std::vector<LaunchFile> launch_deepspeed(const LaunchRequest& r) {
     not_launched(r, "--precision {}: does not run it; legal: f32, bf16", precision_name(r.work.precision));
   const bool offloads = plan.offloads_optimizer();
   ordered_json config{
-      {"train_batch_size", plan.global_batch},
       {"train_micro_batch_size_per_gpu", plan.micro_batch},
       {"gradient_accumulation_steps", r.best.microbatches},
       {"gradient_clipping", 1.0},
@@ -232,6 +259,8 @@ std::vector<LaunchFile> launch_deepspeed(const LaunchRequest& r) {
       {"optimizer", {{"type", "AdamW"}, {"params", {{"lr", 3e-4}, {"weight_decay", 0.1}}}}},
       {"zero_optimization",
        {{"stage", offloads ? plan.zero : plan.zero_stage()}, {"overlap_comm", plan.zero_stage() > 0}}}};
+  // Of a mesh without tensor parallelism alone its check of the three together has the right number of ranks.
+  if (mesh.tp() == 1) config["train_batch_size"] = plan.global_batch;
   if (offloads) config["zero_optimization"]["offload_optimizer"] = {{"device", "cpu"}, {"pin_memory", true}};
   if (mesh.cp() > 1) config["sequence_parallel_size"] = mesh.cp();
   if (mesh.tp() > 1) config["tensor_parallel"] = {{"autotp_size", mesh.tp()}};
@@ -251,13 +280,10 @@ std::vector<LaunchFile> launch_deepspeed(const LaunchRequest& r) {
     notes += plan.offloads_activations()
                  ? ",\n# and checkpoints each layer with deepspeed.checkpointing.checkpoint"
                  : ",\n# and checkpoints each layer";
-  return {{"launch.sh",
-           launch_head(r) + notes + ".\n" +
-               fmt::format(
-                   "deepspeed --num_nodes {} --num_gpus {} --node_rank \"${{NODE_RANK:-0}}\" --master_addr "
-                   "\"${{MASTER_ADDR:-localhost}}\" --no_ssh \"${{TRAIN:?}}\" --deepspeed "
-                   "--deepspeed_config ds_config.json \"$@\"\n",
-                   r.nodes(), r.ranks_of_node())},
+  return {{"launch.sh", launch_head(r) + notes + ".\n" +
+                            // Its own launcher wants a file of hosts.
+                            torchrun(r) +
+                            " \"${TRAIN:?}\" --deepspeed --deepspeed_config ds_config.json \"$@\"\n"},
           {"ds_config.json", json_text(config) + "\n"}};
 }
 

@@ -100,13 +100,14 @@ void each_shape(const SearchRequest& r, const Visit& visit) {
   const std::vector<int> tps = software.tensor_parallel ? axis : std::vector{1};
   const bool any_pp = software.activation_offload_pipelines || !given.offloads_activations() || r.has("pp");
   const bool any_cp = software.context_beside_pipelines || (r.has("pp") && r.has("cp"));
-  const bool dynamic = r.work.dynamic_context;
+  const bool in_precision = has_context(r.work), dynamic = r.work.dynamic_context;
   for (int pp : pinned_or(r, "pp", pinned.pp(), axis))
     for (int tp : pinned_or(r, "tp", pinned.tp(), tps))
       for (int cp : pinned_or(r, "cp", pinned.cp(), axis)) {
         const std::int64_t inner = std::int64_t{pp} * tp * cp;
         if (inner > r.gpus || r.gpus % inner != 0) continue;
         if (pp > 1 && cp > 1 && !any_cp) continue;
+        if (cp > 1 && !in_precision && !r.has("cp")) continue;
         if (pp > 1 && !any_pp) continue;
         if (dynamic && ((pp > 1 && !r.has("pp")) || (!is_power_of_two(cp) && !r.has("cp")))) continue;
         mesh.set(Axis::pp, pp);

@@ -43,6 +43,10 @@ bool runs_zero(const Software& s, int zero, const Mesh& mesh) {
            (mesh.tp() > 1 && lacks(s.tensor_zero_stages, zero)));
 }
 
+bool has_context(const Workload& work) {
+  return !lacks(work.software.context_precisions, std::string(precision_name(work.precision)));
+}
+
 bool cuts_sequences(const Software& s, const Plan& plan) {
   const std::int64_t cp = plan.mesh.cp();
   return cp == 1 || plan.context_kind != ContextKind::ulysses || !s.context_cuts_pairs ||
@@ -100,6 +104,8 @@ std::vector<std::string> not_run(const Workload& work, const Plan& plan) {
   if (plan.mesh.cp() > 1 && plan.context_kind != ContextKind::ulysses &&
       plan.context_balance == ContextBalance::stripe && !software.is_this_trainer)
     missing.push_back("cp-balance stripe");
+  if (plan.mesh.cp() > 1 && !has_context(work))
+    missing.push_back(fmt::format("context parallelism in {}", precision_name(work.precision)));
   if (!cuts_sequences(software, plan))
     missing.push_back(
         fmt::format("sequences of {} tokens over cp {} (ulysses)", plan.seq_len, plan.mesh.cp()));

@@ -56,6 +56,9 @@ GradientSums gradient_sums(const Software& software, const Plan& plan);
 // Whether it runs this stage of ZeRO beside the mesh's pipeline and tensor parallelism.
 bool runs_zero(const Software& software, int zero, const Mesh& mesh);
 
+// Whether it has context parallelism in what the work is multiplied in.
+bool has_context(const Workload& work);
+
 // Whether it cuts sequences of this length over the ranks of Ulysses, where the plan has such; of other kinds
 // shape_refusal() says so.
 bool cuts_sequences(const Software& software, const Plan& plan);

@@ -146,6 +146,8 @@ void validate(const Software& s) {
   for (const std::string& kind : s.context_kinds.value_or(std::vector<std::string>{}))
     if (kind != "ring" && kind != "ulysses" && kind != "allgather")
       refuse("software: context_kinds = {}: is not legal; give ring, ulysses or allgather", kind);
+  for (const std::string& precision : s.context_precisions.value_or(std::vector<std::string>{}))
+    (void)parse_precision(precision, "software: context_precisions =");
   for (const std::string& precision : s.precisions.value_or(std::vector<std::string>{}))
     (void)parse_precision(precision, "software: precisions =");
   if (s.precisions && s.precisions->empty())
@@ -207,6 +209,7 @@ Software software_from_toml(const std::string& text, const std::string& where) {
   read_list<std::int64_t>(table, "pipeline_zero_stages", where, s.pipeline_zero_stages, seen);
   read_list<std::int64_t>(table, "tensor_zero_stages", where, s.tensor_zero_stages, seen);
   read_list<std::string>(table, "context_kinds", where, s.context_kinds, seen);
+  read_list<std::string>(table, "context_precisions", where, s.context_precisions, seen);
   read_list<std::int64_t>(table, "dynamic_context_zero_stages", where, s.dynamic_context_zero_stages, seen);
   // A version may lack what its preset has.
   if (s.dynamic_context_zero_stages && s.dynamic_context_zero_stages->empty() && base != nullptr)
@@ -240,6 +243,7 @@ std::string to_toml(const Software& s) {
           list_text("pipeline_zero_stages", s.pipeline_zero_stages) +
           list_text("tensor_zero_stages", s.tensor_zero_stages) +
           list_text("context_kinds", s.context_kinds) +
+          list_text("context_precisions", s.context_precisions) +
           list_text("dynamic_context_zero_stages", s.dynamic_context_zero_stages) +
           list_text("precisions", s.precisions) + list_text("recompute", s.recompute) +
           list_text("offloads", s.offloads) + list_text("offload_zero_stages", s.offload_zero_stages) +

@@ -32,7 +32,8 @@ struct Software {
   std::optional<std::vector<int>> tensor_zero_stages;     // and those beside tensor parallelism
   bool replicated_shards = true;                          // several groups of shards, the same in each (HSDP)
   std::optional<std::vector<std::string>> context_kinds;  // of context parallelism
-  bool context_beside_pipelines = true;                   // these and a pipeline together
+  std::optional<std::vector<std::string>> context_precisions;  // in which it has them; not given: in all
+  bool context_beside_pipelines = true;                        // these and a pipeline together
   // Ulysses too takes sequences alone that are multiples of twice the ranks, as the ring's balanced parts
   // need.
   bool context_cuts_pairs = false;
