@@ -57,7 +57,7 @@ std::string shown_table(const Colours& colours, int columns, const PlansTable& t
 int run_plan(const PlanSearchFlags& f) {
   f.colour.check();
   SearchRequest request = f.request();
-  const std::optional<RunRequest> life = f.life();
+  const std::optional<RunRequest> life = f.life(request);
   for (const auto& [flag, path] :
        {std::pair{"--out", f.out}, {"--sweep-out", f.sweep_out}, {"--html", f.html}})
     if (!path.empty()) check_output(flag, path);

@@ -274,7 +274,7 @@ void PlanSearchFlags::read_expert_load(Workload& work) const {
                                                  "--expert-load " + expert_load_);
 }
 
-std::optional<RunRequest> PlanSearchFlags::life() const {
+std::optional<RunRequest> PlanSearchFlags::life(const SearchRequest& request) const {
   if (!tokens_) return {};
   const auto above_0 = [](const char* flag, const std::optional<double>& value) {
     if (value && !(std::isfinite(*value) && *value > 0)) refuse("{} {}: must be above 0", flag, *value);
@@ -289,7 +289,8 @@ std::optional<RunRequest> PlanSearchFlags::life() const {
                   write_.value_or(0),
                   spares_,
                   hour * repair_hours_.value_or(0)};
-  if (mtbf_hours_) validate(run.failures, 1);  // before the search; for its devices behind it
+  // Before the search; of one that looks for the fewest devices, for what it finds behind it.
+  if (mtbf_hours_) validate(run.failures, target_seconds > 0 ? 1 : request.gpus);
   return run;
 }
 

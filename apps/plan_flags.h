@@ -28,7 +28,7 @@ struct PlanSearchFlags {
   double target_seconds = 0;
   ColourFlag colour;
   // What --tokens and the flags beside it ask; no value without it.
-  std::optional<RunRequest> life() const;
+  std::optional<RunRequest> life(const SearchRequest& request) const;
   const CLI::App& app() const { return *app_; }
 
  private:

@@ -262,7 +262,8 @@ TEST_F(PlanCommand, TheLifeOfARun) {
   refused(run + "--mtbf-hours -1", {"--mtbf-hours -1", "above 0"});
   refused(run + "--spares 1", {"--spares", "--mtbf-hours"});
   refused(run + "--mtbf-hours 1000 --repair-hours 1", {"--repair-hours", "--spares"});
-  refused(run + "--mtbf-hours 1 --restart-time 1e6", {"--restart-time", "never ends"});
+  refused(run + "--mtbf-hours 1 --restart-time 1e6",
+          {"--restart-time", "8 devices fail every 450 s", "never ends"});
 }
 
 // docs/planning.md prints below a command what it answers. Lines may be cut off.

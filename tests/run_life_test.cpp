@@ -7,6 +7,7 @@
 #include <functional>
 
 #include "base/error.h"
+#include "refusals.h"
 
 namespace echelon::run_life_test {
 namespace {
@@ -109,6 +110,53 @@ TEST(RunLife, SparesRunOut) {
       EXPECT_EQ(run.waited_seconds, 0);
     }
   }
+}
+
+Estimate steps_of(double seconds, int gpus) {
+  Estimate e;
+  e.seconds = seconds;
+  e.plan.global_batch = 1000;
+  e.plan.seq_len = 100;
+  e.plan.mesh.set(Axis::dp, gpus);
+  return e;
+}
+
+// A short run has its spares from the start. With repairs that outlast it each of two failures takes one, and
+// only the third waits; what a run waits for follows from the gamma distribution of when that comes.
+TEST(RunLife, AShortRunBeginsWithItsSpares) {
+  RunRequest request{1e8};
+  Failures& f = request.failures;
+  f.device_mtbf_seconds = 64 * 1e6;
+  f.save_seconds = 10;
+  f.spares = 2;
+  f.repair_seconds = 1e7;
+  const auto life = [&](double work) { return run_cost(steps_of(work / 1000, 64), Workload{}, request); };
+  const double work = 1e6, third = 1 - std::exp(-1.0) * 2.5;  // probability of three failures within it
+  const RunCost cost = life(work);
+  f.spares.reset();
+  const double plain = run_cost(steps_of(work / 1000, 64), Workload{}, request).wall_seconds;
+  f.spares = 2;
+  // Until the first device is back: from 9e6 to 1e7 seconds, for each third failure.
+  EXPECT_GT(cost.wall_seconds, plain + 0.9 * third * 9e6);
+  EXPECT_LT(cost.wall_seconds, plain + 1.2 * third * 1e7);
+  EXPECT_NEAR(cost.failures, 1, 0.1);
+  // With spares for all of them nothing waits, and it is as if there were always one.
+  f.spares = 20;
+  EXPECT_NEAR(life(work).wall_seconds / plain, 1, 2e-3);
+  EXPECT_EQ(life(work).wall_seconds, life(work).wall_seconds);
+  // In the long run spares that are in repair are what counts, not those of its start.
+  f.spares = 2, f.repair_seconds = 3e6;
+  const SimulatedRun steady = simulate_run(f, 64, best_checkpoint_seconds(f, 64), 1e11, 5);
+  EXPECT_NEAR(life(1e9).goodput / steady.goodput, 1, 0.02);
+  EXPECT_GT(life(1e6).goodput, steady.goodput * 1.1);
+}
+
+TEST(RunLife, SaysHowManyDevicesFail) {
+  Failures f;
+  f.device_mtbf_seconds = hour;
+  f.restart_seconds = 1e9;
+  checks::expect_refusal([&] { validate(f, 1); }, {"--restart-time", "1 device fails every 3600 s"});
+  checks::expect_refusal([&] { validate(f, 64); }, {"--restart-time", "64 devices fail every 56.25 s"});
 }
 
 TEST(RunLife, TheSameSeedIsTheSameRun) {

@@ -29,7 +29,7 @@ struct Found {
     flags.add_to(app);
     read_words(app, words, hidden);
     request = flags.request();
-    life = flags.life();
+    life = flags.life(request);
     gpus = request.gpus;
   }
 };

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <functional>
+#include <limits>
 #include <queue>
 #include <vector>
 
@@ -32,8 +33,8 @@ void validate(const Failures& f, std::int64_t gpus) {
                                     {"--save-time", f.save_seconds},
                                     {"--write-time", f.write_seconds}})
     if (value > most)
-      refuse("{} {}: {} devices fail every {:.4g} s, so such a run never ends; at most {:.4g}", flag, value,
-             gpus, mtbf, most);
+      refuse("{} {}: {} fail{} every {:.4g} s, so such a run never ends; at most {:.4g}", flag, value,
+             counted(gpus, "device"), gpus == 1 ? "s" : "", mtbf, most);
 }
 
 double best_checkpoint_seconds(const Failures& f, std::int64_t gpus) {
@@ -51,6 +52,11 @@ double expected_goodput(const Failures& f, std::int64_t gpus, double interval) {
 
 SimulatedRun simulate_run(const Failures& f, std::int64_t gpus, double interval, double seconds,
                           std::uint64_t seed) {
+  return simulate_work(f, gpus, interval, std::numeric_limits<double>::infinity(), seconds, seed);
+}
+
+SimulatedRun simulate_work(const Failures& f, std::int64_t gpus, double interval, double wanted,
+                           double seconds, std::uint64_t seed) {
   const Philox random(seed, Stream::sampling, 0);
   const double mtbf = f.mtbf_seconds(gpus), cycle = interval + f.save_seconds;
   std::uint64_t draws = 0;
@@ -74,8 +80,18 @@ SimulatedRun simulate_run(const Failures& f, std::int64_t gpus, double interval,
       --spares;
     }
   };
+  bool is_done = false;
   while (now < seconds) {
-    const double fails = until_failure();
+    const double fails = until_failure(), left_work = wanted - work;
+    // Nothing is saved behind the last of it.
+    const double needed =
+        std::isinf(wanted) ? wanted : left_work + f.save_seconds * (std::ceil(left_work / interval) - 1);
+    is_done = fails >= needed && now + needed <= seconds;
+    if (is_done) {
+      now += needed;
+      work = wanted;
+      break;
+    }
     if (now + fails >= seconds) {
       const double left = seconds - now, whole = std::floor(left / cycle);
       work += whole * interval + std::min(left - whole * cycle, interval);
@@ -91,9 +107,41 @@ SimulatedRun simulate_run(const Failures& f, std::int64_t gpus, double interval,
       now += std::min(again, f.restart_seconds);
     }
   }
-  run.goodput = work / seconds;
+  run.seconds = is_done ? now : seconds;
+  run.goodput = work / run.seconds;
   return run;
 }
+
+namespace {
+
+struct MeanLife {
+  double goodput = 0, failures = 0;
+};
+
+// Over lives that together have so many failures that the mean is known to about a tenth of a percent. A
+// short one has its spares from the start, and may end before they are all in repair; of one that has all
+// these failures by itself the start does not matter.
+MeanLife mean_life(const Failures& f, std::int64_t gpus, double interval, double work) {
+  constexpr double enough = 100'000;  // failures
+  const double mtbf = f.mtbf_seconds(gpus), most_seconds = enough * mtbf;
+  const auto of_one = [&] {
+    const SimulatedRun run = simulate_run(f, gpus, interval, most_seconds, 0);
+    return MeanLife{run.goodput, static_cast<double>(run.failures) * work / (run.goodput * run.seconds)};
+  };
+  const double failures_of_one = std::max(1.0, work / mtbf / expected_goodput(f, gpus, interval));
+  if (!(failures_of_one < enough)) return of_one();
+  const auto lives = static_cast<std::uint64_t>(enough / failures_of_one);
+  double seconds = 0, failures = 0;
+  for (std::uint64_t seed = 0; seed < lives; ++seed) {
+    const SimulatedRun one = simulate_work(f, gpus, interval, work, most_seconds, seed);
+    if (one.seconds >= most_seconds) return of_one();  // it does not end
+    seconds += one.seconds, failures += static_cast<double>(one.failures);
+  }
+  const auto n = static_cast<double>(lives);
+  return {work / (seconds / n), failures / n};
+}
+
+}  // namespace
 
 RunCost run_cost(const Estimate& e, const Workload& work, const RunRequest& request) {
   const Failures& f = request.failures;
@@ -106,14 +154,17 @@ RunCost run_cost(const Estimate& e, const Workload& work, const RunRequest& requ
   if (fails) {
     validate(f, gpus);
     const double mtbf = f.mtbf_seconds(gpus);
-    constexpr double enough = 100'000;  // failures: the mean is known to a tenth of a percent
     cost.checkpoint_seconds = best_checkpoint_seconds(f, gpus);
-    cost.goodput = f.spares ? simulate_run(f, gpus, cost.checkpoint_seconds, enough * mtbf, 0).goodput
-                            : expected_goodput(f, gpus, cost.checkpoint_seconds);
+    MeanLife life{expected_goodput(f, gpus, cost.checkpoint_seconds)};
+    if (f.spares)
+      life = mean_life(f, gpus, cost.checkpoint_seconds, cost.training_seconds);
+    else
+      life.failures = cost.training_seconds / life.goodput / mtbf;
+    cost.goodput = life.goodput;
     if (!(cost.goodput > 0))
-      refuse("--mtbf-hours {}: {} devices fail every {:.4g} s, and such a run never ends",
-             f.device_mtbf_seconds / 3600, gpus, mtbf);
-    cost.failures = cost.training_seconds / cost.goodput / mtbf;
+      refuse("--mtbf-hours {}: {} fail{} every {:.4g} s, and such a run never ends",
+             f.device_mtbf_seconds / 3600, counted(gpus, "device"), gpus == 1 ? "s" : "", mtbf);
+    cost.failures = life.failures;
   }
   cost.wall_seconds = cost.training_seconds / cost.goodput;
   const double hours = cost.wall_seconds / 3600;
@@ -128,10 +179,10 @@ std::string run_text(const RunCost& cost, const RunRequest& request) {
   std::string text = fmt::format("\n{:.4g} tokens are {}: {:.4g} days of training without a failure\n",
                                  request.tokens, counted(cost.steps, "step"), cost.training_seconds / day);
   if (cost.checkpoint_seconds > 0)
-    text += fmt::format(
-        "goodput {:.1f}%, {}: {:.0f} failures, a checkpoint after each {} of work; {:.4g} days in all\n",
-        100 * cost.goodput, request.failures.spares ? "simulated" : "expected", cost.failures,
-        format_whole_seconds(cost.checkpoint_seconds), cost.wall_seconds / day);
+    text += fmt::format("goodput {:.1f}%, {}: {}, a checkpoint after each {} of work; {:.4g} days in all\n",
+                        100 * cost.goodput, request.failures.spares ? "simulated" : "expected",
+                        counted(std::llround(cost.failures), "failure"),
+                        format_whole_seconds(cost.checkpoint_seconds), cost.wall_seconds / day);
   text += fmt::format("{:.4g} GPU-hours", cost.gpu_hours);
   if (request.price > 0) text += fmt::format(", {:.4g} at {:.4g} an hour", cost.money, request.price);
   if (cost.joules > 0)

@@ -39,12 +39,17 @@ struct SimulatedRun {
   double goodput = 0;
   std::int64_t failures = 0;
   double waited_seconds = 0;  // for a device, as all spares were in repair
+  double seconds = 0;         // that it took
 };
 
 // Failure by failure, over `seconds`; the devices that run fail independently of each other and of their age.
 // The same seed gives the same run.
 SimulatedRun simulate_run(const Failures& failures, std::int64_t gpus, double checkpoint_seconds,
                           double seconds, std::uint64_t seed);
+
+// Until so much work is done, from a start with all spares; or `most_seconds`, if that comes first.
+SimulatedRun simulate_work(const Failures& failures, std::int64_t gpus, double checkpoint_seconds,
+                           double work_seconds, double most_seconds, std::uint64_t seed);
 
 struct RunRequest {
   double tokens = 0;
