@@ -301,6 +301,10 @@ TEST(CalibrateFrom, ReadsMegatronsArguments) {
   EXPECT_EQ(chunked.layers_per_stage, (std::vector<std::int64_t>{8, 8, 8, 8}));
   EXPECT_EQ(chunked.schedule, "interleaved");
   EXPECT_EQ(chunked.chunks, 2);
+  for (const std::string& long_one : {std::string(1'000'000, 't'), "(" + std::string(1'000'000, 't') + ")*2",
+                                      std::string("(t*99999)*99999"), std::string(1'000'000, '1')})
+    expect_refusal([&] { laid_out(long_one.c_str()); }, {"pipeline_model_parallel_layout"});
+  expect_refusal([&] { read(std::string(1'000'000, '1') + ": #", "a.csv"); }, {"a.csv"});
   expect_refusal([&] { laid_out("Et*20|x*12L"); }, {"pipeline_model_parallel_layout", "layers-per-stage"});
   expect_refusal(
       [&] {
