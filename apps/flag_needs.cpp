@@ -47,6 +47,8 @@ void refuse_lost_files(const CLI::App& program) {
       const bool is_output = contains(outputs, option->get_name());
       for (const std::string& value : option->results()) {
         std::error_code error;
+        // Of a prefix the file has a name of its own.
+        if (option->get_type_name() == "PREFIX") continue;
         if (is_output || std::filesystem::is_regular_file(value, error))
           (is_output ? written : read).push_back({option->get_name(), value});
       }

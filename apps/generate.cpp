@@ -77,6 +77,14 @@ class StoppedText {
   bool stopped_ = false;
 };
 
+// A text has no more tokens than there are positions behind its prompt: of the default as many as that
+// leaves.
+GenerateOptions that_fit(GenerateOptions options, const ModelSpec& model, const GeneratedText& text) {
+  const std::int64_t room = model.max_seq - std::ssize(text.prompt_tokens);
+  options.max_tokens = std::min(options.max_tokens, std::max<std::int64_t>(room, 1));
+  return options;
+}
+
 // One a line.
 std::vector<std::string> read_prompts(const std::string& path) {
   std::istringstream in(read_text(path, "--prompts"));
@@ -135,7 +143,7 @@ class Generation {
     const bool writes = rank.coordinate(Axis::tp) == 0 && rank.coordinate(Axis::pp) == 0;
     for (auto i = static_cast<std::size_t>(rank.coordinate(Axis::dp)); i < all.size(); i += dp) {
       GeneratedText& one = all[i];
-      GenerateOptions options = flags_.options;
+      GenerateOptions options = that_fit(flags_.options, plan_.model, one);
       options.seed += i;
       run(rank, parameters, biases, one.prompt_tokens, options, flags_.stops,
           [&](std::int32_t token, const std::string& piece) {
@@ -296,11 +304,9 @@ void GenerateFlags::read() {
   }
   plan = generate_plan(f, info);
   run_options = f.run.options(plan);
-  if (!is_given(*f.app, "--max-tokens"))  // the default is what is legal
-    for (const GeneratedText& one : texts)
-      f.options.max_tokens = std::clamp<std::int64_t>(plan.model.max_seq - std::ssize(one.prompt_tokens), 1,
-                                                      f.options.max_tokens);
-  for (const GeneratedText& one : texts) validate(f.options, plan.model, one.prompt_tokens);
+  for (const GeneratedText& one : texts)
+    validate(is_given(*f.app, "--max-tokens") ? f.options : that_fit(f.options, plan.model, one), plan.model,
+             one.prompt_tokens);
   refuse_on_device(plan, run_options);
   refuse_beyond_memory(plan, plan.mesh.num_ranks() * predicted_bytes(plan), run_options);
 }

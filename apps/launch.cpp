@@ -235,17 +235,26 @@ class Launch {
   // Leaves out the hosts that are gone, and as many data-parallel ranks as the others have no room for.
   void shrink() {
     std::vector<Host> there;
+    std::vector<std::string> gone;
     for (const Host& host : hosts_)
-      if (is_there(host.name)) there.push_back(host);
-    if (there.size() == hosts_.size()) return;
+      if (is_there(host.name))
+        there.push_back(host);
+      else
+        gone.push_back(host.name);
+    if (gone.empty()) return;
     hosts_ = there;
     std::string& dp = *value_of(command_, "--dp");
     const int others =
         axis_size(command_, "--tp") * axis_size(command_, "--pp") * axis_size(command_, "--cp");
     const int room = num_slots() / others;
     if (room < 1)
-      fail("launch: {} of the hosts left, with room for {}; the model is cut over {}", hosts_.size(),
-           counted(num_slots(), "rank"), others);
+      fail(
+          "launch: {} cannot be reached by {} within 10 s; {} left, with room for {}, and the model is cut "
+          "over {}",
+          fmt::join(gone, ", "), flags_.agent,
+          hosts_.empty() ? "no host is"
+                         : counted(std::ssize(hosts_), "host") + (hosts_.size() == 1 ? " is" : " are"),
+          counted(num_slots(), "rank"), others);
     dp = std::to_string(std::min(room, parse_number<int>("--dp", dp)));
     // No more processes than ranks: the last host has some to spare.
     for (int spare = num_slots() - std::stoi(dp) * others; spare > 0;) {

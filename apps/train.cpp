@@ -223,15 +223,19 @@ std::unique_ptr<TokenData> read_data(TrainFlags& f, DataReading reading, bool of
           "which is not beside them; legal: --tokenizer PATH with it, --tokenizer bytes, or token files",
           request.from->path());
   }
-  if (of_tokenizer && !data->from_text()) {  // whose tokens these are, nothing says
+  const bool is_cut = cuts && data->cut_documents();
+  if (of_tokenizer && !data->from_text() && !is_cut) {  // whose tokens these are, nothing says
     request.plan.document_end = -1;
     check_with_remedies(request.plan, [](const Plan& plan, const std::string&) { check_whole(plan); });
   }
-  if (cuts) data->cut_documents();
   if (!data->is_masked()) return data;
   const Split split = split_tokens(data->size(), request.validation_fraction, request.plan.seq_len);
+  const auto counts = [&](const Range& part) {
+    return part.begin == 0 ? next_counted(*data, {part.begin + 1, part.end}) < part.end
+                           : !Sampler(*data, part, 0).windows(request.plan.seq_len, 1).empty();
+  };
   for (const Range& part : {split.train, split.validation})
-    if (part.size() > 0 && next_counted(*data, {part.begin + 1, part.end}) == part.end)
+    if (part.size() > 0 && !counts(part))
       refuse(
           "--data: the loss counts none of the {} tokens that are {}; legal: records with a completion or an "
           "assistant's message that is not empty, or another --val-fraction",

@@ -63,6 +63,8 @@ void VerifyFlags::read() {
     if (sampled->is_masked() && next_counted(*sampled, {1, sampled->size()}) == sampled->size())
       refuse("--data: the loss counts none of its {} tokens; legal: records with an answer", sampled->size());
     refuse_idle(*f.app, f.reading.needs(*sampled));
+    if (request.plan.mask == AttentionMask::document && !is_given(*f.app, "--document-end"))
+      sampled->cut_documents();
     const Split split = split_tokens(sampled->size(), 0.0, request.plan.seq_len);
     request.samples = [sampler = Sampler(*sampled, split.train, request.seed),
                        seq_len = request.plan.seq_len](std::int64_t step, std::int64_t sample,

@@ -167,6 +167,18 @@ TEST(ChatTemplates, WhatTheAssistantSaysCountsWithWhatEndsIt) {
             "<|im_start|>user\na<|im_end|>\n<|im_start|>assistant\n"
             "[<tool_call>{\"z\": 1, \"a\": 2}</tool_call><|im_end|>]\n"
             "<|im_start|>user\nc<|im_end|>\n<|im_start|>assistant\n[d<|im_end|>]\n");
+  expect_refusal([&] { chatml()->parts(call, "line 2"); }, {"line 2", "chatml", "calls of message 2"});
+  // Where nothing ends an answer, what comes behind is written once.
+  const std::string bare =
+      "{% for m in messages %}{{ m.content or '' }}{% for c in m.tool_calls or [] %}<call>{{ c.arguments | "
+      "tojson }}"
+      "{% endfor %}{% endfor %}";
+  ordered_json twice = talk({"a", "b"});
+  twice.push_back(call[1]);
+  std::string all_of_it;
+  for (const TextPart& part : ChatTemplate("x", bare, {}, true).parts(twice, "line 3"))
+    all_of_it += part.text;
+  EXPECT_EQ(all_of_it, "ab<call>{\"z\": 1, \"a\": 2}");
   const json begun = json::array({{{"role", "assistant"}, {"content", "x"}}});
   expect_refusal([&] { of("alternate").parts(begun, "line 3"); }, {"line 3", "alternate!"});
   EXPECT_THROW(ChatTemplate("x", "{{ messages[0].content }}", {}, true).parts(two, "line 1"), RequestError);

@@ -396,7 +396,6 @@ TEST_F(Data, FilesOfTokensKeepDocumentsAndMarksAndAreRefusedWhereDamaged) {
   }
 }
 
-// A long prompt between short answers: most windows have nothing to learn.
 // Whose tokens a file has is said where text would be read by another tokenizer.
 TEST_F(Data, TokensOfAnotherTokenizerAreSaid) {
   const auto words = std::make_shared<const Words>();
@@ -447,6 +446,7 @@ TEST_F(Data, WindowsWithATargetLieSideBySide) {
   EXPECT_EQ(Sampler(data, {0, 24}, 1).windows(8, 10), std::vector<std::int64_t>());
 }
 
+// A long prompt between short answers: most windows have nothing to learn.
 TEST_F(Data, EverySampleHasATarget) {
   std::string records;
   for (int i = 0; i < 5; ++i)

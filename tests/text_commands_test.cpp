@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "command_line.h"
+#include "data/tokens.h"
 
 namespace echelon::text_commands_test {
 namespace {
@@ -109,7 +110,7 @@ TEST_F(TextCommands, ATokenizerGoesWithItsModel) {  // long
     EXPECT_EQ(read_bytes(at(std::string("written/") + name)), read_bytes(tuned + "/" + name)) << name;
 }
 
-// Text ends its documents with the tokenizer's end of text; whose the ids of a token file are nothing says.
+// Text and .tokens know where documents begin; whose the ids of another file are nothing says.
 TEST_F(TextCommands, DocumentsEndAsTheTokenizerSays) {  // long
   const std::string tuned = std::string(ECHELON_SOURCE_DIR) + "/tests/fixtures/fine_tune";
   const auto by = [&](const std::string& data, const Words& more) {
@@ -123,7 +124,9 @@ TEST_F(TextCommands, DocumentsEndAsTheTokenizerSays) {  // long
   EXPECT_EQ(one_object(run(by(records, {"--document-end", "0"})))["final_loss"], loss);
   EXPECT_NE(one_object(run(by(records, {"--document-end", "403"})))["final_loss"], loss);
   ASSERT_EQ(run({"data", "tokenize", records, "--tokenizer", tuned, "--out", "ids"}).status, 0);
-  refused(by("ids.tokens", {}), {"--mask document", "404 tokens", "--document-end"});
+  EXPECT_EQ(one_object(run(by("ids.tokens", {})))["final_loss"], loss);  // which know their documents
+  write_token_file(at("ids.bin"), std::vector<std::int32_t>(400, 3), 2);
+  refused(by("ids.bin", {}), {"--mask document", "404 tokens", "--document-end"});
 }
 
 // Several prompts, on several ranks, are the same texts as one after the other.

@@ -19,13 +19,13 @@ namespace echelon {
 
 struct TransformersType;
 
-// What transformers needs to know of the model: read back (model_from_hugging_face) it is the model, in every
-// field. RequestError for one that transformers has no class for, and naming the field that has no place.
-// `text`: the tokens that begin and end one, of its tokenizer; where there is none, the last of the
-// vocabulary is both.
+// The tokens that begin and end a text, of a model's tokenizer.
 struct TextBounds {
   std::optional<std::int32_t> begin, end;
 };
+// What transformers needs to know of the model: read back (model_from_hugging_face) it is the model, in every
+// field. RequestError for one that transformers has no class for, and naming the field that has no place.
+// Where nothing is known to end a text, the last token of the vocabulary both begins and ends one.
 std::string hugging_face_config(const ModelSpec& model, DType dtype, const TextBounds& text = {});
 
 // Writes the parameters of a checkpoint to `directory`, which must not exist or be empty, in files of about

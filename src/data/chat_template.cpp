@@ -138,7 +138,7 @@ std::string source_in(const ordered_json& config, const std::string& where) {
 
 bool calls_tools(const ordered_json& message) {
   const auto calls = message.find("tool_calls");
-  return calls != message.end() && !calls->is_null() && !calls->empty();
+  return message["role"] == "assistant" && calls != message.end() && !calls->is_null() && !calls->empty();
 }
 
 ChatTemplate::ChatTemplate(std::string name, const std::string& source, TemplateValue::Map tokens,
@@ -217,7 +217,12 @@ std::vector<TextPart> ChatTemplate::parts(const ordered_json& messages, const st
   // Calls of tools are written beside or in place of what is said: all that the turn adds, but for the spaces
   // behind it.
   for (std::size_t i = 0; i < messages.size(); ++i) {
-    if (messages[i]["role"] != "assistant" || !calls_tools(messages[i])) continue;
+    if (!calls_tools(messages[i])) continue;
+    ordered_json without = messages;
+    without[i].erase("tool_calls");
+    if (written_as(without, false) == written.text)
+      refuse("{}: {} leaves out the calls of message {}; legal: a template that writes tool_calls", where,
+             name_, i + 1);
     const ordered_json with(messages.begin(), messages.begin() + static_cast<std::ptrdiff_t>(i + 1));
     const std::string turn = stripped(written_as(with, false), "", false, true);
     const std::size_t begin = question_of(i).size();
@@ -232,8 +237,8 @@ std::vector<TextPart> ChatTemplate::parts(const ordered_json& messages, const st
   };
   for (const Place& place : *places) {
     add(done, place.begin, false);
-    add(place.begin, place.end, true);
-    done = place.end;
+    add(std::max(done, place.begin), place.end, true);  // behind what ends the answer before
+    done = std::max(done, place.end);
   }
   add(done, written.text.size(), false);
   return parts;

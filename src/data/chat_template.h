@@ -18,7 +18,7 @@ struct TextPart {
   bool counted = true;  // in the loss, as what is to be predicted
 };
 
-// Whether a message of the assistant has "tool_calls".
+// Whether a message, which has a "role", is the assistant's and has "tool_calls".
 bool calls_tools(const nlohmann::ordered_json& message);
 
 // The const methods are safe to call from several threads.

@@ -191,19 +191,22 @@ void append_as_one(Ids& to, const Tokenizer& tokenizer, const std::vector<TextPa
     to.insert(to.end(), apart.begin(), apart.end());
     return;
   }
-  // Tokens of the text that are those of its first `size` bytes alone.
+  // How many tokens of the text are those of its first `size` bytes alone, and whether these end with one.
   const auto tokens_of_first = [&](std::size_t size) {
     Ids first;
     append(first, tokenizer.encode(text.substr(0, size)), false);
-    return std::mismatch(first.begin(), first.end(), whole.begin(), whole.end(), same_id).first -
-           first.begin();
+    const auto end = std::mismatch(first.begin(), first.end(), whole.begin(), whole.end(), same_id).first;
+    return std::pair{end - first.begin(), end == first.end()};
   };
   std::size_t at = 0;
   for (const TextPart& part : parts) {
     const std::size_t end = at + part.text.size();
     if (part.counted) {
-      const auto last = end == text.size() ? std::ssize(whole) : tokens_of_first(end);
-      for (auto i = tokens_of_first(at); i < last; ++i) whole[static_cast<std::size_t>(i)] &= ~not_counted;
+      const auto [inside, is_end] = tokens_of_first(end);
+      const auto last =
+          std::min(end == text.size() ? std::ssize(whole) : inside + !is_end, std::ssize(whole));
+      for (auto i = tokens_of_first(at).first; i < last; ++i)
+        whole[static_cast<std::size_t>(i)] &= ~not_counted;
     }
     at = end;
   }

@@ -345,10 +345,11 @@ std::vector<std::int64_t> TokenData::document_starts() const {
   return all;
 }
 
-void TokenData::cut_documents() {
+bool TokenData::cut_documents() {
   const bool all_know =
       std::all_of(files_.begin(), files_.end(), [](const File& file) { return file.documents > 0; });
   if (all_know) cuts_ = document_starts();
+  return all_know;
 }
 
 bool TokenData::is_masked() const {

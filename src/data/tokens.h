@@ -73,8 +73,8 @@ class TokenData {
   const std::vector<File>& files() const { return files_; }
   // The first token of each document, of the files that know theirs.
   std::vector<std::int64_t> document_starts() const;
-  // From now on samples say where documents begin, if all files know it.
-  void cut_documents();
+  // From now on samples say where documents begin, if all files know it; whether they do.
+  bool cut_documents();
 
  private:
   friend class Sampler;

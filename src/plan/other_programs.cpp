@@ -44,7 +44,8 @@ std::vector<OtherProgram> other_programs(const SearchRequest& request, const Est
   };
   Software free = own;
   free.schedules.reset(), free.zero_stages.reset(), free.pipeline_zero_stages.reset();
-  free.tensor_zero_stages.reset(), free.context_kinds.reset(), free.context_cuts_pairs = false;
+  free.tensor_zero_stages.reset(), free.context_kinds.reset();
+  free.context_precisions.reset(), free.context_cuts_pairs = false;
   free.replicated_shards = free.context_beside_pipelines = free.tensor_parallel = true;
   free.interleaves_whole_groups = false;
   free.activation_offload_pipelines = true, free.activation_offload_recompute.reset();

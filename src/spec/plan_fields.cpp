@@ -143,8 +143,8 @@ std::vector<PlanField> all_fields() {
        {"mask", choice<&Plan::mask>(), "What a token attends to: all before it, or those of its own document",
         train},
        {"document-end", at<&Plan::document_end>,
-        "Token that ends a document (default: the tokenizer's end of text; of token files the last of "
-        "the bytes' and GPT-2's vocabularies)",
+        "Token that ends a document (default: where the data says; of ids alone the tokenizer's end of "
+        "text, or the last of the bytes' and GPT-2's vocabularies)",
         train, -1, 0x1p31 - 1}});
   add("Mixture of experts",
       {{"mesh.ep", [](Plan& p) -> int& { return p.mesh.ep; },

@@ -104,14 +104,15 @@ std::string replaced(const std::string& text, const std::string& from, const std
 List split(const std::string& text, const Value* separator, std::int64_t most, bool from_right) {
   List parts;
   if (separator == nullptr || separator->as<None>() != nullptr) {
-    std::string rest = stripped(text, "", true, false);
-    while (!rest.empty()) {
-      std::size_t end = 0;
-      while (end < rest.size() && !is_white(character_from(rest, end)))
-        end += character_from(rest, end).size();
-      if (most >= 0 && std::ssize(parts) >= most) end = rest.size();
-      parts.emplace_back(rest.substr(0, end));
-      rest = stripped(rest.substr(end), "", true, false);
+    const auto behind = [&](std::size_t at, bool white) {
+      while (at < text.size() && is_white(character_from(text, at)) == white)
+        at += character_from(text, at).size();
+      return at;
+    };
+    for (std::size_t at = behind(0, true); at < text.size();) {
+      const std::size_t end = most >= 0 && std::ssize(parts) >= most ? text.size() : behind(at, false);
+      parts.emplace_back(text.substr(at, end - at));
+      at = behind(end, true);
     }
     return parts;
   }

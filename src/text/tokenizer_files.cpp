@@ -45,6 +45,8 @@ TokenizerFiles read_tokenizer_files(const std::string& path) {
     if (goes_along(entry.path().filename().string()) && entry.is_regular_file(none))
       files[entry.path().filename().string()] = read_text(entry.path().string());
   if (error) refuse("{}: cannot be read: {}", directory.string(), error.message());
+  // Which models have that come without a tokenizer.
+  if (files.size() == 1 && files.contains("generation_config.json")) files.clear();
   return files;
 }
 

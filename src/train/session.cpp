@@ -241,7 +241,15 @@ std::string start_json(const SharedRun& run) {
 
 // Beside plan and optimizer, what ranks do together.
 static std::vector<std::string> common_settings(const TrainRequest& r) {
-  return {fmt::format("--val-fraction {}", r.validation_fraction),
+  const auto given = [](const char* flag, bool is) {
+    return fmt::format("{} {}", is ? "with" : "without", flag);
+  };
+  return {given("--from", r.from != nullptr),
+          given("--resume", r.resume),
+          given("--checkpoint", !r.checkpoint_directory.empty()),
+          given("--async-save on", r.save_beside),
+          given("--trace or --timeline", r.trace),
+          fmt::format("--val-fraction {}", r.validation_fraction),
           fmt::format("--eval-every {}", r.eval_every),
           fmt::format("--eval-samples {}", r.eval_samples),
           fmt::format("--save-every {}", r.save_every),

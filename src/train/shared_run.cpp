@@ -113,7 +113,7 @@ static std::map<std::string, std::string> kept_settings(const TrainRequest& requ
       {"--weight-decay", fmt::format("{}", o.weight_decay)},
       {"--clip", fmt::format("{}", o.clip)},
       {"--val-fraction", fmt::format("{}", request.validation_fraction)}};
-  for (const char* name : {"mask", "precision", "seq-len", "global-batch"})
+  for (const char* name : {"mask", "document-end", "precision", "seq-len", "global-batch"})
     settings[std::string("--") + name] = text_of(*find_field(name), request.plan);
   return settings;
 }
