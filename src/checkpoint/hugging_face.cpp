@@ -773,33 +773,23 @@ void export_adapters(const std::string& checkpoint, const std::string& directory
   if (lora.rank == 0)
     refuse("--adapters: {} has none; legal: a checkpoint of train --lora", reader.info().path);
   const std::vector<AdaptedMatrix> all = adapted_matrices(model);
-  const bool of_mlp = std::any_of(all.begin(), all.end(), [](const AdaptedMatrix& one) {
-    return one.weight.name.ends_with(".gate_proj.weight") || one.weight.name.ends_with(".up_proj.weight");
-  });
-  const auto is_of_convolution = [](const AdaptedMatrix& one) {
-    return one.weight.name.find(".conv.in_proj.") != std::string::npos;
+  const auto any_named = [&all](std::initializer_list<const char*> parts) {
+    return std::any_of(all.begin(), all.end(), [&](const AdaptedMatrix& one) {
+      return std::any_of(parts.begin(), parts.end(),
+                         [&](const char* part) { return one.weight.name.find(part) != std::string::npos; });
+    });
   };
-  if (std::any_of(all.begin(), all.end(), is_of_convolution))
+  const auto refuse_as_one = [&model](const char* what) {
     refuse(
-        "--adapters: {} has what is projected to be convolved as one matrix in Hugging Face's layout, where "
-        "an "
-        "adapter of each part has no place; legal: without --adapters, which adds them to the weights",
-        model.name);
-  const auto is_of_attention = [](const AdaptedMatrix& one) {
-    return one.weight.name.ends_with(".q_proj.weight") || one.weight.name.ends_with(".k_proj.weight") ||
-           one.weight.name.ends_with(".v_proj.weight");
+        "--adapters: {} has {} as one matrix in Hugging Face's layout, where an adapter of each part has no "
+        "place; legal: without --adapters, which adds them to the weights",
+        model.name, what);
   };
-  if (model.family == Family::neox && std::any_of(all.begin(), all.end(), is_of_attention))
-    refuse(
-        "--adapters: {} has queries, keys and values as one matrix in Hugging Face's layout, where an "
-        "adapter "
-        "of each has no place; legal: without --adapters, which adds them to the weights",
-        model.name);
-  if (model.fused_projections || (model.fused_mlp && of_mlp))
-    refuse(
-        "--adapters: {} has {}gate and up as one matrix in Hugging Face's layout, where an adapter of each "
-        "has no place; legal: without --adapters, which adds them to the weights",
-        model.name, model.fused_projections ? "queries, keys and values as one matrix, and " : "");
+  if (any_named({".conv.in_proj."})) refuse_as_one("what is projected to be convolved");
+  if (model.fused_projections) refuse_as_one("queries, keys and values as one matrix, and gate and up");
+  if (model.family == Family::neox && any_named({".q_proj.", ".k_proj.", ".v_proj."}))
+    refuse_as_one("queries, keys and values");
+  if (model.fused_mlp && any_named({".gate_proj.", ".up_proj."})) refuse_as_one("gate and up");
   const TransformersType& type = transformers_type(model);
   std::set<std::string> names;
   for (const AdaptedMatrix& one : all)
