@@ -7,7 +7,8 @@
 // HOW: kill (SIGKILL), stop (SIGSTOP), group (SIGSTOP, while the others make a group with it), throw,
 // together (all ranks throw, each by itself), alone (a process throws before the run, while the others wait
 // to meet it), half (SIGSTOP, when its part of a gather is sent and the others' are not taken), disagree
-// (another count), verb (another verb), spin (computes for ever), exit, none.
+// (another count), verb (another verb), more (a broadcast of more than the others take), spin (computes for
+// ever), exit, none.
 //
 // However slow the machine is, nothing is late before that rank has done it: the clock of the job stands
 // still until the file MARK is there. A rank that spins makes it just before, another one when a rank has
@@ -133,6 +134,22 @@ void stop_half_way(const Task& task, Communicator& group, bool stops, Arena& are
   gathered.wait();
 }
 
+// What lies behind the room for less stays as it was.
+void take_less(Communicator& group, int giver, Arena& arena, Kernels& kernels) {
+  constexpr std::int64_t less = 1 << 20;
+  const Tensor x(arena, MemoryCategory::other, DType::f32, {2 * less});
+  const bool gives = group.rank() == giver;
+  kernels.fill(x, gives ? 1 : 0);
+  try {
+    group.broadcast(gives ? x : x.flat_range(0, less), giver).wait();
+  } catch (const CommError&) {
+    const float* const behind = x.flat_range(less, 2 * less).host<float>();
+    if (!gives && std::any_of(behind, behind + less, [](float value) { return value != 0; }))
+      fmt::print(stderr, "what lies behind the room was written to\n");
+    throw;
+  }
+}
+
 void run_rank(World& world, int index, const Task& task) {
   std::jthread marks;
   if ((task.how == "stop" || task.how == "group" || task.how == "half") &&
@@ -166,6 +183,8 @@ void run_rank(World& world, int index, const Task& task) {
       }
       if (step == 10 && axis == Axis::dp && task.how == "half")
         stop_half_way(task, group, index == task.rank, arena);
+      if (step == 10 && axis == Axis::dp && task.how == "more" && index % 2 == task.rank % 2)
+        take_less(group, task.rank / 2, arena, *kernels);
       if (step == 10 && index == task.rank && axis == Axis::dp) go_wrong(world, task, group, x);
       group.all_reduce(x).wait();
       const int n = group.size(), me = group.rank();

@@ -101,6 +101,16 @@ TEST_P(Failures, RanksThatDisagreeAreBothNamed) {
   expect_words(r, {"dp collective 11", "all_reduce of 1000 f32", "broadcast from 0 of 1000 f32"});
 }
 
+// Open MPI writes a message past the end of a receive that is too short for it.
+TEST_P(Failures, ARankThatGivesMoreThanAnotherTakesWritesToNothingElse) {
+  for (int rank : {0, 3}) {
+    const CommandResult r = fail(rank, "more");
+    EXPECT_EQ(r.status, 3) << r.output;
+    expect_words(r, {"dp collective 11", "broadcast from", "of 2097152 f32", "of 1048576 f32"});
+    EXPECT_EQ(r.output.find("written to"), std::string::npos) << r.output;
+  }
+}
+
 TEST_P(Failures, ARankThatComputesForEverIsNamedWhenTheDeadlineHasPassed) {
   const CommandResult r = fail(1, "spin");
   EXPECT_EQ(r.status, 3);

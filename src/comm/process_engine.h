@@ -85,6 +85,8 @@ class ProcessOperation {
   void end_first_step();
   void post_second_step();
   void reduce_own_part();
+  int envelope_tag() const;
+  int bulk_tag() const;
   std::byte* room(std::int64_t bytes);
   std::int64_t width() const { return element_bytes(call_.dtype); }
   bool gathers_whole() const;
