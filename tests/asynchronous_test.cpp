@@ -270,7 +270,7 @@ TEST(Asynchronous, AStragglersSlowdownIsPredicted) {
 
 TEST(Asynchronous, TrafficAndMemoryAreThoseThatWerePredicted) {
   for (std::optional<std::int64_t> bound : {std::optional<std::int64_t>(0), std::optional<std::int64_t>(1)})
-    for (int servers : {1, 3}) {
+    for (int servers : {1, 3, 24}) {
       SCOPED_TRACE(fmt::format("servers {}, bound {}", servers, *bound));
       const Plan plan = odd_plan(odd_llama(), 2, 1, false);
       const PipelineLayout pipeline(plan);

@@ -46,13 +46,6 @@ void fill_initial(const ParamSpec& spec, int tp, int index, std::uint64_t seed, 
   }
 }
 
-// What comes and goes is made without memory.
-Tensor made_away(const Rank& rank, MemoryCategory category, DType dtype, std::vector<std::int64_t> shape) {
-  Tensor tensor(rank.arena(), category, dtype, std::move(shape));
-  tensor.release_memory();
-  return tensor;
-}
-
 // What has memory gives it back.
 void release(const std::vector<Tensor>& tensors) {
   for (const Tensor& tensor : tensors)
@@ -180,8 +173,8 @@ ParameterStore::ParameterStore(const Rank& rank, const Plan& plan, const Pipelin
 
 Tensor ParameterStore::gradient_apart(std::vector<Tensor>& waiting) const {
   const auto make = [&] {
-    return made_away(*rank_, MemoryCategory::gradients, rank_->precision().gradients,
-                     find(shared_name_).gradient.shape());
+    return Tensor::without_memory(rank_->arena(), MemoryCategory::gradients, rank_->precision().gradients,
+                                  find(shared_name_).gradient.shape());
   };
   Tensor gradient = make();
   for (int i = 0; i < levels_waiting(); ++i) waiting.push_back(make());
@@ -218,7 +211,8 @@ void ParameterStore::make_units() {
 
 void ParameterStore::make_gradient_memory(Range range, bool experts) {
   const auto make = [&] {
-    return made_away(*rank_, MemoryCategory::gradients, rank_->precision().gradients, {range.size()});
+    return Tensor::without_memory(rank_->arena(), MemoryCategory::gradients, rank_->precision().gradients,
+                                  {range.size()});
   };
   GradientMemory& memory = memories_.emplace_back();
   memory.range = range;
@@ -249,13 +243,14 @@ ParameterStore::Unit ParameterStore::make_unit(const ShardUnit& cut, std::int64_
         (frozen ? frozen_values_ : values_).flat_range(cut.range.begin - first, cut.range.end - first);
     unit.own_value = unit.value.flat_range(inside.begin, inside.end);
   } else {
-    unit.value = made_away(*rank_, MemoryCategory::parameters, precision.parameters, {cut.range.size()});
+    unit.value = Tensor::without_memory(rank_->arena(), MemoryCategory::parameters, precision.parameters,
+                                        {cut.range.size()});
     unit.own_value = own_values_.flat_range(own_begin, own_begin + own.size());
   }
   if (frozen) return unit;
   if (cut.range.size() == 0) {
     unit.gradient = unit.own_gradient =
-        made_away(*rank_, MemoryCategory::gradients, precision.gradients, {0});
+        Tensor::without_memory(rank_->arena(), MemoryCategory::gradients, precision.gradients, {0});
     return unit;
   }
   GradientMemory& memory = memory_of(cut.range);
@@ -264,9 +259,9 @@ ParameterStore::Unit ParameterStore::make_unit(const ShardUnit& cut, std::int64_
   const auto of_unit = [&](const Tensor& flat) { return flat.flat_range(first, first + cut.range.size()); };
   unit.gradient = of_unit(memory.gradient);
   for (const Tensor& level : memory.waiting) unit.waiting.push_back(of_unit(level));
-  unit.own_gradient = zero_ < 2
-                          ? unit.gradient.flat_range(inside.begin, inside.end)
-                          : made_away(*rank_, MemoryCategory::gradients, precision.gradients, {own.size()});
+  unit.own_gradient = zero_ < 2 ? unit.gradient.flat_range(inside.begin, inside.end)
+                                : Tensor::without_memory(rank_->arena(), MemoryCategory::gradients,
+                                                         precision.gradients, {own.size()});
   return unit;
 }
 

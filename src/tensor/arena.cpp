@@ -143,18 +143,23 @@ void Arena::take_back_unused() {
   }
 }
 
-std::shared_ptr<Block> Arena::allocate(std::size_t bytes, MemoryCategory category) {
+std::shared_ptr<Block> Arena::block_without_memory(std::size_t bytes, MemoryCategory category) {
   auto block = std::make_unique<Block>();
   block->bytes = bytes;
   block->category = category;
   block->arena = this;
   block->device = device_;
   block->pool = pool_;
-  acquire(*block);
   return {block.release(), [](Block* b) {
             if (b->has_memory) b->arena->release(*b);
             delete b;
           }};
+}
+
+std::shared_ptr<Block> Arena::allocate(std::size_t bytes, MemoryCategory category) {
+  std::shared_ptr<Block> block = block_without_memory(bytes, category);
+  acquire(*block);
+  return block;
 }
 
 void Arena::acquire(Block& block) {

@@ -81,6 +81,8 @@ class Arena {
 
   // 64-byte aligned, contents undefined. RunError when the system has no memory left.
   std::shared_ptr<Block> allocate(std::size_t bytes, MemoryCategory category);
+  // One that comes to memory by acquire().
+  std::shared_ptr<Block> block_without_memory(std::size_t bytes, MemoryCategory category);
 
   // What is allocated while it lives is from that pool.
   class PoolUse : Setting<MemoryPool> {

@@ -18,6 +18,17 @@ Tensor::Tensor(Arena& arena, MemoryCategory category, DType dtype, std::vector<s
   owner_ = arena.allocate(static_cast<std::size_t>(product(shape_) * element_bytes(dtype)), category);
 }
 
+Tensor Tensor::without_memory(Arena& arena, MemoryCategory category, DType dtype,
+                              std::vector<std::int64_t> shape) {
+  Tensor t;
+  t.dtype_ = dtype;
+  t.shape_ = std::move(shape);
+  t.row_stride_ = t.shape_.empty() ? 1 : t.shape_.back();
+  t.owner_ = arena.block_without_memory(static_cast<std::size_t>(product(t.shape_) * element_bytes(dtype)),
+                                        category);
+  return t;
+}
+
 Tensor Tensor::view_of(void* data, DType dtype, std::vector<std::int64_t> shape) {
   Tensor t;
   t.owner_ = std::make_shared<Block>();

@@ -19,6 +19,9 @@ class Tensor {
   Tensor() = default;  // empty: defined() is false
   // Allocates from the arena, contents undefined.
   Tensor(Arena& arena, MemoryCategory category, DType dtype, std::vector<std::int64_t> shape);
+  // One that gets its memory by acquire_memory().
+  static Tensor without_memory(Arena& arena, MemoryCategory category, DType dtype,
+                               std::vector<std::int64_t> shape);
   // A view of the host's memory, which the caller keeps alive.
   static Tensor view_of(void* data, DType dtype, std::vector<std::int64_t> shape);
   // The same with rows so many elements apart.
