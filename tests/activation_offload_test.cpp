@@ -219,6 +219,29 @@ TEST(ActivationOffload, AShortStreamMovesAsMuchInAStepAsALongOne) {
   EXPECT_EQ(few.back, many.back);
 }
 
+// The first and last steps of a stream differ: a whole one that is short is walked whole.
+TEST(ActivationOffload, AShortStreamIsPredictedAsItIs) {
+  for (const auto& [schedule, pp, batch] :
+       {std::tuple{"pipedream", 2, 1}, {"pipedream", 4, 1}, {"pipedream", 4, 2}, {"2bw", 2, 4}})
+    for (int steps : {1, 2, 3, 6}) {
+      const Plan plan = offloaded(pipeline_plan(odd_llama(false, 2, 4), schedule, pp, 1, 1, batch));
+      const PipelineLayout pipeline(plan);
+      const HostActivations predicted = predict_memory(plan, pipeline, {}, {.steps = steps}).host;
+      HostActivations measured;
+      on_mesh(plan, [&](const Rank& rank) {
+        Trainer trainer(rank, plan, {}, 1);
+        HostActivations all;
+        for (int step = 0; step < steps; ++step) {
+          trainer.step(step, random_samples(plan), steps - step);
+          const HostActivations moved = trainer.take_offloaded();
+          all = {all.out + moved.out, all.back + moved.back, std::max(all.most, moved.most)};
+        }
+        if (rank.index() == 0) measured = {all.out / steps, all.back / steps, all.most};
+      });
+      EXPECT_EQ(predicted, measured) << schedule << " " << pp << ", " << batch << ", " << steps << " steps";
+    }
+}
+
 // Of this process, in its scratch files.
 std::int64_t scratch_bytes_mapped() {
   std::ifstream maps("/proc/self/maps");

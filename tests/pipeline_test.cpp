@@ -76,6 +76,23 @@ TEST(Pipeline, ASchedulesOwnTextRuns) {
                   {"--schedule mine", "3 ranks", "--pp is 2"});
 }
 
+// Ranks that take microbatches in orders of their own need inputs that are sent later.
+TEST(Pipeline, ASchedulesOwnOrderRunsWithoutABarrier) {
+  Guesses guesses;
+  Plan plan = pipeline_plan(odd_llama(false, 2, 6), "mine", 3, 1, 1, 3);
+  plan.schedule_text = "0F0 0F1 0F2 0BW0 0BW1 0BW2\n1F2 1F0 1BW0 1F1 1BW1 1BW2\n2F0 2BW0 2F1 2BW1 2F2 2BW2\n";
+  expect_bits_without_barrier(plan, guesses);
+}
+
+TEST(Pipeline, ATableThatThreeRanksWouldShareIsRefused) {
+  Plan plan = pipeline_plan(odd_gpt2(true, 4), "mine", 4, 1, 1, 2);
+  plan.schedule_text = "0F0 0BW0 1F1 1BW1\n1F0 1BW0 2F1 2BW1\n2F0 2BW0 3F1 3BW1\n0F1 3F0 3BW0 0BW1\n";
+  expect_contains(message_of<RequestError>([&] { PipelineLayout layout(plan); }),
+                  {"--schedule mine", "share a table", "3 ranks", "legal"});
+  plan.model = odd_llama(false, 2, 4);
+  EXPECT_TRUE(verified(plan).pass);
+}
+
 TEST(Pipeline, UnevenLayersAndRaggedMicrobatches) {
   for (const char* schedule : {"1f1b", "zb-h1", "gpipe", "zb-auto"}) {
     if (!is_taken(6)) continue;

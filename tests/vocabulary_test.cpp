@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "base/error.h"
+#include "refusals.h"
 #include "schedule/lower.h"
 #include "schedule/schedules.h"
 #include "schedule/text.h"
@@ -15,6 +16,8 @@
 
 namespace echelon::vocabulary_test {
 namespace {
+
+using checks::expect_refusal;
 
 const char* const schedules[] = {"naive", "gpipe", "1f1b",   "interleaved", "interleaved-even", "zb-h1",
                                  "zb-h2", "zb-v",  "v-half", "v-min",       "zb-auto"};
@@ -146,6 +149,11 @@ TEST(Vocabulary, ScheduleThatCannotHaveItIsRefused) {
     EXPECT_NE(vocabulary_problem(base).find(why), std::string::npos) << vocabulary_problem(base);
     EXPECT_THROW(with_vocabulary_parallelism(base, costs_of(base, 1)), RequestError);
   }
+  // The output layer's parts take microbatches in order: the last pass needs the first one's, which waits.
+  const Schedule base = from_text("0F0 0F1 0BW1 0F2 0BW0 0BW2\n1F0 1F1 1BW1 1F2 1BW2 1BW0\n", "own.txt");
+  EXPECT_EQ(vocabulary_problem(base), "");
+  expect_refusal([&] { with_vocabulary_parallelism(base, costs_of(base, 1)); },
+                 {"own", "another order", "legal"});
 }
 
 }  // namespace

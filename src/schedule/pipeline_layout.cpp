@@ -339,6 +339,12 @@ PipelineLayout::PipelineLayout(const Plan& plan, StepLength length)
   slices_ = cut_layers(plan, schedule);
   hold(plan, schedule);
   if (const auto refusal = copies_refusal(plan, held_)) throw PlanRefusal(plan, *refusal);
+  if (!shares_table_) return;
+  const auto ends = model_->place_of(embedding_parameters(plan.model).front().name).holders.size();
+  if (ends > 2)
+    refuse_field(plan, "schedule", {{"schedule", "1f1b"}},
+                 "the embedding and the output layer of {} share a table, which {} ranks would hold; two can",
+                 plan.model.name, ends);
 }
 
 void PipelineLayout::hold(const Plan& plan, const Schedule& schedule) {

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <iterator>
 #include <limits>
+#include <utility>
 
 #include "base/error.h"
 #include "schedule/lower.h"
@@ -19,17 +20,19 @@ std::vector<std::size_t> ends_of_steps(const std::vector<Instruction>& list, int
   return ends;
 }
 
+// Messages to another rank among the first instructions of one.
+std::ptrdiff_t sent_by(const Schedule& lowered, std::size_t from, std::size_t to, std::size_t until) {
+  const auto first = lowered.ranks[from].begin();
+  return std::count_if(first, first + static_cast<std::ptrdiff_t>(until), [&](const Instruction& i) {
+    return i.op == Op::send && i.peer == static_cast<int>(to);
+  });
+}
+
 // Instructions [begin, end) of each rank, so that no message is under way after them: what another rank
 // sends in its piece and is read later here is received at the end of this one.
 Schedule cut(const Schedule& lowered, const std::vector<std::size_t>& begin,
              const std::vector<std::size_t>& end) {
   const std::size_t ranks = lowered.ranks.size();
-  const auto sent_by = [&](std::size_t from, std::size_t to, std::size_t until) {
-    const auto first = lowered.ranks[from].begin();
-    return std::count_if(first, first + static_cast<std::ptrdiff_t>(until), [&](const Instruction& i) {
-      return i.op == Op::send && i.peer == static_cast<int>(to);
-    });
-  };
   Schedule piece{lowered.name, lowered.num_stages, lowered.num_microbatches, {}, lowered.vocabulary_parts};
   for (std::size_t r = 0; r < ranks; ++r) {
     const auto& list = lowered.ranks[r];
@@ -37,8 +40,8 @@ Schedule cut(const Schedule& lowered, const std::vector<std::size_t>& begin,
     std::vector<std::ptrdiff_t> received(ranks, 0);  // so far, of each peer
     std::vector<std::ptrdiff_t> before(ranks), due(ranks);
     for (std::size_t from = 0; from < ranks; ++from) {
-      before[from] = sent_by(from, r, begin[from]);
-      due[from] = sent_by(from, r, end[from]);
+      before[from] = sent_by(lowered, from, r, begin[from]);
+      due[from] = sent_by(lowered, from, r, end[from]);
     }
     std::vector<Instruction> early;
     for (std::size_t k = 0; k < list.size(); ++k) {
@@ -70,27 +73,46 @@ Schedule cut_step(const Schedule& lowered, int microbatches, int step) {
   return cut(lowered, begin, end);
 }
 
-// Lets rank r of P run P-1-r forward passes of its first stage ahead of the validation: as many as the last
-// rank ends its step later. What they send is received ahead of it too, so that they can be run again.
+// The first instructions of a rank until behind so many of its forward passes, and what those send.
+std::size_t behind_forwards(const std::vector<Instruction>& list, std::size_t forwards) {
+  std::size_t k = 0;
+  for (std::size_t left = forwards; left > 0; ++k) left -= list[k].op == Op::F;
+  while (k > 0 && k < list.size() && list[k].op == Op::send) ++k;
+  return k;
+}
+
+// Lets rank r of P run P-1-r forward passes of its first stage ahead of the validation, as many as the last
+// rank ends its step later, or fewer where their inputs are not sent ahead of it. What they send is received
+// ahead of it too, so that they can be run again.
 Schedule with_validation(const Schedule& lowered) {
   const std::size_t ranks = lowered.ranks.size();
-  std::vector<std::size_t> begin(ranks, 0), ahead(ranks, 0), end;
-  std::size_t most = ranks - 1;
+  std::vector<std::size_t> begin(ranks, 0), forwards(ranks, 0), ahead(ranks, 0), end;
   for (std::size_t r = 0; r < ranks; ++r) {
     const auto& list = lowered.ranks[r];
-    most = std::min(most, ranks - 1 - r);
-    std::size_t k = 0, forwards = 0;
-    for (; k < list.size() && forwards < most; ++k) {
-      const Instruction& i = list[k];
+    for (const Instruction& i : list) {
       if (i.op == Op::send || i.op == Op::recv) continue;
-      if (i.op != Op::F || i.stage != static_cast<int>(r) || i.overlaps_next) break;
-      ++forwards;
-      ahead[r] = k + 1;
+      if (forwards[r] == ranks - 1 - r || i.op != Op::F || i.stage != static_cast<int>(r) || i.overlaps_next)
+        break;
+      ++forwards[r];
     }
-    while (ahead[r] > 0 && ahead[r] < list.size() && list[ahead[r]].op == Op::send) ++ahead[r];
-    most = forwards;  // the next rank has no more inputs
+    ahead[r] = behind_forwards(list, forwards[r]);
     end.push_back(list.size());
   }
+  const auto has_inputs = [&](std::size_t r) {
+    std::vector<std::ptrdiff_t> received(ranks, 0);  // of each peer
+    for (std::size_t k = 0; k < ahead[r]; ++k)
+      if (const Instruction& i = lowered.ranks[r][k]; i.op == Op::recv)
+        ++received[static_cast<std::size_t>(i.peer)];
+    for (std::size_t from = 0; from < ranks; ++from)
+      if (received[from] > sent_by(lowered, from, r, ahead[from])) return false;
+    return true;
+  };
+  for (bool is_changed = true; std::exchange(is_changed, false);)
+    for (std::size_t r = 0; r < ranks; ++r)
+      while (!has_inputs(r)) {
+        ahead[r] = behind_forwards(lowered.ranks[r], --forwards[r]);
+        is_changed = true;
+      }
   Schedule result = cut(lowered, begin, ahead);
   const Schedule rest = cut(lowered, ahead, end);
   for (std::size_t r = 0; r < ranks; ++r) {

@@ -50,7 +50,7 @@ class VocabularyScheduler {
     for (size_t r = 0; r < ranks_.size(); ++r) read(r, ahead);
   }
 
-  // No value once some rank cannot end before `limit`, but for rounding.
+  // No value once some rank cannot end before `limit`, but for rounding, nor where each waits for another.
   std::optional<Schedule> run(double limit) {
     constexpr double above_rounding = 1 + 1e-10;
     size_t left = 0;
@@ -66,7 +66,7 @@ class VocabularyScheduler {
         best = choices[r];
         first = r;
       }
-      check(best.begin < not_made, "a schedule with its output layer cut is stuck");
+      if (best.begin == not_made) return {};
       execute(first, best);
       if (ranks_[first].free + ranks_[first].left >= limit * above_rounding) return {};
     }
@@ -250,6 +250,12 @@ Schedule with_vocabulary_parallelism(const Schedule& schedule, const SimulationC
     least = makespan;
     best = std::move(here);
   }
+  // Parts of the output layer take microbatches in order, and keep the logits of few.
+  if (least == not_made)
+    refuse(
+        "schedule {} with vocabulary parallelism: its passes wait for each other, as they take microbatches "
+        "in another order than the output layer; legal: passes in the order of microbatches",
+        schedule.name);
   return best;
 }
 

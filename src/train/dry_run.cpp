@@ -46,17 +46,21 @@ DryRun dry_run(const Plan& plan, const PipelineLayout& pipeline, const Coordinat
   const SampleSource samples = imagine_sample;
   trainer.resume(steps - 1, options.updates);
   Traffic before;
+  HostActivations moved, all;
   for (std::int64_t step = 0; step < steps; ++step) {
     before = rank.traffic();
     (void)trainer.take_decided();
-    (void)trainer.take_offloaded();
     (void)trainer.step(step, samples, options.steps - step);
+    moved = trainer.take_offloaded();
+    all = {all.out + moved.out, all.back + moved.back, std::max(all.most, moved.most)};
   }
   run.peak = arena.peak();
   run.traffic = rank.traffic() - before;
   run.copies = trainer.take_decided().copies;
   run.uneven_sums = world.uneven_sums();
-  run.host = trainer.take_offloaded();
+  run.host = {moved.out, moved.back, all.most};
+  // Of a whole stream, whose first and last steps differ from the others, the mean.
+  if (steps == options.steps) run.host.out = all.out / steps, run.host.back = all.back / steps;
   return run;
 }
 
@@ -64,8 +68,9 @@ StepMemory predict_memory(const Plan& plan, const PipelineLayout& pipeline, cons
                           const DryRunOptions& options) {
   DryRun run = dry_run(plan, pipeline, at, options);
   const bool is_stream = !pipeline.programs(at.dp).flushes() || !plan.optimizer_barrier;
-  if (is_stream && plan.offloads_activations() && options.steps < many_steps) {
-    // What moves in a step is the mean over all, the last one's is less.
+  const bool is_whole = steps_of_stream(pipeline.programs(at.dp), options.steps) == options.steps;
+  if (is_stream && !is_whole && plan.offloads_activations() && options.steps < many_steps) {
+    // What moves in a step is the mean over all; the last one that was walked is near the end, and has less.
     DryRunOptions whole = options;
     whole.steps = many_steps;
     const HostActivations mean = dry_run(plan, pipeline, at, whole).host;
