@@ -8,6 +8,7 @@
 #include "base/output_file.h"
 #include "draw/block.h"
 #include "spec/model_spec.h"
+#include "spec/plan_rules.h"
 
 namespace echelon {
 namespace {
@@ -46,8 +47,13 @@ void BlockFlags::refuse_strangers() const {
 void BlockFlags::draw() const {
   if (app_->get_option("--model")->count() == 0) refuse("--block {}: of which model? Add --model NAME", out_);
   const ModelSpec model = load_model(app_->get_option("--model")->as<std::string>());
-  if (tp_ < 1 || model.num_heads % tp_ != 0)
-    refuse("--tp {}: does not divide the {} heads of {}; give a divisor", tp_, model.num_heads, model.name);
+  Plan plan;
+  plan.model = model;
+  plan.seq_len = std::min(plan.seq_len, model.max_seq);
+  plan.mesh.set(Axis::tp, tp_);
+  validate(plan.mesh);
+  if (const auto refusal = shape_refusal(plan, Runner::any_program); refusal && refusal->field == "tp")
+    throw PlanRefusal(plan, *refusal);
   if (!sequence_parallel_.empty() && sequence_parallel_ != "on" && sequence_parallel_ != "off")
     refuse("--sp {}: legal: on, off", sequence_parallel_);
   BlockSetting setting{tp_, tp_ > 1 && sequence_parallel_ != "off",

@@ -103,7 +103,7 @@ void PackingFlags::print(bool json) const {
       tokens[std::min(cp_, dynamic_degree(length, real(seq_len_) / cp_))] += real(length);
     }
   }
-  const double all = real(seq_len_ * sequences_), keys = pairs / all - 0.5;
+  const double all = real(seq_len_ * sequences_), keys = pairs / all;
   nlohmann::ordered_json object{{"cp", cp_},
                                 {"seq_len", seq_len_},
                                 {"sequences", sequences_},
@@ -138,7 +138,7 @@ void PackingFlags::print(bool json) const {
       "without the mask\nattention of the rank with most over the mean of {}, and in the sequence where it "
       "is worst:\n{}{}",
       counted(sequences_, "sequence"), counted(seq_len_, "token"), documents / real(sequences_),
-      lengths.mean(), keys, seq_len_ / 2, counted(cp_, "rank"), table, needed);
+      lengths.mean(), keys, (seq_len_ + 1) / 2, counted(cp_, "rank"), table, needed);
 }
 
 }  // namespace echelon
