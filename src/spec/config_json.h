@@ -42,8 +42,9 @@ class Config {
     if (!required(key).is_number()) wrong(key, "a number");
     return required(key).get<double>();
   }
+  // null is false, as it is to transformers.
   bool boolean_or(const char* key, bool otherwise) const {
-    if (!has(key)) return otherwise;
+    if (!has(key)) return !names(key) && otherwise;
     if (!required(key).is_boolean()) wrong(key, "true or false");
     return required(key).get<bool>();
   }

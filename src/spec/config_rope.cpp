@@ -95,9 +95,16 @@ void read_rope(const Config& config, double theta, std::optional<double> rotary_
       m.rope.local_theta = local.real_or("rope_theta", m.rope.local_theta);
       continue;
     }
+    if (m.rope.local_theta > 0 && key == std::string_view("rope_parameters"))
+      config.wrong(key, "what has full_attention and sliding_attention");  // transformers heeds nothing else
     read_rope_scaling(config, key, m);
     if (rope.has("partial_rotary_factor")) read_partial_rotary(rope, rotary_part, m);
   }
+  if (m.rope.local_theta > 0 && !m.rope.whole_pairs)
+    refuse(
+        "{}: truncate = false is not supported where layers have positions of their own: only true is, as "
+        "transformers has it there",
+        config.where());
   // Of this kind max_position_embeddings is the original length; the factor says how much longer it may get.
   if (m.rope.scaling == RopeScaling::dynamic && m.rope.factor >= 1)
     m.max_seq =

@@ -33,6 +33,7 @@ ModelSpec model_of(const Json& object, const std::string& where) {
   const ModelType& type = type_of(config);
   ModelSpec m;
   m.name = model_name(where, type.name);
+  config.only_boolean("is_causal", true);
   type.read(config, m);
   m.init_std = config.real_or("initializer_range", 0.02);
   try {

@@ -74,7 +74,9 @@ void read_minimax_m2(const Config& config, ModelSpec& m) {
   for (const char* key : {"num_key_value_heads", "head_dim"})
     config.required(key);  // transformers would take 8 and 128
   read_llama(config, {.rope_theta = 5e6, .rotary_part = 1.0}, m);
-  if (config.has("rotary_dim")) {  // of published configurations
+  const bool says_part =
+      config.has("rope_parameters") && config.required("rope_parameters").contains("partial_rotary_factor");
+  if (config.has("rotary_dim") && !says_part) {  // of published configurations
     const std::int64_t turned = config.integer("rotary_dim");
     m.rotary_dim = turned == m.head_dim ? 0 : turned;
   }

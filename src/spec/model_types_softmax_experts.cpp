@@ -171,6 +171,7 @@ void read_cohere2_moe(const Config& config, ModelSpec& m) {
   const char *const shared = "num_shared_experts", *const kinds = "mlp_layer_types",
                     *const chosen = "expert_selection_fn";
   config.required("head_dim");  // transformers would take 128
+  config.only_null("rope_scaling");  // which it does not heed here
   Json whole = config.object();
   if (config.has("rms_norm_eps")) whole["layer_norm_eps"] = config.required("rms_norm_eps");
   read_cohere(Config(whole, config.where()), true, 1e4, m);

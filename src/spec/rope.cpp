@@ -35,7 +35,7 @@ void scale_yarn(const RopeSpec& rope, std::vector<double>& frequencies) {
   double low = yarn_pair(rope, rope.beta_fast, width), high = yarn_pair(rope, rope.beta_slow, width);
   if (rope.whole_pairs) low = std::floor(low), high = std::ceil(high);
   low = std::max(low, 0.0), high = std::min(high, width - 1);
-  if (high - low < 0.001) high = low + 0.001;
+  if (high == low) high += 0.001;  // as transformers has it, where they may be the other way round
   for (std::size_t i = 0; i < frequencies.size(); ++i) {
     const double slow = std::clamp((static_cast<double>(i) - low) / (high - low), 0.0, 1.0);
     frequencies[i] = frequencies[i] / rope.factor * slow + frequencies[i] * (1 - slow);
