@@ -16,6 +16,7 @@
 #include "base/json_text.h"
 #include "base/open_file.h"
 #include "checkpoint/finite.h"
+#include "checkpoint/hugging_face.h"
 #include "schedule/pipeline_layout.h"
 #include "spec/plan_fields.h"
 #include "tensor/prepare_kernels.h"
@@ -283,10 +284,13 @@ void GenerateFlags::read() {
           "{}: text would be read as bytes, but {} was trained with another tokenizer; legal: "
           "--prompt-tokens ID,ID,... with its ids, 0 to {}",
           f.chat ? "--chat" : "--prompt", info.path, info.model.vocab - 1);
-    f.options.stop_token = tokenizer->end_of_text().value_or(-1);
   } else if (!f.stops.empty()) {
     refuse("--stop: with --prompt-tokens no text is made; legal: --stop with --prompt");
   }
+  if (info.tokenizer != nullptr)
+    f.options.stop_tokens = text_bounds(*info.tokenizer, info.path).ends;
+  else if (text_mode)
+    f.options.stop_tokens = {end_of_text};
   if (f.chat) chat_template = template_of(f, info);
   if (!f.prompts_file.empty()) f.prompts = read_prompts(f.prompts_file);
   if (f.prompts.empty()) f.prompts.emplace_back();

@@ -802,6 +802,11 @@ TEST(Adapters, AreNotExportedWhereThereAreNone) {
     expect_refusal(
         [&, from = save(model, lora, directory / model)] { export_adapters(from, directory / "out"); },
         {"one matrix", "without --adapters"});
+  // PEFT would give these to the experts, and lose them.
+  expect_refusal([&, from = save("glm4-moe", "rank=2,targets=down_proj",
+                                 directory / "dense")] { export_adapters(from, directory / "out"); },
+                 {"routed experts", "without --adapters"});
+  export_adapters(save("glm4-moe", "rank=2", directory / "mixture"), directory / "of mixture");
   export_adapters(save("glm4", "rank=2", directory / "attention"), directory / "out");
   export_adapters(save("gpt-neox", "rank=2,targets=dense_h_to_4h", directory / "mlp"), directory / "of neox");
 }

@@ -172,7 +172,7 @@ TEST(Generate, StopsAtTheStopToken) {
   const Plan plan = odd_plan(lively(odd_llama()), 1, 2, true);
   const Tokens whole = generate_on(plan, prompt, greedy(20));
   GenerateOptions options = greedy(20);
-  options.stop_token = whole[4];
+  options.stop_tokens = {whole[4]};
   const auto stop = std::find(whole.begin(), whole.end(), whole[4]);
   EXPECT_EQ(generate_on(plan, prompt, options), Tokens(whole.begin(), stop));
 }

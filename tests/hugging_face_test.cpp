@@ -935,6 +935,20 @@ TEST(HuggingFaceConfig, IsOfTheTypeThatSaysTheModel) {
           {"rope_scaling", "rope_type is missing"});
   refused("solar-open", {{"partial_rotary_factor", 0.5}}, {"partial_rotary_factor", "only 1"});
   refused("gemma3", {{"rope_scaling", {{"rope_type", "linear"}, {"factor", 4.0}}}}, {"rope_scaling", "null"});
+  // It heeds none of these, or computes something else.
+  for (const char* fixture : {"olmo3", "gemma3"})
+    refused(fixture, {{"rope_parameters", {{"rope_type", "default"}, {"rope_theta", 777.0}}}},
+            {"rope_parameters", "full_attention and sliding_attention"});
+  refused("cohere2-moe", {{"rope_scaling", {{"rope_type", "linear"}, {"factor", 3.0}}}},
+          {"rope_scaling", "only null is"});
+  json yarn{{"rope_type", "yarn"}, {"rope_theta", 1e4}, {"factor", 2.0}, {"truncate", false}};
+  refused(
+      "olmo3",
+      {{"rope_parameters",
+        {{"full_attention", yarn}, {"sliding_attention", {{"rope_type", "default"}, {"rope_theta", 1e4}}}}}},
+      {"truncate = false", "only true is"});
+  for (const char* fixture : {"llama", "gpt2", "gpt-neox", "mixtral"})
+    refused(fixture, {{"is_causal", false}}, {"is_causal = false", "only true is"});
   // What a file leaves out is as transformers has it, and rope_scaling alone counts where both are there.
   const ModelSpec mixtral = model_from_hugging_face(
       changed("mixtral", {{"rope_parameters", "left out"}, {"rms_norm_eps", "left out"}}).dump(), "x");
@@ -948,6 +962,20 @@ TEST(HuggingFaceConfig, IsOfTheTypeThatSaysTheModel) {
       "x");
   EXPECT_EQ(both.rope.theta, 5e3);
   EXPECT_EQ(both.rope.scaling, RopeScaling::linear);
+  // null is false.
+  const auto read = [&](const char* fixture, const json& changes) {
+    return model_from_hugging_face(changed(fixture, changes).dump(), "x");
+  };
+  yarn["truncate"] = nullptr;
+  EXPECT_FALSE(read("llama", {{"rope_parameters", yarn}}).rope.whole_pairs);
+  yarn.erase("truncate");
+  EXPECT_TRUE(read("llama", {{"rope_parameters", yarn}}).rope.whole_pairs);
+  refused("deepseek-v3", {{"rope_interleave", nullptr}}, {"rope_interleave", "only true is"});
+  // What published files have beside it counts for less.
+  EXPECT_EQ(read("minimax-m2", {{"rotary_dim", 2},
+                                {"rope_parameters", {{"rope_theta", 1e4}, {"partial_rotary_factor", 0.5}}}})
+                .rotary_dim,
+            4);
 }
 
 // Nemotron-H's layers are words or letters; transformers holds other names than its files have.
@@ -1242,8 +1270,29 @@ TEST(HuggingFaceConfig, ATextBeginsAndEndsWithItsTokenizersTokens) {
                       std::int64_t{1} << 30);
   const json config = json::parse(read_bytes(out + "/config.json"));
   EXPECT_EQ(config["bos_token_id"], 0);
-  EXPECT_EQ(config["eos_token_id"], 2);
+  EXPECT_EQ(config["eos_token_id"], (json{2, 1}));
   EXPECT_EQ(read_bytes(out + "/generation_config.json"), R"({"eos_token_id": [2, 1]})");
+  // Where no tokenizer is known nothing is.
+  export_hugging_face(
+      import_hugging_face((fixtures / "llama").string(), directory / "bare", DType::f32, 1).checkpoint,
+      directory / "out of bare", std::int64_t{1} << 30);
+  const json bare = json::parse(read_bytes(directory / "out of bare/config.json"));
+  for (const char* key : {"bos_token_id", "eos_token_id"}) {
+    EXPECT_TRUE(bare.contains(key));
+    EXPECT_TRUE(bare[key].is_null());
+  }
+}
+
+TEST(HuggingFaceConfig, WhatEndsGenerationIsATokenOrSeveral) {
+  const auto ends = [](const char* text) { return ends_of_generation({{"generation_config.json", text}}); };
+  EXPECT_EQ(ends_of_generation({}), std::vector<std::int32_t>());
+  EXPECT_EQ(ends("{}"), std::vector<std::int32_t>());
+  EXPECT_EQ(ends(R"({"eos_token_id": null})"), std::vector<std::int32_t>());
+  EXPECT_EQ(ends(R"({"eos_token_id": 7})"), (std::vector<std::int32_t>{7}));
+  EXPECT_EQ(ends(R"({"eos_token_id": [7, 0]})"), (std::vector<std::int32_t>{7, 0}));
+  for (const char* text : {R"({"eos_token_id": "a"})", R"({"eos_token_id": [-1]})",
+                           R"({"eos_token_id": 1.5})", R"({"eos_token_id": [4294967296]})"})
+    expect_refusal([&] { ends(text); }, {"generation_config.json", "eos_token_id", "must be a token"});
 }
 
 // One field of the model at a time: its configuration is read back as that model, or refused by the field.

@@ -696,7 +696,8 @@ class NewDirectory {
   std::optional<DirectoryLock> lock_;
 };
 
-// As the tokenizer in a directory has them; none where there is no tokenizer that is understood here.
+}  // namespace
+
 TextBounds text_bounds(const TokenizerFiles& files, const std::string& directory) {
   TextBounds bounds;
   std::shared_ptr<const Tokenizer> tokenizer;
@@ -705,7 +706,10 @@ TextBounds text_bounds(const TokenizerFiles& files, const std::string& directory
   } catch (const RequestError&) {
     return bounds;
   }
-  bounds.end = tokenizer->end_of_text();
+  bounds.ends = ends_of_generation(files);
+  if (const auto end = tokenizer->end_of_text();
+      end && std::find(bounds.ends.begin(), bounds.ends.end(), *end) == bounds.ends.end())
+    bounds.ends.insert(bounds.ends.begin(), *end);
   const auto config = files.find("tokenizer_config.json");
   if (config == files.end()) return bounds;
   const json fields = parse_json(config->second, config->first);
@@ -717,8 +721,6 @@ TextBounds text_bounds(const TokenizerFiles& files, const std::string& directory
   return bounds;
 }
 
-}  // namespace
-
 void export_hugging_face(const std::string& checkpoint, const std::string& directory,
                          std::int64_t shard_bytes, std::optional<DType> asked) {
   if (shard_bytes < 1) refuse("--shard-bytes {}: must be at least 1", shard_bytes);
@@ -727,7 +729,9 @@ void export_hugging_face(const std::string& checkpoint, const std::string& direc
   const DType dtype = asked.value_or(info.dtype);
   ModelSpec model = info.model;
   model.tuning = {};  // a training's affair
-  std::string config = hugging_face_config(model, dtype);
+  TextBounds bounds;
+  if (reads_bytes(info)) bounds = {end_of_text, {end_of_text}};
+  std::string config = hugging_face_config(model, dtype, bounds);
   const TransformersType& type = transformers_type(model);
   if (!has_router_biases(model, type) && !read_router_biases(reader).empty())
     refuse(
@@ -790,6 +794,12 @@ void export_adapters(const std::string& checkpoint, const std::string& directory
   if (model.family == Family::neox && any_named({".q_proj.", ".k_proj.", ".v_proj."}))
     refuse_as_one("queries, keys and values");
   if (model.fused_mlp && any_named({".gate_proj.", ".up_proj."})) refuse_as_one("gate and up");
+  // PEFT takes these names for those of all experts, which are one matrix of its model's.
+  if (model.experts != Experts::none && any_named({".gate_proj.", ".up_proj.", ".down_proj."}))
+    refuse(
+        "--adapters: {} has routed experts, to which PEFT gives the adapters of its MLPs; legal: without "
+        "--adapters, which adds them to the weights",
+        model.name);
   const TransformersType& type = transformers_type(model);
   std::set<std::string> names;
   for (const AdaptedMatrix& one : all)

@@ -7,6 +7,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "checkpoint/stored_model.h"
 #include "model/parameters.h"
@@ -14,18 +15,23 @@
 #include "spec/dtype.h"
 #include "spec/model_spec.h"
 #include "spec/routing_balance.h"
+#include "text/tokenizer_files.h"
 
 namespace echelon {
 
 struct TransformersType;
 
-// The tokens that begin and end a text, of a model's tokenizer.
+// The tokens that begin and end a text, of a model's tokenizer; several may end one.
 struct TextBounds {
-  std::optional<std::int32_t> begin, end;
+  std::optional<std::int32_t> begin;
+  std::vector<std::int32_t> ends;
 };
+// As the tokenizer in a directory, of these files, has them, and what generation ends with; none where there
+// is no tokenizer that is understood here.
+TextBounds text_bounds(const TokenizerFiles& files, const std::string& directory);
 // What transformers needs to know of the model: read back (model_from_hugging_face) it is the model, in every
 // field. RequestError for one that transformers has no class for, and naming the field that has no place.
-// Where nothing is known to end a text, the last token of the vocabulary both begins and ends one.
+// Where nothing is known of them no token begins or ends a text: transformers' own would be another one.
 std::string hugging_face_config(const ModelSpec& model, DType dtype, const TextBounds& text = {});
 
 // Writes the parameters of a checkpoint to `directory`, which must not exist or be empty, in files of about

@@ -619,12 +619,10 @@ std::string hugging_face_config(const ModelSpec& m, DType dtype, const TextBound
   config["tie_word_embeddings"] = m.tied_embedding;
   config["initializer_range"] = m.init_std;
   config["torch_dtype"] = dtype == DType::f64 ? "float64" : dtype == DType::bf16 ? "bfloat16" : "float32";
-  // transformers' own would lie outside a small vocabulary. Of bytes the last one ends a text.
-  const auto id = [](std::optional<std::int32_t> token) {
-    return token ? ordered_json(*token) : ordered_json();
-  };
-  config["bos_token_id"] = bounds.end ? id(bounds.begin) : ordered_json(m.vocab - 1);
-  config["eos_token_id"] = bounds.end ? id(bounds.end) : ordered_json(m.vocab - 1);
+  config["bos_token_id"] = bounds.begin ? ordered_json(*bounds.begin) : ordered_json();
+  config["eos_token_id"] = bounds.ends.empty()       ? ordered_json()
+                           : bounds.ends.size() == 1 ? ordered_json(bounds.ends.front())
+                                                     : ordered_json(bounds.ends);
   config["pad_token_id"] = nullptr;
   const std::string text = config.dump(2) + "\n";
   refuse_inexpressible(m, type, text);

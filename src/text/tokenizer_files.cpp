@@ -3,9 +3,12 @@
 #include <algorithm>
 #include <array>
 #include <filesystem>
+#include <limits>
+#include <nlohmann/json.hpp>
 #include <string_view>
 
 #include "base/error.h"
+#include "base/json_text.h"
 #include "base/open_file.h"
 
 namespace echelon {
@@ -48,6 +51,24 @@ TokenizerFiles read_tokenizer_files(const std::string& path) {
   // Which models have that come without a tokenizer.
   if (files.size() == 1 && files.contains("generation_config.json")) files.clear();
   return files;
+}
+
+std::vector<std::int32_t> ends_of_generation(const TokenizerFiles& files) {
+  const auto found = files.find("generation_config.json");
+  if (found == files.end()) return {};
+  const nlohmann::json config = parse_json(found->second, found->first);
+  const char* const key = "eos_token_id";
+  if (!config.is_object() || !config.contains(key) || config.at(key).is_null()) return {};
+  const nlohmann::json list =
+      config.at(key).is_array() ? config.at(key) : nlohmann::json::array({config.at(key)});
+  std::vector<std::int32_t> ends;
+  for (const nlohmann::json& id : list) {
+    if (!id.is_number_integer() || id < 0 || id > std::numeric_limits<std::int32_t>::max())
+      refuse("{}: {} = {} is not legal: must be a token or a list of them", found->first, key,
+             config.at(key).dump());
+    ends.push_back(id.get<std::int32_t>());
+  }
+  return ends;
 }
 
 }  // namespace echelon

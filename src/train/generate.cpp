@@ -103,7 +103,8 @@ std::vector<std::int32_t> generate(const Rank& rank, const Plan& plan, const Par
                      chosen);
     along_pipeline.broadcast(chosen, stages.last_rank()).wait();
     const std::int32_t next = copy_to_host<std::int32_t>(chosen).front();
-    if (next == options.stop_token) break;
+    if (std::find(options.stop_tokens.begin(), options.stop_tokens.end(), next) != options.stop_tokens.end())
+      break;
     text.push_back(next);
     if (on_token) on_token(next);
     if (options.ends && options.ends(next)) break;

@@ -16,7 +16,7 @@ struct GenerateOptions {
   std::int64_t top_k = 40;   // sample among the k most likely; 0: all
   double top_p = 1;          // and of these among the fewest that together have this probability
   std::uint64_t seed = 1;
-  std::int32_t stop_token = -1;  // ends the text; negative: none
+  std::vector<std::int32_t> stop_tokens{};  // that end the text
   // Asked after each token, on every rank alike: whether the text ends with it. May be empty.
   std::function<bool(std::int32_t)> ends;
 };
