@@ -202,6 +202,61 @@ TEST(OpSeconds, LargeAllReducesOverNodesGoAroundAllRanks) {
   EXPECT_NEAR(hops_over_nodes(64e6, 1024), 4 * std::log2(128) + 8, 1e-3);
 }
 
+// A ring moves at the rate of its slowest hop: eight links between nodes carry a node's part of it together.
+TEST(OpSeconds, RingsMoveAtTheRateOfTheirSlowestLinks) {
+  const Software software;
+  Machine machine = load_machine("h100");
+  machine.tiers.front().bandwidth = 400e9, machine.tiers.back().bandwidth = 40e9;
+  machine.small_group_loss = machine.collective_seconds = 0;
+  const OpSeconds ops(machine, software, Precision::bf16);
+  const auto rate = [&](Verb verb, std::int64_t size, std::int64_t stride) {
+    const double passes = verb == Verb::all_reduce ? 2 : 1, ranks = static_cast<double>(size);
+    return passes * (ranks - 1) / ranks * (1e12 - 1e11) /
+           (ops.collective(verb, 1e12, size, stride) - ops.collective(verb, 1e11, size, stride));
+  };
+  for (Verb verb : {Verb::all_reduce, Verb::reduce_scatter, Verb::all_gather}) {
+    EXPECT_NEAR(rate(verb, 8, 1), 400e9, 1);
+    EXPECT_NEAR(rate(verb, 16, 1), 320e9, 1);
+    EXPECT_NEAR(rate(verb, 64, 1), 320e9, 1);
+    EXPECT_NEAR(rate(verb, 16, 4), 80e9, 1);  // two of each node
+    EXPECT_NEAR(rate(verb, 16, 8), 40e9, 1);
+  }
+}
+
+// What fills a node, and no more, crosses none.
+TEST(OpSeconds, MessagesInsideANodeStayThere) {
+  const Software software;
+  const Machine machine = load_machine("h100");
+  Machine slow = machine;
+  slow.tiers.back().bandwidth = 1e9;
+  const OpSeconds ops(machine, software, Precision::bf16), far(slow, software, Precision::bf16);
+  for (std::int64_t span : {2, 7, 8}) EXPECT_EQ(far.message(1e9, span), ops.message(1e9, span)) << span;
+  EXPECT_GT(far.message(1e9, 9), ops.message(1e9, 9));
+  Workload work = workload("llama-3-8b", 64);
+  work.plan.mesh.set(Axis::pp, 4);
+  work.plan.mesh.set(Axis::cp, 2);
+  work.plan.schedule = "1f1b";
+  Workload elsewhere = work;
+  elsewhere.machine = slow;
+  EXPECT_EQ(StepModel(elsewhere).estimate(work.plan).seconds, StepModel(work).estimate(work.plan).seconds);
+}
+
+// What many narrow experts take longer than their products, wide ones take too, and no more.
+TEST(StepModel, WideExpertsAreNotAsSlowAsNarrowOnes) {
+  Workload work = workload("mixtral-8x7b", 64);
+  work.plan.mesh.ep = 8;
+  work.plan.mesh.set(Axis::dp, 8);
+  work.software.expert_efficiency = 0.5;
+  const auto seconds = [&](double efficiency, double width) {
+    work.software.expert_efficiency = efficiency, work.software.expert_width = width;
+    return StepModel(work).estimate(work.plan).parts.compute;
+  };
+  const double whole = seconds(1, 0), half = seconds(0.5, 0), seen = seconds(0.5, 14336 / 4.0);
+  EXPECT_NEAR(seen - whole, (half - whole) / 4, 1e-9 * whole);
+  EXPECT_EQ(seconds(0.5, 14336), half);
+  EXPECT_EQ(seconds(0.5, 1e5), half);
+}
+
 // As NCCL takes the faster of its algorithms, no collective gets faster by another rank or byte.
 TEST(OpSeconds, CollectivesTakeNoLessForMoreRanksOrBytes) {
   const Software software;

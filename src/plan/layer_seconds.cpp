@@ -624,7 +624,8 @@ class Pricer {
     t_.forward.compute += calls;
     t_.backward_input.compute += calls;
     t_.backward_weight.compute += calls;
-    const double slower = 1 / w_.software.expert_efficiency - 1;
+    const double seen = w_.software.expert_width > 0 ? std::min(1.0, w_.software.expert_width / hidden) : 1;
+    const double slower = seen * (1 / w_.software.expert_efficiency - 1);
     t_.forward.compute += slower * (t_.forward.compute - before.forward.compute);
     t_.backward_input.compute += slower * (t_.backward_input.compute - before.backward_input.compute);
     t_.backward_weight.compute += slower * (t_.backward_weight.compute - before.backward_weight.compute);

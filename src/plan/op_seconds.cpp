@@ -116,18 +116,13 @@ double OpSeconds::bandwidth(std::size_t tier) const {
   return t.bandwidth / t.oversubscription * (tier > 0 ? software_.network_efficiency : 1);
 }
 
-double OpSeconds::ring(Verb verb, double bytes, double ranks, std::size_t tier) const {
-  const double hops = verb == Verb::all_reduce ? all_reduce_hops(ranks) : ranks - 1;
-  const Tier& links = machine_.tiers[tier];
-  const double hop = links.latency_seconds + (verb == Verb::all_reduce ? 0 : links.ring_seconds);
-  return hops * hop + moved(verb, bytes, ranks, tier);
-}
-
-double OpSeconds::moved(Verb verb, double bytes, double ranks, std::size_t tier) const {
-  const double passes = verb == Verb::all_reduce ? 2 : 1;
+double OpSeconds::ring_rate(std::int64_t inside, std::int64_t across, std::size_t outer) const {
+  // Each rank of a node has links of its own to other nodes, and the ring's channels are spread over them.
+  const double far = bandwidth(outer) * real(inside);
+  if (inside == 1) return far;
   // Few ranks keep fewer links busy: a group of two inside a node reaches four fifths of what eight do.
-  const double lost = tier == 0 ? machine_.small_group_loss / (ranks - 1) : 0;
-  return passes * (ranks - 1) / ranks * bytes * (1 + lost) / bandwidth(tier);
+  const double near = bandwidth(0) / (1 + machine_.small_group_loss / real(inside - 1));
+  return across == 1 ? near : std::min(near, far);
 }
 
 std::int64_t OpSeconds::inside_node(std::int64_t size, std::int64_t stride) const {
@@ -156,19 +151,19 @@ double OpSeconds::collective(Verb verb, double bytes, std::int64_t size, std::in
           (ranks - inner_ranks) / ranks * bytes / bandwidth(outer) + machine_.tiers[outer].latency_seconds;
     return seconds;
   }
-  if (across == 1) return seconds + ring(verb, bytes, inner_ranks, 0);
-  const double share = bytes / inner_ranks;
+  // NCCL's ring goes through all ranks, of which one hop in so many leaves the node.
+  const double ranks = real(size), passes = verb == Verb::all_reduce ? 2 : 1,
+               moving = passes * (ranks - 1) / ranks * bytes / ring_rate(inside, across, outer);
+  const Tier &near = machine_.tiers[0], &far = machine_.tiers[outer];
   if (verb != Verb::all_reduce)
-    return seconds + (inside > 1 ? ring(verb, bytes, inner_ranks, 0) : 0) +
-           ring(verb, share, outer_ranks, outer);
-  // NCCL takes the faster: its ring goes through all ranks, of which one hop in so many leaves the node; its
-  // trees make fewer hops, but keep the links less busy.
-  const double node_hop = machine_.tiers[0].latency_seconds, far_hop = machine_.tiers[outer].latency_seconds,
-               ring_hops = 2 * (real(size) - 1) * ((inner_ranks - 1) * node_hop + far_hop) / inner_ranks,
-               tree_hops = (inside > 1 ? all_reduce_hops(inner_ranks) * node_hop : 0) +
-                           all_reduce_hops(outer_ranks) * far_hop,
-               moving = (inside > 1 ? moved(verb, bytes, inner_ranks, 0) : 0) +
-                        moved(verb, share, outer_ranks, outer);
+    return seconds + (inner_ranks - 1) * (near.latency_seconds + near.ring_seconds) +
+           (outer_ranks - 1) * (far.latency_seconds + far.ring_seconds) + moving;
+  const double tree_hops = (inside > 1 ? all_reduce_hops(inner_ranks) * near.latency_seconds : 0) +
+                           (across > 1 ? all_reduce_hops(outer_ranks) * far.latency_seconds : 0);
+  if (across == 1) return seconds + tree_hops + moving;
+  // It takes the faster: its trees make fewer hops, but keep the links less busy.
+  const double ring_hops =
+      2 * (ranks - 1) * ((inner_ranks - 1) * near.latency_seconds + far.latency_seconds) / inner_ranks;
   return seconds + std::min(ring_hops + moving, tree_hops + tree_slowness * moving);
 }
 
@@ -190,8 +185,8 @@ double OpSeconds::dispatched_bytes(double bytes, double ranks, double nodes, std
          (ranks * (1 - 1 / real(inside_node(size, stride))) + nodes * (1 - 1 / real(nodes_of(size, stride))));
 }
 
-double OpSeconds::message(double bytes, std::int64_t stride) const {
-  const std::size_t tier = tier_of(stride + 1);
+double OpSeconds::message(double bytes, std::int64_t span) const {
+  const std::size_t tier = tier_of(span);
   return bytes / bandwidth(tier) + machine_.tiers[tier].latency_seconds;
 }
 

@@ -58,8 +58,8 @@ class OpSeconds {
     const std::int64_t inside = inside_node(size, stride);
     return (size + inside - 1) / inside;
   }
-  // From one rank to that `stride` ranks further.
-  double message(double bytes, std::int64_t stride) const;
+  // From one rank to its neighbour in a group that spans so many ranks: over the links that join all of them.
+  double message(double bytes, std::int64_t span) const;
 
   // Bytes of an element that products read.
   double operand_bytes() const { return operand_; }
@@ -67,8 +67,8 @@ class OpSeconds {
   const Software& software() const { return software_; }
 
  private:
-  double ring(Verb verb, double bytes, double ranks, std::size_t tier) const;
-  double moved(Verb verb, double bytes, double ranks, std::size_t tier) const;  // a ring without its hops
+  // Bytes a second along a ring through so many ranks of each of so many nodes.
+  double ring_rate(std::int64_t inside, std::int64_t across, std::size_t outer) const;
   std::size_t tier_of(std::int64_t span) const;
   std::int64_t inside_node(std::int64_t size, std::int64_t stride) const;
   double bandwidth(std::size_t tier) const;

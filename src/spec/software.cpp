@@ -76,6 +76,7 @@ const std::vector<Field<Software>>& software_fields() {
       {"attention_efficiency", &Software::attention_efficiency, 0.01, 2},
       {"tensor_overlap", &Software::tensor_overlap, 0, 1},
       {"expert_efficiency", &Software::expert_efficiency, 0.01, 2},
+      {"expert_width", &Software::expert_width, 0, 1000000},
       {"expert_call_seconds", &Software::expert_call_seconds, 0, 1},
       {"scan_efficiency", &Software::scan_efficiency, 0.01, 2},
       {"expert_passes", &Software::expert_passes, 0.01, 100},

@@ -138,6 +138,8 @@ struct Software {
   double attention_efficiency = 1;       // of the machine's, in fused attention
   double tensor_overlap = 0;             // part of the tp collectives hidden behind products
   double expert_efficiency = 1;          // of products, on those of many experts at once
+  double expert_width = 0;  // of the widest experts that this was seen of: what theirs take longer, so do
+                            // wider ones, and no more; 0: any
   double expert_call_seconds = 0;        // of each expert's product, where they are not one call
   double scan_efficiency = 1;  // of the rates of products and of memory, what a state space's scan reaches
   double expert_passes = 1;          // as elementwise_passes, of sorting tokens by expert and adding them up
