@@ -456,10 +456,12 @@ std::string explain_programs(const std::vector<OtherProgram>& others, const Esti
 std::string explain_nothing(const SearchResult& result, int gpus) {
   if (!result.nearest) {
     std::string example;
-    for (const char* reason : {"shape", "schedule"})
-      if (const auto found = result.rejected.find(reason);
-          example.empty() && found != result.rejected.end() && !found->second.examples.empty())
-        example = ", as " + found->second.examples.front();
+    for (const bool is_asked : {true, false})
+      for (const char* reason : {"shape", "schedule"})
+        if (const auto found = result.rejected.find(reason);
+            example.empty() && found != result.rejected.end() && !found->second.examples.empty() &&
+            (found->second.is_asked || !is_asked))
+          example = ", as " + found->second.examples.front();
     return fmt::format("no configuration of {} has a legal shape and schedule{}", counted(gpus, "GPU"),
                        example);
   }

@@ -327,10 +327,18 @@ class Search {
   void reject(const char* reason, std::int64_t count) { result_.rejected[reason].count += count; }
   // `example` is called for the first of its kind.
   template <class Example>
-  void reject(const char* reason, std::int64_t count, const std::string& kind, const Example& example) {
+  void reject(const char* reason, std::int64_t count, const std::string& kind, const Example& example,
+              bool is_asked = true) {
     reject(reason, count);
-    std::vector<std::string>& examples = result_.rejected[reason].examples;
-    if (examples.size() < 12 && examples_.insert(kind).second) examples.push_back(example());
+    Rejected& rejected = result_.rejected[reason];
+    if (rejected.examples.size() >= 12 || !examples_.insert(kind).second) return;
+    const bool is_first = is_asked && !rejected.is_asked;
+    rejected.is_asked |= is_asked;
+    rejected.examples.insert(is_first ? rejected.examples.begin() : rejected.examples.end(), example());
+  }
+  void reject_shape(const Plan& plan, const Refusal& refusal, std::int64_t count) {
+    reject(
+        "shape", count, refusal.field, [&] { return sentence(plan, refusal); }, r_.has(refusal.field));
   }
 
   // Candidates point into what is remembered, which stays where it is as the list of it grows.
@@ -369,14 +377,14 @@ class Search {
       const auto why = [&] {
         return fmt::format("pp {}: {} runs no pipelines", plan.mesh.pp(), r_.work.software.name);
       };
-      reject("schedule", 1, "no pipelines", why);
+      reject("schedule", 1, "no pipelines", why, r_.has("pp"));
       if (r_.remembers) remember(plan, 1, {Fate::schedule, 0, why_index(why())});
     } else if (refusal || batches.empty()) {
       const auto count = static_cast<std::int64_t>(here.pipelines.size() * here.shardings.size() * kinds *
                                                    std::max<std::size_t>(1, batches.size()));
       result_.considered += count;
       if (refusal)
-        reject("shape", count, refusal->field, [&] { return sentence(plan, *refusal); });
+        reject_shape(plan, *refusal, count);
       else
         reject("shape", count);
       if (r_.remembers)
@@ -448,7 +456,7 @@ class Search {
         sharding.place_in(plan_);
         const auto refusal = shape_refusal_of(plan_);
         if (refusal)
-          reject("shape", 1, refusal->field, [&] { return sentence(plan_, *refusal); });
+          reject_shape(plan_, *refusal, 1);
         else
           leaf(g, {&pipeline, sharding, plan_.balance_layers, outcome});
         if (outcome == nullptr) continue;
@@ -934,7 +942,10 @@ static SearchResult joined(SearchResult first, SearchResult second, Objective ob
   for (const auto& [reason, rejected] : first.rejected) {
     Rejected& both = second.rejected[reason];
     both.count += rejected.count;
-    both.examples.insert(both.examples.begin(), rejected.examples.begin(), rejected.examples.end());
+    const bool goes_first = rejected.is_asked || !both.is_asked;
+    both.examples.insert(goes_first ? both.examples.begin() : both.examples.end(), rejected.examples.begin(),
+                         rejected.examples.end());
+    both.is_asked |= rejected.is_asked;
   }
   if (!second.plans.empty())
     second.nearest.reset();

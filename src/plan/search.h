@@ -49,6 +49,7 @@ struct SearchRequest {
 struct Rejected {
   std::int64_t count = 0;
   std::vector<std::string> examples;  // a few, each of another kind
+  bool is_asked = false;              // the first example is of what was asked for, not of one way to do it
 };
 
 // A plan that does not fit, nearest to fitting.
