@@ -314,6 +314,23 @@ TEST(LaunchFiles, WhatIsProposedCanBeStarted) {
     }
 }
 
+// A plan of one program is not one of another that has no key/value head on several ranks.
+TEST(LaunchFiles, ProgramsHaveTheHeadsThatTheyCanCut) {
+  const SearchRequest tensor = request_of(
+      "llama-3-8b", 16, 64, "current",
+      {{"tp", "16"}, {"pp", "1"}, {"cp", "1"}, {"zero", "1"}, {"recompute", "none"}, {"micro-batch", "1"}});
+  const checks::MegatronArguments arguments(files_of("megatron-core", tensor).at("launch.sh"));
+  EXPECT_TRUE(arguments.has("--num-query-groups"));
+  for (const char* program : {"nanotron", "torchtitan", "deepspeed"})
+    expect_refusal([&] { files_of(program, tensor); }, {std::string("--launch-for ") + program, "--tp 16"});
+  const SearchRequest context =
+      request_of("llama-3-8b", 16, 64, "deepspeed",
+                 {{"tp", "1"}, {"pp", "1"}, {"cp", "16"}, {"zero", "3"}, {"micro-batch", "1"}});
+  EXPECT_TRUE(files_of("deepspeed", context).contains("ds_config.json"));
+  expect_refusal([&] { files_of("megatron-core", context); },
+                 {"--launch-for megatron-core", "--cp 16", "8 key/value heads"});
+}
+
 TEST(LaunchFiles, OptimizersOnTheHost) {
   const Pins pins{{"tp", "1"}, {"pp", "1"}, {"cp", "1"}, {"micro-batch", "1"}, {"offload", "optimizer"}};
   const auto with = [&](const char* zero) {

@@ -5,6 +5,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <charconv>
 #include <map>
 #include <numeric>
@@ -224,7 +225,8 @@ class MegatronArguments {
     divides(number("--micro-batch-size") * data_parallel(), "--global-batch-size");
     divides(tp, "--num-attention-heads");
     divides(groups, "--num-attention-heads");
-    ask(groups % tp == 0, "each rank has whole query groups");
+    // Megatron-Core 0.16, for which these are written; up to 0.15 the former alone.
+    ask(groups % tp == 0 || tp % groups == 0, "query groups are a multiple or a divisor of tp");
     ask(!has("--num-query-groups") || has("--group-query-attention"), "query groups are asked for");
     divides(tp, "--ffn-hidden-size");
     ask(number("--make-vocab-size-divisible-by", 128) == padded_vocabulary_multiple,
@@ -236,7 +238,8 @@ class MegatronArguments {
     }
     if (cp > 1) divides(2 * cp, "--seq-length");
     if (cp > 1 && given_.contains("--cp-comm-type") && given_.at("--cp-comm-type") == "a2a")
-      ask(heads / tp % cp == 0 && groups / tp % cp == 0, "heads are exchanged whole");
+      ask(heads / tp % cp == 0 && std::max<std::int64_t>(groups / tp, 1) % cp == 0,
+          "heads are exchanged whole");
     if (has("--num-experts")) divides(number("--expert-model-parallel-size"), "--num-experts");
     ask(!has("--tp-comm-overlap") || has("--sequence-parallel"), "messages overlap where sequences are cut");
     ask(number("--moe-router-topk", 2) > 1 || has("--moe-router-pre-softmax") ||

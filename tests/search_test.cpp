@@ -24,10 +24,11 @@ namespace {
 
 using checks::expect_refusal;
 
-SearchRequest request(const char* model, int gpus, std::int64_t batch) {
+SearchRequest request(const char* model, int gpus, std::int64_t batch, const char* software = "current") {
   SearchRequest r;
   r.work = checks::workload_of(load_model(model), 1024, batch, Precision::bf16, load_machine("h100"),
-                               load_software("current"));
+                               load_software(software));
+  if (r.work.software.is_this_trainer) r.work.exact_memory = exact_memory();
   r.gpus = gpus;
   r.top = 5;
   return r;
@@ -671,6 +672,67 @@ TEST(Search, UlyssesNeedsPairsOfPartsWhereTheProgramSaysSo) {
   r.pin("cp", 4);
   EXPECT_EQ(not_run(r.work, search(r).plans.at(0).plan),
             (std::vector<std::string>{"sequences of 4100 tokens over cp 4 (ulysses)"}));
+}
+
+// Of 8 key/value heads: Megatron-Core has one of them on several tp ranks since 0.16, and exchanges none
+// between more cp ranks than there are.
+TEST(Search, KeyValueHeadsAreRepeatedWhereTheProgramSaysSo) {
+  for (const char* software :
+       {"nanotron", "torchtitan", "torchtitan-eager", "megatron-2021", "megatron-deepspeed", "zero-bubble",
+        "nemo-2024", "nemo-25.09", "nemo-25.11", "nemo-26.02", "current", "deepspeed", "echelon"}) {
+    SCOPED_TRACE(software);
+    SearchRequest r = request("llama-3-8b", 32, 64, software);
+    const std::string name = software;
+    const bool repeats = name == "nemo-26.02" || name == "current" || name == "echelon";
+    EXPECT_EQ(r.work.software.tensor_repeats_heads, repeats);
+    r.pin("tp", 16);
+    if (repeats)
+      EXPECT_FALSE(search(r).plans.empty());
+    else
+      expect_refusal([&] { search(r); }, {"--tp 16", "8 key/value heads of llama-3-8b",
+                                          "tensor_repeats_heads", "legal: 1, 2, 4, 8"});
+  }
+  for (const char* software : {"current", "deepspeed", "echelon"}) {
+    SCOPED_TRACE(software);
+    SearchRequest r = request("llama-3-8b", 32, 64, software);
+    const bool repeats = r.work.software.context_repeats_heads;
+    EXPECT_EQ(repeats, std::string_view(software) != "current");
+    r.pin("tp", 1), r.pin("pp", 1);
+    r.pin("cp", 16);
+    r.pin("cp-kind", "ulysses");
+    if (repeats)
+      EXPECT_FALSE(search(r).plans.empty());
+    else
+      expect_refusal([&] { search(r); },
+                     {"--cp 16", "8 key/value heads", "context_repeats_heads", "--cp-kind ring"});
+  }
+  // Of a tp rank there are fewer.
+  SearchRequest r = request("llama-3-8b", 64, 64);
+  r.work.plan.seq_len = 131072;
+  r.top = 1000;
+  for (const Estimate& e : search(r).plans)
+    if (e.plan.mesh.cp() > 1 && e.plan.context_kind == ContextKind::ulysses) {
+      EXPECT_EQ(8 % (e.plan.mesh.tp() * e.plan.mesh.cp()), 0) << summary(e.plan);
+    }
+}
+
+// Queries, keys and values of all heads are gathered, and their gradients summed back.
+TEST(Search, RepeatedHeadsTravel) {
+  const auto traffic = [](const char* software, std::int64_t kv_heads) {
+    SearchRequest r = request("llama-3-8b", 16, 16, software);
+    r.work.plan.model.num_kv_heads = kv_heads;
+    for (const auto& [field, value] : {std::pair{"tp", 16}, {"pp", 1}, {"micro-batch", 1}, {"zero", 1}})
+      r.pin(field, value);
+    r.pin("recompute", "none");
+    const Estimate e = search(r).plans.at(0);
+    return std::pair{e.traffic.tp, e.seconds};
+  };
+  const auto [none, plain_seconds] = traffic("current", 16);
+  const auto [gathered, seconds] = traffic("current", 8);
+  const double tokens = 1024, width = 4096 + 2 * 8 * 128, layers = 32, microbatches = 16;
+  EXPECT_NEAR(gathered - none, layers * microbatches * 2 * 15 / 16 * tokens * width * 2, 1e-6 * gathered);
+  EXPECT_GT(seconds, plain_seconds);
+  EXPECT_EQ(traffic("echelon", 8).first, traffic("echelon", 16).first);
 }
 
 // What it says of others is what a search for them finds.

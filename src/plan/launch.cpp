@@ -9,13 +9,17 @@
 namespace echelon {
 namespace {
 
-using Launcher = std::vector<LaunchFile> (*)(const LaunchRequest&);
-const std::vector<std::pair<std::string, Launcher>>& launchers() {
-  static const std::vector<std::pair<std::string, Launcher>> list{{"megatron-core", launch_megatron_core},
-                                                                  {"megatron-bridge", launch_megatron_bridge},
-                                                                  {"torchtitan", launch_torchtitan},
-                                                                  {"nanotron", launch_nanotron},
-                                                                  {"deepspeed", launch_deepspeed}};
+struct Launcher {
+  std::string program;
+  const char* software;  // the preset that says what it can run
+  std::vector<LaunchFile> (*files)(const LaunchRequest&);
+};
+const std::vector<Launcher>& launchers() {
+  static const std::vector<Launcher> list{{"megatron-core", "current", launch_megatron_core},
+                                          {"megatron-bridge", "current", launch_megatron_bridge},
+                                          {"torchtitan", "torchtitan", launch_torchtitan},
+                                          {"nanotron", "nanotron", launch_nanotron},
+                                          {"deepspeed", "deepspeed", launch_deepspeed}};
   return list;
 }
 
@@ -24,18 +28,21 @@ const std::vector<std::pair<std::string, Launcher>>& launchers() {
 const std::vector<std::string>& launched_programs() {
   static const std::vector<std::string> names = [] {
     std::vector<std::string> all;
-    for (const auto& [name, launcher] : launchers()) all.push_back(name);
+    for (const Launcher& one : launchers()) all.push_back(one.program);
     return all;
   }();
   return names;
 }
 
 std::vector<LaunchFile> launch_files(const std::string& program, const Estimate& best, const Workload& work) {
-  for (const auto& [name, launcher] : launchers())
-    if (name == program) {
+  for (const Launcher& one : launchers())
+    if (one.program == program) {
       const LaunchRequest request{program, best, work};
       check_launched(request);
-      return launcher(request);
+      // The plan may be one that another program was asked for.
+      if (const auto refusal = shape_refusal(best.plan, runner_of(load_software(one.software))))
+        not_launched(request, "{}", sentence(best.plan, *refusal));
+      return one.files(request);
     }
   refuse("--launch-for {}: no such program; legal: {}", program, fmt::join(launched_programs(), ", "));
 }

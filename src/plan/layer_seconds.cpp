@@ -152,7 +152,9 @@ class Pricer {
         if (op.wants[0] == Home::residual)
           return linear(op, here_, width_here(op.inputs[0]), width_here(op.outputs[0]));
         if (program.value(op.inputs[0]).home == Home::residual) enter();
-        return linear(op, tokens_, width_here(op.inputs[0]), width_here(op.outputs[0]));
+        linear(op, tokens_, width_here(op.inputs[0]), width_here(op.outputs[0]));
+        if (op.name == "attention_in") gather_heads();
+        return;
       case OpKind::latent:
         enter();
         return latent_heads();
@@ -334,6 +336,21 @@ class Pricer {
     const double seconds = ops_.collective(Verb::all_reduce, bytes, static_cast<int>(ranks), 1);
     t_.forward.tensor += seconds;
     t_.backward_input.tensor += seconds;
+  }
+  // Of fewer key/value heads than tp ranks Megatron-Core cuts the product's columns as they come, gathers all
+  // of them and takes its own heads (get_query_key_value_tensors() in attention.py): a pass to join what
+  // came.
+  void gather_heads() {
+    const Software& s = w_.software;
+    if (s.is_this_trainer || !s.tensor_repeats_heads || real(m_.num_kv_heads) >= tp_) return;
+    const double bytes = tokens_ * real(m_.attention_width() + 2 * m_.kv_width()) * width_,
+                 sent = (tp_ - 1) / tp_ * bytes;
+    t_.tensor_bytes += 2 * sent;
+    forward_bytes_ += sent;
+    collectives_ += 2;
+    t_.forward.tensor += ops_.collective(Verb::all_gather, bytes, mesh_.tp(), 1);
+    t_.backward_input.tensor += ops_.collective(Verb::reduce_scatter, bytes, mesh_.tp(), 1);
+    passes(2 * bytes, 2 * bytes);
   }
   void gather_rows(PassSeconds& pass) {
     if (tp_ == 1) return;

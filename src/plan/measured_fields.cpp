@@ -97,6 +97,7 @@ MeasuredStep measured_step(const GivenFields& fields, const std::string& model, 
   Workload any;
   any.plan = plan;
   any.software.name = "any";
+  any.software.tensor_repeats_heads = any.software.context_repeats_heads = true;
   if (const std::string problem = shape_problem(any, plan); !problem.empty())
     refuse("{}: {}", where, problem);
   return step;

@@ -48,6 +48,7 @@ std::vector<OtherProgram> other_programs(const SearchRequest& request, const Est
   free.context_precisions.reset(), free.context_cuts_pairs = false;
   free.replicated_shards = free.context_beside_pipelines = free.tensor_parallel = true;
   free.interleaves_whole_groups = false;
+  free.tensor_repeats_heads = free.context_repeats_heads = true;
   free.activation_offload_pipelines = true, free.activation_offload_recompute.reset();
   look("", "without its limits", free);
   if (best.plan.offload == Offload::none)

@@ -156,7 +156,7 @@ class MeshesBesideZero {
   explicit MeshesBesideZero(const SearchRequest& r) : software_(r.work.software) {
     if (!r.has("zero")) return;
     each_shape(r, [&](const Plan& plan) {
-      others_ = others_ || (runs(plan) && !shape_refusal(plan, runner_of(r.work)).has_value());
+      others_ = others_ || (runs(plan) && !shape_refusal(plan, runner_of(r.work.software)).has_value());
     });
   }
   bool leave_out(const Plan& plan) const { return others_ && !runs(plan); }
@@ -321,7 +321,7 @@ class Search {
   }
 
   std::optional<Refusal> shape_refusal_of(const Plan& plan) const {
-    return shape_refusal(plan, runner_of(r_.work));
+    return shape_refusal(plan, runner_of(r_.work.software));
   }
 
   void reject(const char* reason, std::int64_t count) { result_.rejected[reason].count += count; }
@@ -766,7 +766,7 @@ struct Legality {
 Legality legality(const SearchRequest& r) {
   const Plan& given = r.work.plan;
   for (const auto& refusal :
-       {value_refusal(given, runner_of(r.work)), unpriced(given, r.work), schedule_refusal(given)})
+       {value_refusal(given, runner_of(r.work.software)), unpriced(given, r.work), schedule_refusal(given)})
     if (refusal) return {false, refusal};
   if (r.has("micro-batch") && given.micro_batch > given.global_batch)
     return {false, refused("micro-batch", {}, "must be from 1 to --global-batch {}", given.global_batch)};
@@ -781,7 +781,7 @@ Legality legality(const SearchRequest& r) {
     for (const ShardingChoice& sharding :
          result.is_possible ? std::vector<ShardingChoice>{} : shardings_of(r, plan.mesh)) {
       sharding.place_in(plan);
-      const auto refusal = shape_refusal(plan, runner_of(r.work));
+      const auto refusal = shape_refusal(plan, runner_of(r.work.software));
       result.is_possible |= !refusal;
       // Of the length too, but for what only a cp that nobody asked for makes of it.
       const bool is_given =

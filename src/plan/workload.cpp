@@ -9,8 +9,8 @@
 
 namespace echelon {
 
-Runner runner_of(const Workload& work) {
-  return work.software.is_this_trainer ? Runner::this_trainer : Runner::any_program;
+Runner runner_of(const Software& s) {
+  return {s.is_this_trainer, s.tensor_repeats_heads, s.context_repeats_heads};
 }
 
 const PrecisionRecipe& trained_recipe(Precision precision) {
@@ -181,7 +181,7 @@ std::string summary(const Plan& plan) {
 }
 
 std::string shape_problem(const Workload& work, const Plan& plan) {
-  const auto refusal = shape_refusal(plan, runner_of(work));
+  const auto refusal = shape_refusal(plan, runner_of(work.software));
   return refusal ? sentence(plan, *refusal) : "";
 }
 

@@ -33,7 +33,7 @@ struct Workload {
   bool dynamic_context = false;    // each document is on as many ranks as its length needs
 };
 
-Runner runner_of(const Workload& work);
+Runner runner_of(const Software& software);
 
 // The recipe by which this repository's trainer runs what is priced in `precision`: it has no products
 // narrower than fp8, and runs those in bf16.

@@ -25,11 +25,11 @@ constexpr auto at_most = Remedy::Kind::at_most, at_least = Remedy::Kind::at_leas
 
 // These say more than that a number is out of its range.
 
-Verdict of_lengths(const Plan& plan, Runner runner) {
+Verdict of_lengths(const Plan& plan, const Runner& runner) {
   // Rotary positions have no table that ends: longer sequences can be planned for, though the model must have
   // learned them.
   const ModelSpec& m = plan.model;
-  const bool ends = runner == Runner::this_trainer || m.has_position_table();
+  const bool ends = runner.is_this_trainer || m.has_position_table();
   if (plan.seq_len >= 1 && (!ends || plan.seq_len <= m.max_seq)) return {};
   if (!ends) return refused("seq-len", {}, "must be at least 1");
   return refused("seq-len", {}, "{} has positions for 1 to {}", m.name, m.max_seq);
@@ -73,13 +73,18 @@ Verdict of_ranges(const Plan& plan) {
 }
 
 // Why a model is not cut over so many ranks; empty where it is.
-std::string tensor_parallel_problem(const ModelSpec& m, std::int64_t tp) {
+std::string tensor_parallel_problem(const ModelSpec& m, std::int64_t tp, const Runner& runner) {
   const bool attends = m.num_attention_layers() > 0;
   if (attends && m.num_heads % tp != 0)
     return fmt::format("the {} heads of {} do not divide", m.num_heads, m.name);
   if (attends && m.num_kv_heads % tp != 0 && tp % m.num_kv_heads != 0)
     return fmt::format("is neither a divisor nor a multiple of the {} key/value heads of {}", m.num_kv_heads,
                        m.name);
+  if (attends && m.num_kv_heads % tp != 0 && !runner.tensor_repeats_heads)
+    return fmt::format(
+        "the {} key/value heads of {} do not divide, and the program has none on several ranks "
+        "(tensor_repeats_heads, in its file)",
+        m.num_kv_heads, m.name);
   if (const StateSpaceSpec& s = m.state_space; s.heads > 0 && s.heads % tp != 0)
     return fmt::format("the {} state-space heads of {} do not divide", s.heads, m.name);
   if (const StateSpaceSpec& s = m.state_space; s.heads > 0 && s.groups % tp != 0 && tp % s.groups != 0)
@@ -97,16 +102,17 @@ std::string tensor_parallel_problem(const ModelSpec& m, std::int64_t tp) {
   return {};
 }
 
-Verdict of_tensor_parallel(const Plan& plan) {
+Verdict of_tensor_parallel(const Plan& plan, const Runner& runner) {
   const ModelSpec& m = plan.model;
-  const std::string problem = tensor_parallel_problem(m, plan.mesh.size(Axis::tp));
+  const std::string problem = tensor_parallel_problem(m, plan.mesh.size(Axis::tp), runner);
   if (problem.empty()) return {};
   const std::int64_t heads = m.num_attention_layers() > 0 ? m.num_heads
                              : m.state_space.heads > 0    ? m.state_space.heads
                                                           : m.hidden;
   Refusal refusal = refused("tp", {}, "{}", problem);
   for (std::int64_t n = 1; n <= heads; ++n)
-    if (heads % n == 0 && tensor_parallel_problem(m, n).empty()) refusal.remedies.push_back(remedy("tp", n));
+    if (heads % n == 0 && tensor_parallel_problem(m, n, runner).empty())
+      refusal.remedies.push_back(remedy("tp", n));
   return refusal;
 }
 
@@ -228,7 +234,7 @@ Verdict of_convolved_channels(const Plan& plan) {
 }
 
 // Equal runs of positions, and of the heads and channels that ranks exchange.
-Verdict of_context_parallel(const Plan& plan) {
+Verdict of_context_parallel(const Plan& plan, const Runner& runner) {
   const int cp = plan.mesh.size(Axis::cp), tp = plan.mesh.size(Axis::tp);
   if (cp == 1) return {};
   if (Verdict verdict = of_state_space_heads(plan)) return verdict;
@@ -248,15 +254,20 @@ Verdict of_context_parallel(const Plan& plan) {
   const std::int64_t heads = plan.model.num_heads / tp,
                      kv_heads = std::max<std::int64_t>(1, plan.model.num_kv_heads / tp);
   const bool attends = plan.model.num_attention_layers() > 0;
-  if (!attends || (heads % ulysses == 0 && (kv_heads % ulysses == 0 || ulysses % kv_heads == 0))) return {};
+  const bool repeats = ulysses % kv_heads == 0 && runner.context_repeats_heads;
+  if (!attends || (heads % ulysses == 0 && (kv_heads % ulysses == 0 || repeats))) return {};
   const std::string field = is_hybrid ? "cp-ulysses" : "cp";
-  return refused(field, {remedy(field, heads, divisors), {"cp-kind", "ring"}},
-                 "the {} query and {} key/value heads of a tp rank of {} do not divide over {} ranks{}",
-                 heads, kv_heads, plan.model.name, ulysses, is_hybrid ? "" : " (--cp-kind ulysses)");
+  const std::int64_t divided = runner.context_repeats_heads ? heads : kv_heads;
+  return refused(field, {remedy(field, divided, divisors), {"cp-kind", "ring"}},
+                 "the {} query and {} key/value heads of a tp rank of {} do not divide over {} ranks{}{}",
+                 heads, kv_heads, plan.model.name, ulysses, is_hybrid ? "" : " (--cp-kind ulysses)",
+                 heads % ulysses == 0 && ulysses % kv_heads == 0
+                     ? ", and the program has none on several (context_repeats_heads, in its file)"
+                     : "");
 }
 
 // Equal runs of experts for each rank of a group, and equal groups for each block that ZeRO cuts state over.
-Verdict of_expert_groups(const Plan& plan, Runner runner) {
+Verdict of_expert_groups(const Plan& plan, const Runner& runner) {
   const ModelSpec& m = plan.model;
   const int ep = plan.mesh.ep, tp = plan.mesh.size(Axis::tp), etp = plan.mesh.etp == 0 ? tp : plan.mesh.etp;
   if (m.experts == Experts::none) {
@@ -264,10 +275,10 @@ Verdict of_expert_groups(const Plan& plan, Runner runner) {
       if (size > 1) return refused(field, {{field, "1"}}, "{} has no experts", m.name);
     return {};
   }
-  if (runner == Runner::this_trainer && etp != tp)
+  if (runner.is_this_trainer && etp != tp)
     return refused("etp", {remedy("etp", tp)}, "experts are cut over --tp {} here, as MLPs are", tp);
   if (tp % etp != 0) return refused("etp", {remedy("etp", tp, divisors)}, "does not divide --tp {}", tp);
-  const bool cuts = runner == Runner::this_trainer && plan.zero > 0;
+  const bool cuts = runner.is_this_trainer && plan.zero > 0;
   const int block = (cuts ? plan.shards() : plan.mesh.dp_cp_size()) * (tp / etp);
   if (m.num_experts % ep == 0 && block % ep == 0) return {};
   return refused("ep", {remedy("ep", std::gcd(m.num_experts, block), divisors)},
@@ -659,8 +670,8 @@ Verdict first_of(const Plan& plan, Rules... rules) {
 
 }  // namespace
 
-std::optional<Refusal> value_refusal(const Plan& plan, Runner runner) {
-  if (runner == Runner::this_trainer) {
+std::optional<Refusal> value_refusal(const Plan& plan, const Runner& runner) {
+  if (runner.is_this_trainer) {
     if (plan.model.latent_attention() && plan.model.value_head_dim > plan.model.head_dim)
       return refused("model", {},
                      "has value_head_dim = {} above head_dim = {}, and attention runs with heads of one "
@@ -674,13 +685,15 @@ std::optional<Refusal> value_refusal(const Plan& plan, Runner runner) {
   return {};
 }
 
-std::optional<Refusal> shape_refusal(const Plan& plan, Runner runner) {
-  Verdict verdict = first_of(plan, of_tensor_parallel, of_data_parallel, of_layers, of_context_parallel,
-                             of_recomputing_ranks);
+std::optional<Refusal> shape_refusal(const Plan& plan, const Runner& runner) {
+  Verdict verdict = of_tensor_parallel(plan, runner);
+  if (!verdict) verdict = first_of(plan, of_data_parallel, of_layers);
+  if (!verdict) verdict = of_context_parallel(plan, runner);
+  if (!verdict) verdict = of_recomputing_ranks(plan);
   if (!verdict) verdict = of_expert_groups(plan, runner);
-  if (!verdict && runner == Runner::any_program)
+  if (!verdict && !runner.is_this_trainer)
     verdict = first_of(plan, of_equal_shares, of_equal_cuts, of_offloaded_shards);
-  if (verdict || runner == Runner::any_program) return verdict;
+  if (verdict || !runner.is_this_trainer) return verdict;
   return first_of(plan, of_tuning, of_compression, of_optimizer, of_vocabulary, of_prediction, of_balancing,
                   of_balance_scope, of_state_space, of_numerics);
 }
@@ -689,7 +702,7 @@ void judge(const Plan& plan) {
   validate(plan.model);
   if (const Verdict verdict = of_unknown_end(plan)) throw PlanRefusal(plan, *verdict);
   for (const auto& rules : {value_refusal, shape_refusal})
-    if (const Verdict verdict = rules(plan, Runner::this_trainer)) throw PlanRefusal(plan, *verdict);
+    if (const Verdict verdict = rules(plan, this_trainer)) throw PlanRefusal(plan, *verdict);
 }
 
 void validate(const Plan& plan) {

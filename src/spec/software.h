@@ -37,12 +37,18 @@ struct Software {
   // Ulysses too takes sequences alone that are multiples of twice the ranks, as the ring's balanced parts
   // need.
   bool context_cuts_pairs = false;
+  // More ranks of Ulysses than a tp rank has key/value heads: several have the same one. Else their number
+  // divides that of these heads.
+  bool context_repeats_heads = false;
   // Of packed documents each is cut over cp by itself; else the sequence that they are packed into.
   bool context_cuts_documents = false;
   // Stages of ZeRO beside which, without a pipeline, each document is on as many ranks of dp and cp as its
   // length needs (Megatron-Core's hybrid context parallelism). Not given: it has none.
   std::optional<std::vector<int>> dynamic_context_zero_stages;
   bool tensor_parallel = true;
+  // The same of tp, a multiple of the model's key/value heads. Programs but this trainer gather queries, keys
+  // and values of all heads then, and take their own of them.
+  bool tensor_repeats_heads = false;
   bool places_experts = false;                         // by their load, with copies of those that have most
   std::optional<std::vector<std::string>> precisions;  // of products
   // What it makes again, the same on all pipeline ranks (names of --recompute); not given: any op, and on
