@@ -63,7 +63,9 @@ TEST(CalibrateFrom, ReadsNcclTests) {
   EXPECT_DOUBLE_EQ(m.collectives[1].bytes, 2097152);
   EXPECT_DOUBLE_EQ(m.collectives[1].seconds, 81.5e-6);
   EXPECT_EQ(m.collectives[1].where, "all_reduce_perf.txt, line 13");
-  EXPECT_EQ(read("# Collective test starting: reduce_scatter_perf\n" + nccl_head + rows, "out.txt")
+  EXPECT_EQ(read("# Collective test starting: reduce_scatter_perf\n" + nccl_head +
+                     "  1048576  262144  float  sum  -1  62.15  16.87  12.65  0  61.04  17.18  12.88  0\n",
+                 "out.txt")
                 .collectives[0]
                 .verb,
             Verb::reduce_scatter);
@@ -76,14 +78,79 @@ TEST(CalibrateFrom, ReadsNcclTests) {
   expect_refusal([&] { read(nccl_head, "all_reduce.txt"); }, {"without a measurement"});
 }
 
+// A row of four ranks: what a test of all_reduce prints of itself, and one of all_gather.
+const std::string reduced =
+                      "  1048576  262144  float  sum  -1  62.15  16.00  24.00  0  61.0  17.0  25.5  0\n",
+                  gathered =
+                      "  1048576  262144  float  none  -1  62.15  16.00  12.00  0  61.0  17.0  12.75  0\n";
+
+// The test's name is in its output, or in the file's, whatever the folder is called; what its rows say of
+// themselves is not against it.
+TEST(CalibrateFrom, NcclTestsAreThoseOfTheirNames) {
+  const std::string starting = "# Collective test starting: ";
+  expect_refusal([&] { read(starting + "sendrecv_perf\n" + nccl_head + reduced, "all_reduce/out.txt"); },
+                 {"all_reduce/out.txt, line 1", "sendrecv_perf", "all_reduce, all_gather"});
+  expect_refusal([&] { read(nccl_head + reduced, "all_reduce/out.txt"); }, {"which collective"});
+  EXPECT_EQ(read(nccl_head + gathered, "all_reduce/all_gather.txt").collectives.at(0).verb, Verb::all_gather);
+  EXPECT_EQ(
+      read(starting + "all_gather_perf\n" + nccl_head + gathered, "all_reduce.txt").collectives.at(0).verb,
+      Verb::all_gather);
+  expect_refusal([&] { read(nccl_head + gathered, "all_reduce.txt"); },
+                 {"all_reduce.txt, line 11, column 4", "redop none", "all_reduce"});
+  expect_refusal([&] { read(nccl_head + reduced, "all_gather.txt"); }, {"redop sum", "all_gather"});
+  // A reduce_scatter, as its busbw says.
+  expect_refusal(
+      [&] {
+        read(nccl_head + "  1048576 262144 float sum -1 62.15 16 12 0 61 17 12.75 0\n", "all_reduce.txt");
+      },
+      {"line 11, column 8", "busbw 12", "1.5 times algbw 16", "4 ranks"});
+}
+
+// NCCL_TESTS_SPLIT: groups of ranks that run at once.
+TEST(CalibrateFrom, CountsTheRanksOfAGroupOfNcclTests) {
+  const auto with_ranks = [](const std::string& ranks) {
+    const std::size_t begin = nccl_head.find("#  Rank"), end = nccl_head.find("#\n#  ");
+    return nccl_head.substr(0, begin) + ranks + nccl_head.substr(end);
+  };
+  const auto rank = [](int number, int group, const char* host, int device) {
+    return fmt::format("#  Rank {:2} Group {:2} Pid 4711 on {:>10} device {:2} [0x{:02x}] NVIDIA A100\n",
+                       number, group, host, device, device);
+  };
+  const std::string row = "  1048576  262144  float  sum  -1  62.15  16.00  16.00  0  61.0  17.0  17.00  0\n";
+  const auto first = [&](const std::string& ranks) {
+    return read(with_ranks(ranks) + row, "all_reduce.txt").collectives.at(0);
+  };
+  const MeasuredCollective across =
+      first(rank(0, 0, "a", 0) + rank(1, 1, "a", 1) + rank(2, 0, "b", 0) + rank(3, 1, "b", 1));
+  EXPECT_EQ(across.ranks, 2);
+  EXPECT_EQ(across.hosts, 2);
+  const MeasuredCollective inside =
+      first(rank(0, 0, "a", 0) + rank(1, 0, "a", 1) + rank(2, 1, "b", 0) + rank(3, 1, "b", 1));
+  EXPECT_EQ(inside.ranks, 2);
+  EXPECT_EQ(inside.hosts, 1);
+  expect_refusal([&] { first(rank(0, 0, "a", 0) + rank(1, 0, "a", 1) + rank(2, 1, "b", 0)); },
+                 {"all_reduce.txt, line 10", "2 ranks on 1 host", "group 1 1 rank"});
+  expect_refusal([&] { first(rank(0, 0, "a", 0) + rank(1, 1, "a", 1)); }, {"two at least in a group"});
+  // Containers whose hosts have one name have its devices twice.
+  const MeasuredCollective twins = first(rank(0, 0, "pod", 0) + rank(1, 0, "pod", 0));
+  EXPECT_EQ(twins.hosts, 2);
+}
+
+// What hosts print beside the table is none of it.
+TEST(CalibrateFrom, LeavesOutWhatStandsBesideTheTable) {
+  const Measurements m =
+      read(nccl_head + "2025-03-01 10:00:00 node01: WARNING something\n3 of 8 links are up\n" + reduced +
+               "2025-03-01 10:00:01 done\n",
+           "all_reduce.txt");
+  EXPECT_EQ(m.collectives.size(), 1u);
+}
+
 // Of two tests in one file each has its own ranks; srun and mpirun write a rank before each line.
 TEST(CalibrateFrom, ReadsNcclTestsOneBehindAnother) {
-  const auto test = [](const char* name) {
-    return fmt::format(
-        "# Collective test starting: {}\n{}  1048576  262144  float  sum  -1  62.15  16 25 0 61 17 25 0\n",
-        name, nccl_head);
+  const auto test = [](const char* name, const std::string& row) {
+    return fmt::format("# Collective test starting: {}\n{}{}", name, nccl_head, row);
   };
-  const std::string both = test("all_reduce_perf") + test("all_gather_perf");
+  const std::string both = test("all_reduce_perf", reduced) + test("all_gather_perf", gathered);
   const Measurements m = read(both, "out.txt");
   ASSERT_EQ(m.collectives.size(), 2u);
   for (const MeasuredCollective& one : m.collectives) EXPECT_EQ(one.ranks, 4);

@@ -5,11 +5,14 @@
 
 #include <algorithm>
 #include <cmath>
+#include <filesystem>
+#include <map>
 #include <set>
 #include <sstream>
 
 #include "base/error.h"
 #include "base/parse_number.h"
+#include "base/units.h"
 #include "plan/measured_fields.h"
 
 namespace echelon {
@@ -62,58 +65,146 @@ bool is_of_nccl_tests(const std::vector<std::string>& lines) {
   });
 }
 
-void read_nccl_tests(const std::vector<std::string>& lines, const std::string& file, Measurements& into) {
-  std::optional<Verb> verb;
-  std::set<std::string> hosts;
+// The ranks of one communicator of a test. NCCL_TESTS_SPLIT makes several, which run at once.
+struct NcclGroup {
   std::int64_t ranks = 0;
-  std::size_t time = 0, fields = 0;
-  std::int64_t read = 0;
-  for (std::size_t i = 0; i < lines.size(); ++i) {
-    const std::vector<std::string> words = words_of(lines[i]);
-    if (words.empty()) continue;
-    if (words[0].starts_with("#")) {
-      if (lines[i].find("Collective test starting") != std::string::npos) verb = verb_in(lines[i]);
-      // "#  Rank  0 Group  0 Pid  4711 on  node01 device  0 [0x07] NVIDIA A100"
-      const auto on = std::find(words.begin(), words.end(), "on");
-      if (words.size() > 2 && words[1] == "Rank" && on != words.end() && on + 1 != words.end()) {
-        if (words[2] == "0") hosts.clear(), ranks = 0;  // of the next test in the file
-        hosts.insert(on[1]);
-        ++ranks;
-      }
-      if (const auto at = std::find(words.begin(), words.end(), "time");
-          at != words.end() && words[1] == "size") {
-        time = static_cast<std::size_t>(at - words.begin()) - 1;  // without the "#"
-        fields = words.size() - 1;
-      }
-      continue;
+  std::set<std::string> hosts;
+};
+
+class NcclTests {
+ public:
+  NcclTests(const std::string& file, Measurements& into) : file_(file), into_(into) {}
+
+  void read(const std::vector<std::string>& lines) {
+    for (std::size_t i = 0; i < lines.size(); ++i) {
+      const std::vector<std::string> words = words_of(lines[i]);
+      if (words.empty()) continue;
+      if (words[0].starts_with("#"))
+        read_comment(lines[i], words, i);
+      else if (is_row(words))
+        read_row(words, i);
     }
-    const FilePlace place{file, i + 1};
-    if (!std::isdigit(static_cast<unsigned char>(words[0][0]))) continue;  // what the hosts print beside it
-    if (time == 0) refuse("{}: a measurement before the line that names its columns", place.text());
-    if (words.size() < fields)
-      refuse("{}: has {} columns of the {} that nccl-tests name", place.text(), words.size(), fields);
-    if (!verb) verb = verb_in(file);
-    if (!verb)
-      refuse(
-          "--from {}: does not say which collective this is; name the file so that it has one of all_reduce, "
-          "all_gather, reduce_scatter, alltoall",
-          file);
-    if (ranks < 2)
-      refuse("{}: the ranks are not said before it: lines \"# Rank 0 ... on HOST ...\", two at least",
-             place.text());
+    if (num_rows_ == 0) refuse("--from {}: nccl-tests' output without a measurement", file_);
+  }
+
+ private:
+  static constexpr const char* legal = "all_reduce, all_gather, reduce_scatter, alltoall";
+
+  std::string place(std::size_t line) const { return FilePlace{file_, line + 1}.text(); }
+
+  // A size and a count; hosts print dates and other things beside them.
+  static bool is_row(const std::vector<std::string>& words) {
+    const auto is_whole = [](const std::string& word) {
+      return word.find_first_not_of("0123456789") == std::string::npos;
+    };
+    return is_whole(words[0]) && (words.size() == 1 || is_whole(words[1]));
+  }
+
+  void read_comment(const std::string& line, const std::vector<std::string>& words, std::size_t i) {
+    const std::string starting = "Collective test starting:";
+    if (const std::size_t at = line.find(starting); at != std::string::npos) {
+      const std::vector<std::string> test = words_of(line.substr(at + starting.size()));
+      const std::string name = test.empty() ? "" : test.front();
+      verb_ = verb_in(name);
+      if (!verb_) refuse("{}: {} is no test that is fitted; legal: {}", place(i), name, legal);
+    }
+    if (words.size() > 2 && words[1] == "Rank") read_rank(line, words);
+    if (words.size() > 1 && words[1] == "size" &&
+        std::find(words.begin(), words.end(), "time") != words.end())
+      columns_.assign(words.begin() + 1, words.end());
+  }
+
+  // "#  Rank  0 Group  0 Pid  4711 on  node01 device  0 [0x07] NVIDIA A100"
+  void read_rank(const std::string& line, const std::vector<std::string>& words) {
+    const auto on = std::find(words.begin(), words.end(), "on"),
+               group = std::find(words.begin(), words.end(), "Group");
+    if (on == words.end() || on + 1 == words.end()) return;
+    if (words[2] == "0") groups_.clear(), devices_.clear();  // of the next test in the file
+    NcclGroup& own = groups_[group == words.end() ? "0" : group[1]];
+    // A device that comes again is another host's of that name, as containers may have.
+    const std::size_t device = line.find(" device ");
+    const int again = device == std::string::npos ? 0 : devices_[on[1] + line.substr(device)]++;
+    own.hosts.insert(fmt::format("{} {}", on[1], again));
+    ++own.ranks;
+  }
+
+  // Of one group; all are alike.
+  NcclGroup group(std::size_t line) const {
+    const NcclGroup one = groups_.empty() ? NcclGroup{} : groups_.begin()->second;
+    for (const auto& [name, other] : groups_)
+      if (other.ranks != one.ranks || other.hosts.size() != one.hosts.size())
+        refuse("{}: group {} has {} on {}, and group {} {} on {}; legal: groups that are alike", place(line),
+               groups_.begin()->first, counted(one.ranks, "rank"), counted(std::ssize(one.hosts), "host"),
+               name, counted(other.ranks, "rank"), counted(std::ssize(other.hosts), "host"));
+    if (one.ranks < 2)
+      refuse("{}: the ranks are not said before it: lines \"# Rank 0 ... on HOST ...\", two at least{}",
+             place(line), one.ranks == 0 ? "" : " in a group");
+    return one;
+  }
+
+  std::optional<std::size_t> column(const char* name) const {
+    const auto at = std::find(columns_.begin(), columns_.end(), name);
+    return at == columns_.end() ? std::optional<std::size_t>() : at - columns_.begin();
+  }
+
+  void read_row(const std::vector<std::string>& words, std::size_t line) {
+    if (columns_.empty()) refuse("{}: a measurement before the line that names its columns", place(line));
+    if (words.size() < columns_.size())
+      refuse("{}: has {} columns of the {} that nccl-tests name", place(line), words.size(), columns_.size());
+    if (!verb_) verb_ = verb_in(std::filesystem::path(file_).filename().string());
+    if (!verb_)
+      refuse("--from {}: does not say which collective this is; name the file so that it has one of {}",
+             file_, legal);
+    const NcclGroup ranks = group(line);
+    const std::size_t time = *column("time");
     MeasuredCollective one;
-    one.verb = *verb;
-    one.ranks = ranks;
-    one.hosts = static_cast<std::int64_t>(hosts.size());
-    const FilePlace size{file, i + 1, 1}, seconds{file, i + 1, time + 1};
+    one.verb = *verb_;
+    one.ranks = ranks.ranks;
+    one.hosts = std::ssize(ranks.hosts);
+    const FilePlace size{file_, line + 1, 1}, seconds{file_, line + 1, time + 1};
     one.bytes = parse_number<double>(size.text() + ": size", words[0]);
     one.seconds = 1e-6 * positive(words[time], seconds.text(), "time");
-    one.where = fmt::format("{}, line {}", file, i + 1);
-    ++read;
-    if (one.bytes > 0) into.collectives.push_back(one);
+    one.where = fmt::format("{}, line {}", file_, line + 1);
+    check_columns(words, one, line);
+    ++num_rows_;
+    if (one.bytes > 0) into_.collectives.push_back(one);
   }
-  if (read == 0) refuse("--from {}: nccl-tests' output without a measurement", file);
-}
+
+  // What the test prints of itself is that of the collective: its sum, and how bus and algorithm bandwidth go
+  // together (doc/PERFORMANCE.md of nccl-tests).
+  void check_columns(const std::vector<std::string>& words, const MeasuredCollective& one,
+                     std::size_t line) const {
+    const bool reduces = one.verb == Verb::all_reduce || one.verb == Verb::reduce_scatter;
+    const std::string name = one.verb == Verb::all_to_all ? "alltoall" : verb_name(one.verb);
+    if (const auto op = column("redop"); op && (words[*op] == "none") == reduces)
+      refuse("{}, column {}: redop {} is not that of {}, which this is taken for; name the file for its test",
+             place(line), *op + 1, words[*op], name);
+    const auto algorithm = column("algbw"), bus = column("busbw");
+    if (!algorithm || !bus) return;
+    const auto number = [&](std::size_t at) {
+      return parse_number<double>(fmt::format("{}, column {}: {}", place(line), at + 1, columns_[at]),
+                                  words[at]);
+    };
+    const double n = static_cast<double>(one.ranks),
+                 factor = (one.verb == Verb::all_reduce ? 2 : 1) * (n - 1) / n, has = number(*bus),
+                 expected = factor * number(*algorithm);
+    constexpr double printed = 0.006;  // GB/s: two digits are
+    if (std::abs(has - expected) > printed * (1 + factor) + 0.01 * expected)
+      refuse(
+          "{}, column {}: busbw {} is not {:.4g} times algbw {}, as of {} over {}; is this another test, or "
+          "of "
+          "other ranks?",
+          place(line), *bus + 1, words[*bus], factor, words[*algorithm], name, counted(one.ranks, "rank"));
+  }
+
+  const std::string& file_;
+  Measurements& into_;
+  std::optional<Verb> verb_;
+  std::map<std::string, NcclGroup> groups_;
+  std::map<std::string, int> devices_;  // how often each was named
+  std::vector<std::string> columns_;
+  std::int64_t num_rows_ = 0;
+};
 
 // ---- tables
 
@@ -232,7 +323,7 @@ void read_measurements(const std::string& text, const std::string& file, const s
   const std::vector<std::string> lines = lines_of(text);
   std::vector<std::string> printed = lines;
   for (std::string& line : printed) line.erase(0, rank_prefix(line));
-  if (is_of_nccl_tests(printed)) return read_nccl_tests(printed, file, into);
+  if (is_of_nccl_tests(printed)) return NcclTests(file, into).read(printed);
   if (auto step = read_log(text, file, model)) {
     into.steps.push_back(std::move(*step));
     return;
