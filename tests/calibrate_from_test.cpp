@@ -186,6 +186,8 @@ TEST(CalibrateFrom, ReadsProducts) {
   expect_refusal([] { read("m,n,k\n1,2,3\n", "a.csv"); }, {"how long", "tflops"});
   expect_refusal([] { read("m,n,k,us,colour\n1,2,3,4,5\n", "a.csv"); }, {"colour"});
   expect_refusal([] { read("m,n,k,us,us\n1,2,3,4,5\n", "a.csv"); }, {"column 5", "two columns"});
+  expect_refusal([] { read("m,n,k,tflops,ms\n1,2,3,4,5\n", "a.csv"); },
+                 {"columns ms and tflops", "give one"});
   EXPECT_EQ(read("\xef\xbb\xbf# from a spreadsheet\nm,n,k,us\n1,2,3,4\n", "a.csv").products.size(), 1u);
   expect_refusal([] { read("\"a,b\n", "a.csv"); }, {"line 1", "quote"});
   expect_refusal([] { read("some words\n", "notes.txt"); }, {"notes.txt", "nccl-tests", "torchtitan"});
@@ -201,6 +203,16 @@ TEST(CalibrateFrom, AProductAboveThePeakIsRefused) {
   };
   expect_refusal([&] { fit("6000"); }, {"a.csv, line 3", "6000 TFLOP/s", "peak of h100", "bf16", "unit"});
   EXPECT_EQ(fit("680").products.size(), 2u);
+}
+
+// Microseconds in a column of milliseconds. What is small may be all launch.
+TEST(CalibrateFrom, AProductOfNoSpeedIsRefused) {
+  const auto fit = [](const char* rows) {
+    return fit_machine(load_machine("h100"), read(std::string("m,n,k,ms\n") + rows, "a.csv").products, {});
+  };
+  expect_refusal([&] { fit("8192,8192,8192,1600\n"); },
+                 {"a.csv, line 2", "1.6 s a product", "h100 needs at least", "unit"});
+  EXPECT_EQ(fit("8192,8192,8192,1.6\n128,128,128,5\n").products.size(), 2u);
 }
 
 TEST(CalibrateFrom, AStepAboveThePeakIsRefused) {

@@ -103,6 +103,24 @@ void check_peak(const Machine& machine, Precision precision, double flops_per_se
            machine.name, peak / 1e12, precision_name(precision), question);
 }
 
+// RequestError for a product so slow that its time must be in another unit. Of one that could take next to no
+// time the launch is most of what it takes.
+void check_slowness(const Machine& machine, const MeasuredProduct& p) {
+  constexpr double far = 1000, next_to_none = 1e-5;  // seconds
+  const double peak = machine.peak(p.precision),
+               elements = p.rows * p.depth + p.depth * p.cols + p.rows * p.cols;
+  if (peak <= 0 || machine.memory_bandwidth <= 0) return;
+  const double least =
+                   std::max(2 * p.rows * p.depth * p.cols / peak, 2 * elements / machine.memory_bandwidth),
+               each = p.seconds / p.count;
+  if (least < next_to_none || each <= far * least) return;
+  refuse(
+      "{}: {:.4g} s a product are {:.4g} times what {} needs at least; is the time in the unit that its "
+      "column "
+      "says?",
+      p.where, each, each / least, machine.name);
+}
+
 std::vector<MachineKnob> product_knobs(const std::vector<MeasuredProduct>& products) {
   std::vector<MachineKnob> knobs{
       {[](Machine& m) -> double& { return m.gemm_half_depth; }, 1, 1, 5000},
@@ -234,6 +252,7 @@ MachineFit fit_machine(const Machine& start, const std::vector<MeasuredProduct>&
   for (const MeasuredProduct& p : products) {
     check_peak(start, p.precision, 2 * p.rows * p.depth * p.cols * p.count / p.seconds, p.where,
                "is the time in the unit that its column says?");
+    check_slowness(start, p);
   }
   if (!products.empty()) {
     fit.machine = fit_rows(

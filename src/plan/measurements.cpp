@@ -274,6 +274,11 @@ void read_products(const CsvTable& table, const std::string& file, Measurements&
       refuse("--from {}: column {} is not known; a table of products has {}", file, name,
              fmt::join(known, ", "));
   const auto unit = std::find_if(units.begin(), units.end(), [&](const auto& one) { return table.has(one); });
+  if (unit != units.end())
+    if (const auto other =
+            std::find_if(unit + 1, units.end(), [&](const auto& one) { return table.has(one); });
+        other != units.end())
+      refuse("--from {}: columns {} and {} both say how long a product took; give one", file, *unit, *other);
   if (unit == units.end())
     refuse("--from {}: no column says how long a product took; give one of {}", file, fmt::join(units, ", "));
   if (table.rows.empty()) refuse("--from {}: has no rows", file);
