@@ -251,8 +251,10 @@ TEST(CalibrateFrom, ReadsSteps) {
                  {"line 2, column 1", "dp", "two"});
   expect_refusal([&] { read(head + "2,8,1024,0\n", "a.csv", "gpt2-124m"); },
                  {"line 2, column 4", "seconds 0"});
-  expect_refusal([&] { read("tp,global-batch,seq-len,seconds\n5,8,1024,1\n", "a.csv", "gpt2-124m"); },
+  expect_refusal([&] { read("dp,tp,global-batch,seq-len,seconds\n1,5,8,1024,1\n", "a.csv", "gpt2-124m"); },
                  {"line 2", "12 heads"});
+  expect_refusal([&] { read("tp,global-batch,seq-len,seconds\n2,8,1024,1\n", "a.csv", "gpt2-124m"); },
+                 {"line 2", "how many devices", "gpus or dp"});
   expect_refusal(
       [&] { read("dp,colour,global-batch,seq-len,seconds\n2,3,8,1024,1\n", "a.csv", "gpt2-124m"); },
       {"line 2, column 2", "colour"});
@@ -390,6 +392,32 @@ TEST(CalibrateFrom, ReadsMegatronsArguments) {
         step({{"pipeline_model_parallel_size", "2"}, {"decoder_first_pipeline_num_layers", "20"}});
       },
       {"decoder_first_pipeline_num_layers 20"});
+}
+
+// Until the middle of 2025 it named the axes of several ranks alone.
+TEST(CalibrateFrom, ReadsTorchtitansOlderMeshes) {
+  const auto plan = [](const std::string& mesh) {
+    return read(mesh +
+                    "local batch size 2, global batch size 128, gradient accumulation steps 1, sequence "
+                    "length 8192\n"
+                    "step:  1  loss: 12.2  tps: 7,000  tflops: 400.0\n",
+                "titan.log", "llama-3-8b")
+        .steps.at(0)
+        .plan;
+  };
+  const Plan sharded = plan("Building 1-D device mesh with ['dp_shard'], [64]\n");
+  EXPECT_EQ(sharded.mesh.dp(), 64);
+  EXPECT_EQ(sharded.mesh.num_ranks(), 64);
+  EXPECT_EQ(sharded.zero, 3);
+  const Plan cut = plan("Building 3-D device mesh with ['dp_replicate', 'dp_shard', 'tp'], [2, 8, 4]\n");
+  EXPECT_EQ(cut.mesh.dp(), 16);
+  EXPECT_EQ(cut.mesh.tp(), 4);
+  EXPECT_EQ(cut.hsdp, 2);
+  expect_refusal([&] { plan("Building 1-D device mesh with ['dp'], [64]\n"); },
+                 {"titan.log, line 1", "['dp'], [64] is not priced", "# echelon: dp="});
+  EXPECT_EQ(plan("# echelon: dp=64 zero=3\nBuilding 1-D device mesh with ['dp'], [64]\n").mesh.dp(), 64);
+  expect_refusal([&] { plan("Building 2-D device mesh with ['dp_shard', 'tp'\n"); }, {"titan.log, line 1"});
+  expect_refusal([&] { plan(""); }, {"titan.log", "how many devices", "# echelon: gpus="});
 }
 
 TEST(CalibrateFrom, ReadsTorchtitansPipelinesAndPrecisions) {

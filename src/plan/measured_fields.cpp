@@ -58,6 +58,8 @@ MeasuredStep measured_step(const GivenFields& fields, const std::string& model, 
   };
   for (const char* name : {"global-batch", "seq-len"})
     if (!given(name)) refuse("{}: does not say {}; give it, as in \"# echelon: {}=...\"", where, name, name);
+  if (!given("gpus") && !given("dp"))
+    refuse("{}: does not say over how many devices; give gpus or dp, as in \"# echelon: gpus=64\"", where);
   if (!given("model") && model.empty())
     refuse("{}: does not say which model; give --model, or \"# echelon: model=...\"", where);
   if (!given("model")) plan.model = load_model(model);

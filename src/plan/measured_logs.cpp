@@ -10,6 +10,8 @@
 #include <optional>
 #include <regex>
 #include <sstream>
+#include <string_view>
+#include <utility>
 
 #include "base/error.h"
 #include "base/median.h"
@@ -383,6 +385,60 @@ void read_torchtitans_pipeline(Log& log) {
   }
 }
 
+// Of a mesh as torchtitan prints it: "dp_shard" and its size. What is not there is 1.
+using TorchMesh = std::map<std::string, std::string>;
+
+void give_torch_mesh(Log& log, TorchMesh sizes, std::size_t line) {
+  for (const char* axis : {"pp", "dp_replicate", "dp_shard", "cp", "tp"}) sizes.try_emplace(axis, "1");
+  for (const char* axis : {"pp", "cp", "tp", "ep"})
+    if (sizes.contains(axis)) give(log, axis, sizes[axis], line);
+  give(log, "hsdp", sizes["dp_replicate"], line);
+  const std::string where = FilePlace{log.file, line + 1}.text();
+  const auto number = [&](const char* axis) -> std::int64_t {
+    return parse_number<int>(where + ": " + axis, sizes[axis]);
+  };
+  const std::int64_t replicas = number("dp_replicate"), shards = number("dp_shard");
+  give(log, "dp", std::to_string(replicas * shards), line);
+  give(log, "zero", shards > 1 ? "3" : "0", line);
+  if (number("cp") > 1) give(log, "cp-kind", "allgather", line);  // its default
+}
+
+// "Building 2-D device mesh with ['dp_shard', 'tp'], [32, 2]", until the middle of 2025: axes of several
+// ranks.
+void read_listed_mesh(Log& log, std::size_t line) {
+  const std::string begin = "-D device mesh with [";
+  const std::string& text = log.lines[line];
+  const std::size_t at = text.find(begin);
+  if (at == std::string::npos) return;
+  const std::size_t names = at + begin.size(), names_end = text.find(']', names),
+                    counts = text.find('[', names), counts_end = text.find(']', counts);
+  const auto list = [&](std::size_t from, std::size_t to) {
+    std::vector<std::string> words;
+    std::string cell;
+    if (from == std::string::npos || to == std::string::npos || to < from) return words;
+    for (const char c : text.substr(from, to - from) + ",")
+      if (c == ',') {
+        if (!cell.empty()) words.push_back(std::exchange(cell, {}));
+      } else if (is_of_word(c)) {
+        cell += c;
+      }
+    return words;
+  };
+  const std::vector<std::string> axes = list(names, names_end),
+                                 sizes = list(counts == std::string::npos ? counts : counts + 1, counts_end);
+  TorchMesh mesh;
+  for (std::size_t i = 0; i < axes.size() && i < sizes.size(); ++i) mesh[axes[i]] = sizes[i];
+  constexpr std::string_view known[] = {"pp", "dp_replicate", "dp_shard", "cp", "tp"};
+  const bool all_known = !axes.empty() && axes.size() == sizes.size() &&
+                         std::all_of(axes.begin(), axes.end(), [&](const auto& axis) {
+                           return std::find(std::begin(known), std::end(known), axis) != std::end(known);
+                         });
+  if (all_known)
+    give_torch_mesh(log, std::move(mesh), line);
+  else if (!log.fields.contains("gpus"))
+    refuse_unless_given(log, "dp", line, text.substr(at + begin.size() - 1));
+}
+
 std::optional<double> torchtitan_seconds(Log& log) {
   std::vector<double> token_seconds;  // of a device
   for (std::size_t i = 0; i < log.lines.size(); ++i) {
@@ -405,17 +461,13 @@ std::optional<double> torchtitan_seconds(Log& log) {
     for (const char* scaled : {"Float8 tensorwise scaled training active",
                                "Float8 training active with recipe", "MX training active with recipe mxfp8"})
       if (line.find(scaled) != std::string::npos) give(log, "precision", "fp8", i);
+    read_listed_mesh(log, i);
     if (line.find("parallelism: pp=") == std::string::npos) continue;
-    std::map<std::string, std::string> sizes;
+    TorchMesh sizes;
     for (const std::string axis : {"pp", "dp_replicate", "dp_shard", "cp", "tp", "ep"})
       if (const std::string size = digits_behind(line, axis + "="); !size.empty()) sizes[axis] = size;
     if (sizes.size() < 6) continue;
-    for (const char* axis : {"pp", "cp", "tp", "ep"}) give(log, axis, sizes[axis], i);
-    give(log, "hsdp", sizes["dp_replicate"], i);
-    const std::int64_t replicas = std::stoll(sizes["dp_replicate"]), shards = std::stoll(sizes["dp_shard"]);
-    give(log, "dp", std::to_string(replicas * shards), i);
-    give(log, "zero", shards > 1 ? "3" : "0", i);
-    if (std::stoi(sizes["cp"]) > 1) give(log, "cp-kind", "allgather", i);  // its default
+    give_torch_mesh(log, std::move(sizes), i);
   }
   read_torchtitans_pipeline(log);
   // Without a pipeline the local batch is a microbatch.
