@@ -4,6 +4,7 @@
 
 #include <cmath>
 #include <map>
+#include <tuple>
 
 #include "base/error.h"
 #include "plan/fit.h"
@@ -392,6 +393,87 @@ TEST(CalibrateFrom, ReadsMegatronsArguments) {
         step({{"pipeline_model_parallel_size", "2"}, {"decoder_first_pipeline_num_layers", "20"}});
       },
       {"decoder_first_pipeline_num_layers 20"});
+}
+
+std::string megatron_log(const std::map<std::string, std::string>& more, const std::vector<int>& batches) {
+  std::map<std::string, std::string> all{{"tensor_model_parallel_size", "2"},
+                                         {"pipeline_model_parallel_size", "1"},
+                                         {"micro_batch_size", "1"},
+                                         {"global_batch_size", "512"},
+                                         {"seq_length", "8192"},
+                                         {"world_size", "64"}};
+  for (const auto& [key, value] : more) all[key] = value;
+  std::string text;
+  for (const auto& [key, value] : all) text += fmt::format("  {} ...... {}\n", key, value);
+  for (const int batch : batches)
+    text +=
+        fmt::format(" iteration 1/ 100 | elapsed time per iteration (ms): {}.0 | global batch size: {:5} |\n",
+                    10 * batch, batch);
+  return text;
+}
+
+// rampup_batch_size: steps of fewer sequences come first.
+TEST(CalibrateFrom, TakesTheStepsOfTheWholeBatch) {
+  const auto seconds = [](const std::vector<int>& batches) {
+    return read(megatron_log({}, batches), "megatron.log", "llama-3-8b").steps.at(0).seconds;
+  };
+  EXPECT_DOUBLE_EQ(seconds({64, 64, 64, 128, 128, 512, 512, 512}), 5.12);
+  expect_refusal(
+      [&] {
+        seconds({64, 64, 128});
+      },
+      {"megatron.log", "no iteration has the global batch size of 512", "line 1", "128"});
+}
+
+TEST(CalibrateFrom, RefusesLogsOfTwoRunsAndOfOtherModels) {
+  const auto both = [](const std::map<std::string, std::string>& other) {
+    return read(megatron_log({}, {512}) + megatron_log(other, {512}), "megatron.log", "llama-3-8b")
+        .steps.size();
+  };
+  EXPECT_EQ(both({}), 1u);  // it went on
+  EXPECT_EQ(both({{"load", "checkpoints"}}), 1u);
+  expect_refusal(
+      [&] {
+        both({{"world_size", "32"}});
+      },
+      {"megatron.log, line 13", "world_size 32 is 64 on line 6", "two runs"});
+  using Case = std::tuple<const char*, const char*, const char*>;
+  for (const auto& [key, has, other] :
+       {Case{"num_layers", "32", "80"}, Case{"hidden_size", "4096", "8192"},
+        Case{"num_attention_heads", "32", "64"}, Case{"ffn_hidden_size", "14336", "28672"},
+        Case{"num_query_groups", "8", "4"}}) {
+    const auto step = [&, key = key](const char* size) {
+      return read(megatron_log({{key, size}, {"group_query_attention", "True"}}, {512}), "megatron.log",
+                  "llama-3-8b");
+    };
+    EXPECT_EQ(step(has).steps.size(), 1u) << key;
+    expect_refusal([&, other = other] { step(other); }, {"megatron.log, line", std::string(key) + " " + other,
+                                                         std::string(has) + " of llama-3-8b"});
+  }
+}
+
+TEST(CalibrateFrom, ReadsMegatronsOlderArguments) {
+  const auto plan = [](const std::map<std::string, std::string>& more) {
+    return read(megatron_log(more, {512}), "megatron.log", "llama-3-8b").steps.at(0).plan;
+  };
+  EXPECT_EQ(
+      plan({{"use_custom_fsdp", "True"}, {"data_parallel_sharding_strategy", "optim_grads_params"}}).zero, 3);
+  EXPECT_EQ(plan({{"checkpoint_activations", "True"}}).recompute, Recompute::full);
+  EXPECT_EQ(plan({{"checkpoint_activations", "False"}}).recompute, Recompute::none);
+  EXPECT_EQ(
+      plan({{"checkpoint_activations", "True"}, {"activations_checkpoint_method", "uniform"}}).recompute,
+      Recompute::full);
+  expect_refusal(
+      [&] {
+        plan({{"activations_checkpoint_method", "block"}});
+      },
+      {"activations_checkpoint_method block", "# echelon: recompute="});
+  expect_refusal(
+      [&] {
+        plan({{"attention_backend", "AttnBackend.unfused"}});
+      },
+      {"megatron.log, line 1", "AttnBackend.unfused", "legal: auto, flash, fused"});
+  EXPECT_EQ(plan({{"attention_backend", "AttnBackend.flash"}}).mesh.tp(), 2);
 }
 
 // Until the middle of 2025 it named the axes of several ranks alone.

@@ -78,12 +78,22 @@ double usual(std::vector<double> seconds) {
   return median(seconds);
 }
 
+// A number and the line that has it.
+struct LoggedNumber {
+  double value = 0;
+  std::size_t line = 0;
+};
 // Of each line that has the key.
-std::vector<double> numbers(const Log& log, const std::string& key) {
-  std::vector<double> all;
+std::vector<LoggedNumber> numbers(const Log& log, const std::string& key) {
+  std::vector<LoggedNumber> all;
   for (std::size_t i = 0; i < log.lines.size(); ++i)
-    if (const auto value = number_behind(log, i, key)) all.push_back(*value);
+    if (const auto value = number_behind(log, i, key)) all.push_back({*value, i});
   return all;
+}
+double usual_seconds(const std::vector<LoggedNumber>& ms) {
+  std::vector<double> seconds;
+  for (const LoggedNumber& one : ms) seconds.push_back(one.value / 1000);
+  return usual(std::move(seconds));
 }
 
 bool is_of_word(char c) { return c == '_' || std::isalnum(static_cast<unsigned char>(c)) != 0; }
@@ -94,6 +104,30 @@ void refuse_unless_given(const Log& log, const std::string& field, std::size_t l
   if (!log.fields.contains(field))
     refuse("{}: {} is not priced; give what comes nearest, as in \"# echelon: {}=...\"",
            FilePlace{log.file, line + 1}.text(), said, field);
+}
+
+// What a log says of a model's size.
+struct LoggedSize {
+  std::string key, value;
+  std::size_t line = 0;
+  std::int64_t ModelSpec::*size;
+};
+// RequestError where it is not that of the model which is given.
+void check_model(const Log& log, const std::vector<LoggedSize>& sizes) {
+  const auto named = log.fields.find("model");
+  const std::string name = named == log.fields.end() ? log.model : named->second.value;
+  if (name.empty() || sizes.empty()) return;
+  const ModelSpec model = load_model(name);
+  for (const LoggedSize& one : sizes) {
+    // Programs print these of models, too, that have no such layer.
+    if ((one.size == &ModelSpec::num_heads && model.num_attention_layers() == 0) ||
+        (one.size == &ModelSpec::mlp_hidden && model.num_mlp_layers() == 0))
+      continue;
+    const std::string where = FilePlace{log.file, one.line + 1}.text() + ": " + one.key;
+    if (parse_number<std::int64_t>(where, one.value) != model.*one.size)
+      refuse("{} {} is not the {} of {}; give the --model that ran", where, one.value, model.*one.size,
+             model.name);
+  }
 }
 
 // The digits behind a key that no word ends with; empty where there are none.
@@ -128,8 +162,11 @@ class MegatronLog {
  public:
   explicit MegatronLog(Log& log) : log_(log) {
     for (std::size_t i = 0; i < log.lines.size(); ++i)
-      if (auto argument = argument_of(log.lines[i]))
-        said_[argument->first] = {std::move(argument->second), i};
+      if (auto argument = argument_of(log.lines[i])) {
+        const auto [at, is_new] = said_.try_emplace(argument->first, std::pair{argument->second, i});
+        if (!is_new && at->second.first != argument->second)
+          said_again_.try_emplace(argument->first, std::pair{argument->second, i});
+      }
   }
 
   void read() {
@@ -151,13 +188,20 @@ class MegatronLog {
     read_sharding();
     read_stages();
     read_recompute();
+    read_attention();
     read_offload();
     read_precision();
+    check_sizes();
   }
 
  private:
   std::string value(const std::string& key) const {
     const auto found = said_.find(key);
+    // A run that went on says the same again.
+    if (const auto other = said_again_.find(key); other != said_again_.end())
+      refuse("{}: {} {} is {} on line {}: this is the log of two runs; give a file for each",
+             FilePlace{log_.file, other->second.second + 1}.text(), key, other->second.first,
+             found->second.first, found->second.second + 1);
     return found == said_.end() || found->second.first == "None" ? std::string() : found->second.first;
   }
   bool has(const std::string& key) const { return !value(key).empty(); }
@@ -193,10 +237,12 @@ class MegatronLog {
 
   void read_sharding() {
     const std::string strategy = "data_parallel_sharding_strategy";
-    if (is("use_megatron_fsdp", "True") && has(strategy))
+    // Its name before Megatron-Core 0.14.
+    const std::string fsdp = is("use_custom_fsdp", "True") ? "use_custom_fsdp" : "use_megatron_fsdp";
+    if (is(fsdp, "True") && has(strategy))
       give_name("zero", strategy, megatron_sharding_strategies, value(strategy));
-    else if (is("use_megatron_fsdp", "True"))
-      give_value("zero", "use_megatron_fsdp", "3");
+    else if (is(fsdp, "True"))
+      give_value("zero", fsdp, "3");
     else if (is("use_torch_fsdp2", "True"))
       give_value("zero", "use_torch_fsdp2", is("torch_fsdp2_reshard_after_forward", "False") ? "2" : "3");
     else if (has("use_distributed_optimizer"))
@@ -276,7 +322,35 @@ class MegatronLog {
       give_name("recompute", "recompute_modules", megatron_recompute_modules, only("recompute_modules"));
     } else if (is("recompute_granularity", "selective")) {  // its default, and all that it was
       give_value("recompute", "recompute_granularity", "selective");
+    } else if (const std::string method = "activations_checkpoint_method"; has(method)) {  // until 2022
+      if (!is(method, "uniform")) refuse_argument("recompute", method);
+      give_value("recompute", method, "full");
+    } else if (is("checkpoint_activations", "True")) {  // until 2021
+      give_value("recompute", "checkpoint_activations", "full");
     }
+  }
+
+  void read_attention() {
+    const std::string key = "attention_backend";
+    for (const char* unfused : {"AttnBackend.unfused", "AttnBackend.local"})
+      if (is(key, unfused))
+        refuse("{}: {} {} is not priced; legal: auto, flash, fused",
+               FilePlace{log_.file, said_.at(key).second + 1}.text(), key, unfused);
+  }
+
+  void check_sizes() {
+    std::vector<LoggedSize> sizes;
+    const auto add = [&](const std::string& key, std::int64_t ModelSpec::*size) {
+      if (has(key)) sizes.push_back({key, value(key), said_.at(key).second, size});
+    };
+    add("num_layers", &ModelSpec::num_layers);
+    add("hidden_size", &ModelSpec::hidden);
+    add("num_attention_heads", &ModelSpec::num_heads);
+    if (is("group_query_attention", "True")) add("num_query_groups", &ModelSpec::num_kv_heads);
+    if (!has("num_experts")) add("ffn_hidden_size", &ModelSpec::mlp_hidden);
+    add("num_experts", &ModelSpec::num_experts);
+    add("moe_ffn_hidden_size", &ModelSpec::expert_hidden);
+    check_model(log_, sizes);
   }
 
   void read_offload() {
@@ -308,14 +382,33 @@ class MegatronLog {
   }
 
   Log& log_;
-  std::map<std::string, std::pair<std::string, std::size_t>> said_;
+  std::map<std::string, std::pair<std::string, std::size_t>> said_, said_again_;
 };
 
+// While its batch grows (rampup_batch_size) steps are of fewer sequences.
+void leave_whole_batches(const Log& log, std::vector<LoggedNumber>& ms) {
+  const auto given = log.fields.find("global-batch");
+  if (given == log.fields.end()) return;
+  const double batch = parse_number<double>(given->second.where + ": global-batch", given->second.value);
+  const std::string key = "global batch size:";
+  std::optional<double> other;
+  std::erase_if(ms, [&](const LoggedNumber& one) {
+    const auto of_line = number_behind(log, one.line, key);
+    if (!of_line || *of_line == batch) return false;
+    other = of_line;
+    return true;
+  });
+  if (ms.empty())
+    refuse("--from {}: no iteration has the global batch size of {} that {} says; the last one has {}",
+           log.file, batch, given->second.where, *other);
+}
+
 std::optional<double> megatron_seconds(Log& log) {
-  const std::vector<double> ms = numbers(log, "elapsed time per iteration (ms):");
+  std::vector<LoggedNumber> ms = numbers(log, "elapsed time per iteration (ms):");
   if (ms.empty()) return {};
   MegatronLog(log).read();
-  return usual(ms) / 1000;
+  leave_whole_batches(log, ms);
+  return usual_seconds(ms);
 }
 
 // A field for the digits behind each key, wherever the log has it.
@@ -327,7 +420,7 @@ void give_digits(Log& log, const std::vector<std::pair<const char*, const char*>
 }
 
 std::optional<double> nanotron_seconds(Log& log) {
-  const std::vector<double> ms = numbers(log, "elapsed_time_per_iteration_ms:");
+  const std::vector<LoggedNumber> ms = numbers(log, "elapsed_time_per_iteration_ms:");
   if (ms.empty()) return {};
   give_digits(log, {{"dp=", "dp"},
                     {"pp=", "pp"},
@@ -346,7 +439,7 @@ std::optional<double> nanotron_seconds(Log& log) {
     if (log.fields.contains("micro-batch") && log.fields.contains("dp"))
       log.fields.try_emplace("global-batch", GivenField{fmt::format("{}", std::llround(batch)), steps.where});
   }
-  return usual(ms) / 1000;
+  return usual_seconds(ms);
 }
 
 // "Using pipeline schedule Interleaved1F1B with 16 microbatches and 8 stages.": its local batch is that of
