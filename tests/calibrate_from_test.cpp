@@ -580,6 +580,35 @@ TEST(CalibrateFrom, ReadsNanotronsLogs) {
   EXPECT_EQ(plan.zero, 1);
 }
 
+TEST(CalibrateFrom, ReadsNanotronsChoices) {
+  const auto plan = [](const std::string& more) {
+    return read("Config(parallelism=ParallelismArgs(dp=4,\n pp=2,\n tp=2,\n" + more +
+                    "tokens=TokensArgs(sequence_length=4096, micro_batch_size=2, "
+                    "batch_accumulation_per_replica=8\n"
+                    "iteration: 2 / 20 | elapsed_time_per_iteration_ms: 2.52K | lm_loss: 9\n",
+                "nanotron.log", "llama-2-7b")
+        .steps.at(0)
+        .plan;
+  };
+  const Plan plain = plan(
+      " pp_engine=<nanotron.parallel.pipeline_parallel.engine.OneForwardOneBackwardPipelineEngine object>,\n"
+      " tp_mode=<TensorParallelLinearMode.REDUCE_SCATTER: 2>,\n recompute_layer=False,\n"
+      " context_parallel_size=1,\n expert_parallel_size=1),\n"
+      " model_config=LlamaConfig(hidden_size=4096, num_hidden_layers=32)\n");
+  EXPECT_EQ(plain.schedule, "1f1b");
+  EXPECT_TRUE(plain.shards_sequence());
+  EXPECT_EQ(plain.recompute, Recompute::none);
+  EXPECT_EQ(plan(" recompute_layer=True,\n").recompute, Recompute::full);
+  EXPECT_FALSE(plan(" tp_mode=<TensorParallelLinearMode.ALL_REDUCE: 1>,\n").shards_sequence());
+  EXPECT_EQ(plan(" pp_engine=<nanotron...engine.AllForwardAllBackwardPipelineEngine object>,\n").schedule,
+            "gpipe");
+  expect_refusal([&] { plan(" context_parallel_size=2,\n"); },
+                 {"nanotron.log, line 4", "context_parallel_size=2", "# echelon: cp="});
+  expect_refusal([&] { plan(" moe_layer_recompute=True,\n"); }, {"moe_layer_recompute=True", "recompute="});
+  expect_refusal([&] { plan(" LlamaConfig(hidden_size=8192, num_hidden_layers=32)\n"); },
+                 {"nanotron.log, line 4", "hidden_size 8192 is not the 4096 of llama-2-7b"});
+}
+
 // exp(u) scales a line; 40 measurements, of which two are broken.
 TEST(CalibrateFrom, BrokenRunsDoNotPull) {
   const Residuals residuals = [](const std::vector<double>& u) {

@@ -419,9 +419,42 @@ void give_digits(Log& log, const std::vector<std::pair<const char*, const char*>
         give(log, name, digits, i);
 }
 
+// What nanotron prints of its configuration beside sizes, and the fields that say the same.
+void read_nanotrons_choices(Log& log) {
+  struct Choice {
+    const char *said, *field, *value;
+  };
+  constexpr Choice choices[] = {{"recompute_layer=True", "recompute", "full"},
+                                {"TensorParallelLinearMode.ALL_REDUCE", "sp", "off"},
+                                {"TensorParallelLinearMode.REDUCE_SCATTER", "sp", "on"},
+                                {"AllForwardAllBackwardPipelineEngine", "schedule", "gpipe"},
+                                {"OneForwardOneBackwardPipelineEngine", "schedule", "1f1b"}};
+  std::vector<LoggedSize> sizes;
+  for (std::size_t i = 0; i < log.lines.size(); ++i) {
+    const std::string& line = log.lines[i];
+    for (const Choice& one : choices)
+      if (line.find(one.said) != std::string::npos) give(log, one.field, one.value, i);
+    if (line.find("moe_layer_recompute=True") != std::string::npos)
+      refuse_unless_given(log, "recompute", i, "moe_layer_recompute=True");
+    for (const auto& [key, field] :
+         {std::pair{"context_parallel_size=", "cp"}, {"expert_parallel_size=", "ep"}})
+      if (const std::string digits = digits_behind(line, key); !digits.empty() && digits != "1")
+        refuse_unless_given(log, field, i, key + digits);
+    for (const auto& [key, size] : {std::pair{"num_hidden_layers", &ModelSpec::num_layers},
+                                    {"hidden_size", &ModelSpec::hidden},
+                                    {"num_attention_heads", &ModelSpec::num_heads},
+                                    {"num_key_value_heads", &ModelSpec::num_kv_heads},
+                                    {"intermediate_size", &ModelSpec::mlp_hidden}})
+      if (const std::string digits = digits_behind(line, std::string(key) + "="); !digits.empty())
+        sizes.push_back({key, digits, i, size});
+  }
+  check_model(log, sizes);
+}
+
 std::optional<double> nanotron_seconds(Log& log) {
   const std::vector<LoggedNumber> ms = numbers(log, "elapsed_time_per_iteration_ms:");
   if (ms.empty()) return {};
+  read_nanotrons_choices(log);
   give_digits(log, {{"dp=", "dp"},
                     {"pp=", "pp"},
                     {"tp=", "tp"},
