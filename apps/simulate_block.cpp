@@ -52,7 +52,7 @@ void BlockFlags::draw() const {
   plan.seq_len = std::min(plan.seq_len, model.max_seq);
   plan.mesh.set(Axis::tp, tp_);
   validate(plan.mesh);
-  if (const auto refusal = shape_refusal(plan, Runner::any_program); refusal && refusal->field == "tp")
+  if (const auto refusal = shape_refusal(plan, this_trainer); refusal && refusal->field == "tp")
     throw PlanRefusal(plan, *refusal);
   if (!sequence_parallel_.empty() && sequence_parallel_ != "on" && sequence_parallel_ != "off")
     refuse("--sp {}: legal: on, off", sequence_parallel_);
