@@ -73,7 +73,8 @@ class Config {
     if (has(key)) wrong(key, "null");
   }
   [[noreturn]] void wrong(const char* key, const std::string& supported) const {
-    const std::string value = required(key).dump(-1, ' ', false, Json::error_handler_t::replace);
+    const Json& given = names(key) ? object_.at(key) : required(key);  // null, it may be
+    const std::string value = given.dump(-1, ' ', false, Json::error_handler_t::replace);
     refuse("{}: {} = {} is not supported: only {} is", where_, key, value, supported);
   }
   const Json& required(const char* key) const {
