@@ -87,6 +87,37 @@ const std::string reduced =
 
 // The test's name is in its output, or in the file's, whatever the folder is called; what its rows say of
 // themselves is not against it.
+// Whole nodes at 340 GB/s, as NCCL's rings reach where eight links of 45 carry a node's part together: taken
+// for phases one after the other, links between nodes would seem to be five times as fast as they are.
+TEST(CalibrateFrom, TellsWhetherRingsKeepAllLinksAtWork) {
+  const Machine h100 = load_machine("h100");
+  std::vector<MeasuredCollective> measured;
+  for (const auto& [hosts, rate] : {std::pair{1, 360e9}, {2, 340e9}, {8, 340e9}})
+    for (double bytes = 0x1p24; bytes <= 0x1p33; bytes *= 2) {
+      const double ranks = 8.0 * hosts;
+      measured.push_back({.verb = Verb::all_reduce,
+                          .bytes = bytes,
+                          .ranks = 8 * hosts,
+                          .hosts = hosts,
+                          .seconds = 40e-6 + 2 * (ranks - 1) / ranks * bytes / rate,
+                          .where = ""});
+    }
+  const MachineFit rings = fit_machine(h100, {}, measured);
+  EXPECT_TRUE(rings.machine.whole_rings);
+  EXPECT_GT(rings.machine.tiers.back().bandwidth, 30e9);
+  EXPECT_LT(rings.machine.tiers.back().bandwidth, 50e9);
+  EXPECT_GT(rings.collectives.back().before_seconds, 1.2 * rings.collectives.back().measured_seconds);
+  EXPECT_NEAR(rings.collectives.back().fitted_seconds / rings.collectives.back().measured_seconds, 1, 0.06);
+  for (MeasuredCollective& c : measured) {
+    Machine slower = h100;
+    slower.tiers.back().bandwidth = 30e9;
+    c.seconds = OpSeconds(slower, Software(), Precision::bf16).collective(c.verb, c.bytes, c.ranks, 1);
+  }
+  const MachineFit phases = fit_machine(h100, {}, measured);
+  EXPECT_FALSE(phases.machine.whole_rings);
+  EXPECT_NEAR(phases.machine.tiers.back().bandwidth, 30e9, 3e9);
+}
+
 TEST(CalibrateFrom, NcclTestsAreThoseOfTheirNames) {
   const std::string starting = "# Collective test starting: ";
   expect_refusal([&] { read(starting + "sendrecv_perf\n" + nccl_head + reduced, "all_reduce/out.txt"); },

@@ -208,17 +208,21 @@ TEST(OpSeconds, RingsMoveAtTheRateOfTheirSlowestLinks) {
   Machine machine = load_machine("h100");
   machine.tiers.front().bandwidth = 400e9, machine.tiers.back().bandwidth = 40e9;
   machine.small_group_loss = machine.collective_seconds = 0;
-  const OpSeconds ops(machine, software, Precision::bf16);
   const auto rate = [&](Verb verb, std::int64_t size, std::int64_t stride) {
+    const OpSeconds ops(machine, software, Precision::bf16);
     const double passes = verb == Verb::all_reduce ? 2 : 1, ranks = static_cast<double>(size);
     return passes * (ranks - 1) / ranks * (1e12 - 1e11) /
            (ops.collective(verb, 1e12, size, stride) - ops.collective(verb, 1e11, size, stride));
   };
   for (Verb verb : {Verb::all_reduce, Verb::reduce_scatter, Verb::all_gather}) {
+    machine.whole_rings = true;
     EXPECT_NEAR(rate(verb, 8, 1), 400e9, 1);
     EXPECT_NEAR(rate(verb, 16, 1), 320e9, 1);
     EXPECT_NEAR(rate(verb, 64, 1), 320e9, 1);
     EXPECT_NEAR(rate(verb, 16, 4), 80e9, 1);  // two of each node
+    EXPECT_NEAR(rate(verb, 16, 8), 40e9, 1);
+    machine.whole_rings = false;  // 7/8 of the bytes inside at 400, then half of an eighth outside at 40
+    EXPECT_NEAR(rate(verb, 16, 1), 15 / 16.0 / (7 / 8.0 / 400e9 + 1 / 16.0 / 40e9), 1);
     EXPECT_NEAR(rate(verb, 16, 8), 40e9, 1);
   }
 }

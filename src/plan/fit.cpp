@@ -39,6 +39,18 @@ Machine moved(Machine m, const Knobs& knobs, const std::vector<double>& u) {
   return m;
 }
 
+// How little machine and rows are to be expected, as most_likely() counts it.
+template <class Row, class Price>
+double unlikeliness(const Machine& start, const Machine& machine, const std::vector<MachineKnob>& knobs,
+                    const std::vector<Row>& rows, const Price& price) {
+  Machine from = start, to = machine;
+  std::vector<double> u, residuals;
+  for (const MachineKnob& knob : knobs)
+    u.push_back(std::log(knob.of(to) / std::max(knob.of(from), knob.least)) / knob.spread);
+  for (const Row& row : rows) residuals.push_back(std::log(price(machine, row) / row.seconds));
+  return loss_of(residuals, u, operation_error);
+}
+
 // Rows priced on the machine that is fitted to them, and on those that are fitted without each part of them.
 template <class Row, class Price, class PartOf>
 Machine fit_rows(const Machine& start, const std::vector<MachineKnob>& knobs, const std::vector<Row>& rows,
@@ -279,9 +291,34 @@ MachineFit fit_machine(const Machine& start, const std::vector<MeasuredProduct>&
              start.name);
     inside |= c.ranks > c.hosts, across |= c.hosts > 1;
   }
-  fit.machine = fit_rows(
-      fit.machine, link_knobs(inside, across), collectives, collective_seconds,
-      [](const MeasuredCollective& c) { return fmt::format("{}", c.bytes); }, fit.collectives);
+  const std::vector<MachineKnob> knobs = link_knobs(inside, across);
+  const auto fit_links = [&](const Machine& from, std::vector<FitRow>& rows) {
+    return fit_rows(
+        from, knobs, collectives, collective_seconds,
+        [](const MeasuredCollective& c) { return fmt::format("{}", c.bytes); }, rows);
+  };
+  const Machine before = fit.machine;
+  fit.machine = fit_links(before, fit.collectives);
+  if (inside && across) {
+    // The other way round over nodes, where it is the likelier, and never by links between nodes that are
+    // much faster than the machine's: those would make up for rings that are at work on all links at once.
+    constexpr double beyond = 1.25;
+    const auto is_too_fast = [&](const Machine& m) {
+      return m.tiers.back().bandwidth > beyond * before.tiers.back().bandwidth;
+    };
+    Machine turned = before;
+    turned.whole_rings = !turned.whole_rings;
+    std::vector<FitRow> rows;
+    const Machine other = fit_links(turned, rows);
+    const bool is_likelier = unlikeliness(turned, other, knobs, collectives, collective_seconds) <
+                             unlikeliness(before, fit.machine, knobs, collectives, collective_seconds);
+    if (is_too_fast(fit.machine) != is_too_fast(other) ? is_too_fast(fit.machine) : is_likelier) {
+      fit.machine = other;
+      fit.collectives = std::move(rows);
+      for (std::size_t i = 0; i < collectives.size(); ++i)
+        fit.collectives[i].before_seconds = collective_seconds(before, collectives[i]);
+    }
+  }
   for (std::size_t i = 0; i < collectives.size(); ++i) {
     const MeasuredCollective& c = collectives[i];
     fit.collectives[i].what = fmt::format("{} of {:.4g} MB, {} ranks{}", verb_name(c.verb), c.bytes / 1e6,

@@ -5,14 +5,15 @@
 #include <utility>
 
 namespace echelon {
-namespace {
 
-double loss(const std::vector<double>& r, const std::vector<double>& u, double scale) {
+double loss_of(const std::vector<double>& r, const std::vector<double>& u, double scale) {
   double sum = 0;
   for (double one : r) sum += 2 * (std::sqrt(1 + one * one / (scale * scale)) - 1);
   for (double one : u) sum += one * one;
   return sum;
 }
+
+namespace {
 
 // a x = b of a positive definite a, by Gauss's elimination.
 std::vector<double> solved(std::vector<std::vector<double>> a, std::vector<double> b) {
@@ -40,7 +41,7 @@ Fit fit_from(const Residuals& residuals, std::vector<double> u, double scale) {
   constexpr double difference = 0.02;  // wide enough to see past a product's last wave
   const std::size_t size = u.size();
   std::vector<double> r = residuals(u);
-  double now = loss(r, u, scale), damping = 0.1;
+  double now = loss_of(r, u, scale), damping = 0.1;
   for (int round = 0; round < rounds; ++round) {
     std::vector<std::vector<double>> slopes(size);
     for (std::size_t k = 0; k < size; ++k) {
@@ -68,7 +69,7 @@ Fit fit_from(const Residuals& residuals, std::vector<double> u, double scale) {
       std::vector<double> next = u;
       for (std::size_t k = 0; k < size; ++k) next[k] += std::clamp(step[k], -1.0, 1.0);
       const std::vector<double> there = residuals(next);
-      if (const double then = loss(there, next, scale); then < now) {
+      if (const double then = loss_of(there, next, scale); then < now) {
         u = next, r = there, now = then, moved = true;
         damping = std::max(1e-6, damping / 3);
       } else {
@@ -89,7 +90,7 @@ std::vector<double> most_likely(const Residuals& residuals, std::size_t size, do
       starts.push_back(starts.front());
       starts.back().u[k] = there;
     }
-  for (Fit& start : starts) start.loss = loss(residuals(start.u), start.u, scale);
+  for (Fit& start : starts) start.loss = loss_of(residuals(start.u), start.u, scale);
   std::sort(starts.begin() + 1, starts.end(), [](const Fit& a, const Fit& b) { return a.loss < b.loss; });
   constexpr std::size_t most_starts = 4;
   Fit best = fit_from(residuals, starts.front().u, scale);

@@ -17,4 +17,7 @@ using Residuals = std::function<std::vector<double>(const std::vector<double>&)>
 // is no bottleneck has no slope.
 std::vector<double> most_likely(const Residuals& residuals, std::size_t size, double scale);
 
+// That sum at some coordinates.
+double loss_of(const std::vector<double>& residuals, const std::vector<double>& u, double scale);
+
 }  // namespace echelon

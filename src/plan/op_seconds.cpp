@@ -116,13 +116,27 @@ double OpSeconds::bandwidth(std::size_t tier) const {
   return t.bandwidth / t.oversubscription * (tier > 0 ? software_.network_efficiency : 1);
 }
 
-double OpSeconds::ring_rate(std::int64_t inside, std::int64_t across, std::size_t outer) const {
-  // Each rank of a node has links of its own to other nodes, and the ring's channels are spread over them.
-  const double far = bandwidth(outer) * real(inside);
-  if (inside == 1) return far;
+double OpSeconds::hops(Verb verb, double ranks, std::size_t tier) const {
+  const Tier& links = machine_.tiers[tier];
+  if (verb == Verb::all_reduce) return all_reduce_hops(ranks) * links.latency_seconds;
+  return (ranks - 1) * (links.latency_seconds + links.ring_seconds);
+}
+
+double OpSeconds::moved(Verb verb, double bytes, double ranks, std::size_t tier) const {
+  const double passes = verb == Verb::all_reduce ? 2 : 1;
   // Few ranks keep fewer links busy: a group of two inside a node reaches four fifths of what eight do.
-  const double near = bandwidth(0) / (1 + machine_.small_group_loss / real(inside - 1));
-  return across == 1 ? near : std::min(near, far);
+  const double lost = tier == 0 ? machine_.small_group_loss / (ranks - 1) : 0;
+  return passes * (ranks - 1) / ranks * bytes * (1 + lost) / bandwidth(tier);
+}
+
+double OpSeconds::moved_over_nodes(Verb verb, double bytes, double inside, double across,
+                                   std::size_t outer) const {
+  const double near = inside > 1 ? moved(verb, bytes, inside, 0) : 0;
+  if (!machine_.whole_rings) return near + moved(verb, bytes / inside, across, outer);
+  // Of a ring through all ranks each link carries as much, and a node has as many as ranks to others.
+  const double longer = (inside * across - 1) / (inside * across);
+  return longer * std::max(inside > 1 ? near * inside / (inside - 1) : 0,
+                           moved(verb, bytes / inside, across, outer) * across / (across - 1));
 }
 
 std::int64_t OpSeconds::inside_node(std::int64_t size, std::int64_t stride) const {
@@ -151,19 +165,15 @@ double OpSeconds::collective(Verb verb, double bytes, std::int64_t size, std::in
           (ranks - inner_ranks) / ranks * bytes / bandwidth(outer) + machine_.tiers[outer].latency_seconds;
     return seconds;
   }
-  // NCCL's ring goes through all ranks, of which one hop in so many leaves the node.
-  const double ranks = real(size), passes = verb == Verb::all_reduce ? 2 : 1,
-               moving = passes * (ranks - 1) / ranks * bytes / ring_rate(inside, across, outer);
-  const Tier &near = machine_.tiers[0], &far = machine_.tiers[outer];
+  if (across == 1) return seconds + hops(verb, inner_ranks, 0) + moved(verb, bytes, inner_ranks, 0);
+  const double moving = moved_over_nodes(verb, bytes, inner_ranks, outer_ranks, outer);
   if (verb != Verb::all_reduce)
-    return seconds + (inner_ranks - 1) * (near.latency_seconds + near.ring_seconds) +
-           (outer_ranks - 1) * (far.latency_seconds + far.ring_seconds) + moving;
-  const double tree_hops = (inside > 1 ? all_reduce_hops(inner_ranks) * near.latency_seconds : 0) +
-                           (across > 1 ? all_reduce_hops(outer_ranks) * far.latency_seconds : 0);
-  if (across == 1) return seconds + tree_hops + moving;
-  // It takes the faster: its trees make fewer hops, but keep the links less busy.
-  const double ring_hops =
-      2 * (ranks - 1) * ((inner_ranks - 1) * near.latency_seconds + far.latency_seconds) / inner_ranks;
+    return seconds + hops(verb, inner_ranks, 0) + hops(verb, outer_ranks, outer) + moving;
+  // NCCL takes the faster: its ring goes through all ranks, of which one hop in so many leaves the node; its
+  // trees make fewer hops, but keep the links less busy.
+  const double node_hop = machine_.tiers[0].latency_seconds, far_hop = machine_.tiers[outer].latency_seconds,
+               ring_hops = 2 * (real(size) - 1) * ((inner_ranks - 1) * node_hop + far_hop) / inner_ranks,
+               tree_hops = hops(verb, inner_ranks, 0) + hops(verb, outer_ranks, outer);
   return seconds + std::min(ring_hops + moving, tree_hops + tree_slowness * moving);
 }
 

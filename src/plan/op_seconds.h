@@ -67,8 +67,11 @@ class OpSeconds {
   const Software& software() const { return software_; }
 
  private:
-  // Bytes a second along a ring through so many ranks of each of so many nodes.
-  double ring_rate(std::int64_t inside, std::int64_t across, std::size_t outer) const;
+  // Of a collective among ranks that one tier joins: what its hops take, and what its bytes take.
+  double hops(Verb verb, double ranks, std::size_t tier) const;
+  double moved(Verb verb, double bytes, double ranks, std::size_t tier) const;
+  // What bytes take among so many ranks in each of so many nodes.
+  double moved_over_nodes(Verb verb, double bytes, double inside, double across, std::size_t outer) const;
   std::size_t tier_of(std::int64_t span) const;
   std::int64_t inside_node(std::int64_t size, std::int64_t stride) const;
   double bandwidth(std::size_t tier) const;

@@ -37,6 +37,7 @@ const std::vector<Field<Machine>>& machine_fields() {
       {"launch_seconds", &Machine::launch_seconds},
       {"collective_seconds", &Machine::collective_seconds},
       {"small_group_loss", &Machine::small_group_loss},
+      {"whole_rings", &Machine::whole_rings},
       {"host_bandwidth", &Machine::host_bandwidth},
       {"host_efficiency", &Machine::host_efficiency, 1e-3, 1},
       {"host_memory_bytes", &Machine::host_memory_bytes},

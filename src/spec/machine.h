@@ -59,6 +59,9 @@ struct Machine {
   double launch_seconds = 0;      // of a kernel, on the device
   double collective_seconds = 0;  // of starting a collective
   double small_group_loss = 0;    // of n ranks in a node: bytes cost 1 + this / (n - 1)
+  // Over nodes: whether collectives go around one ring of all ranks, whose hops inside nodes and between them
+  // are at work at once, as NCCL's do on a network that keeps up; else one after the other.
+  bool whole_rings = false;
 
   // What one device has of its host: its link's bytes/s in each direction, and its part of the host's memory.
   // 0: not known, and nothing is kept there.

@@ -14,7 +14,9 @@ void mark_fitted(Provenance& provenance, const std::string& before, const std::s
     if (line.starts_with("[[")) table = line.substr(2, line.size() - 4);
     const auto equals = line.find(" = ");
     if (equals == std::string::npos || known.contains(line)) continue;
-    if (line.find_first_not_of("0123456789.e+-", equals + 3) != std::string::npos) continue;  // no number
+    const std::string value = line.substr(equals + 3);
+    const bool is_number = value.find_first_not_of("0123456789.e+-") == std::string::npos;
+    if (!is_number && value != "true" && value != "false") continue;
     const std::string key = table.empty() ? line.substr(0, equals) : table;
     for (auto* list : {&provenance.measured, &provenance.published})
       if (*list) std::erase(**list, key);
