@@ -312,7 +312,7 @@ class PackedCommand : public checks::VerbTest {
 TEST_F(PackedCommand, SaysWhatDocumentsAreAndWhatWouldGain) {
   const std::string request =
       "--model llama-3-8b --machine h100 --gpus 32 --global-batch 64 --seq-len 8192 --top 1 ";
-  const std::string asked = request + "--document-lengths lengths.txt --cp 8 --cp-kind ring --tp 1 --pp 1 ";
+  const std::string asked = request + "--document-lengths lengths.txt --cp 16 --cp-kind ring --tp 1 --pp 1 ";
   const checks::CommandResult fixed = run(asked + "--explain"), dynamic = run(asked + "--dynamic-cp --json");
   EXPECT_EQ(fixed.status, 0) << fixed.output;
   for (const char* words : {"documents: ", "keys, of 4096 without the mask", "(which cut each document)",
@@ -352,7 +352,8 @@ TEST_F(PackedCommand, SaysWhatDocumentsAreAndWhatWouldGain) {
   ASSERT_NE(kind, std::string::npos);
   plan.replace(kind, 16, "cp-kind = 'ulysses'");
   write("ulysses.toml", plan);
-  const checks::CommandResult ulysses = run("--plan ulysses.toml --document-lengths lengths.txt");
+  const checks::CommandResult ulysses =
+      run("--plan ulysses.toml --document-lengths lengths.txt --cp 8 --dp 4 --micro-batch 1");
   EXPECT_EQ(ulysses.status, 0) << ulysses.output;  // where no balance acts
 }
 
