@@ -288,7 +288,8 @@ void GenerateFlags::read() {
     refuse("--stop: with --prompt-tokens no text is made; legal: --stop with --prompt");
   }
   if (info.tokenizer != nullptr)
-    f.options.stop_tokens = text_bounds(*info.tokenizer, info.path).ends;
+    f.options.stop_tokens =
+        text_mode ? ends_of_texts(*tokenizer, *info.tokenizer) : text_bounds(*info.tokenizer, info.path).ends;
   else if (text_mode)
     f.options.stop_tokens = {end_of_text};
   if (f.chat) chat_template = template_of(f, info);

@@ -250,7 +250,6 @@ TEST(StepModel, WideExpertsAreNotAsSlowAsNarrowOnes) {
   Workload work = workload("mixtral-8x7b", 64);
   work.plan.mesh.ep = 8;
   work.plan.mesh.set(Axis::dp, 8);
-  work.software.expert_efficiency = 0.5;
   const auto seconds = [&](double efficiency, double width) {
     work.software.expert_efficiency = efficiency, work.software.expert_width = width;
     return StepModel(work).estimate(work.plan).parts.compute;

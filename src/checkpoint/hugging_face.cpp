@@ -706,10 +706,7 @@ TextBounds text_bounds(const TokenizerFiles& files, const std::string& directory
   } catch (const RequestError&) {
     return bounds;
   }
-  bounds.ends = ends_of_generation(files);
-  if (const auto end = tokenizer->end_of_text();
-      end && std::find(bounds.ends.begin(), bounds.ends.end(), *end) == bounds.ends.end())
-    bounds.ends.insert(bounds.ends.begin(), *end);
+  bounds.ends = ends_of_texts(*tokenizer, files);
   const auto config = files.find("tokenizer_config.json");
   if (config == files.end()) return bounds;
   const json fields = parse_json(config->second, config->first);

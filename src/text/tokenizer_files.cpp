@@ -10,6 +10,7 @@
 #include "base/error.h"
 #include "base/json_text.h"
 #include "base/open_file.h"
+#include "text/tokenizer.h"
 
 namespace echelon {
 
@@ -68,6 +69,14 @@ std::vector<std::int32_t> ends_of_generation(const TokenizerFiles& files) {
              config.at(key).dump());
     ends.push_back(id.get<std::int32_t>());
   }
+  return ends;
+}
+
+std::vector<std::int32_t> ends_of_texts(const Tokenizer& tokenizer, const TokenizerFiles& files) {
+  std::vector<std::int32_t> ends = ends_of_generation(files);
+  if (const auto end = tokenizer.end_of_text();
+      end && std::find(ends.begin(), ends.end(), *end) == ends.end())
+    ends.insert(ends.begin(), *end);
   return ends;
 }
 
