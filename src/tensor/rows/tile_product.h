@@ -27,11 +27,12 @@ ECHELON_HOST_DEVICE void add_tile_product(const Team& team, const TileOperand<F>
        patch += static_cast<int>(team.lanes())) {
     const int first_row = patch / wide, first_col = patch % wide;
     F sums[edge][edge];
-    int row_of[edge], col_of[edge];  // beyond the tile: the last, whose sum is not kept
+    int row_of[edge], col_of[edge];  // beyond the tile: the last, whose sum is another lane's
     for (int r = 0; r < edge; ++r) row_of[r] = first_row + r * high < rows ? first_row + r * high : rows - 1;
     for (int c = 0; c < edge; ++c) col_of[c] = first_col + c * wide < cols ? first_col + c * wide : cols - 1;
+    const auto is = [&](int r, int c) { return first_row + r * high < rows && first_col + c * wide < cols; };
     for (int r = 0; r < edge; ++r)
-      for (int c = 0; c < edge; ++c) sums[r][c] = out[row_of[r] * stride + col_of[c]];
+      for (int c = 0; c < edge; ++c) sums[r][c] = is(r, c) ? out[row_of[r] * stride + col_of[c]] : F(0);
     for (int k = 0; k < depth; ++k) {
       F left[edge], right[edge];
       for (int r = 0; r < edge; ++r) left[r] = a.data[row_of[r] * a.of_row + k * a.of_depth];
@@ -41,8 +42,7 @@ ECHELON_HOST_DEVICE void add_tile_product(const Team& team, const TileOperand<F>
     }
     for (int r = 0; r < edge; ++r)
       for (int c = 0; c < edge; ++c)
-        if (first_row + r * high < rows && first_col + c * wide < cols)
-          out[row_of[r] * stride + col_of[c]] = sums[r][c];
+        if (is(r, c)) out[row_of[r] * stride + col_of[c]] = sums[r][c];
   }
 }
 
