@@ -226,16 +226,17 @@ class EmulatedWarp {
   }
   float power_of_two(float x) const { return std::exp2(x); }
   float reciprocal(float x) const { return 1 / x; }
-  void copy_later(bf16* to, const bf16* from, bool is) const {
-    alignas(16) static const bf16 zeros[8] = {};
+  void meet() const { of_.exchange("meet", '.'); }
+  void copy_later(void* to, const void* from, bool is) const {
+    alignas(16) static const std::byte zeros[16] = {};
     if (!is) from = zeros;
     if (!of_.require(of_.holds(to, 16) && reinterpret_cast<std::uintptr_t>(to) % 16 == 0 &&
                          reinterpret_cast<std::uintptr_t>(from) % 16 == 0,
                      "a copy of 16 bytes begins at multiples of 16"))
       return;
-    std::memset(static_cast<void*>(to), 0xff, 16);
+    std::memset(to, 0xff, 16);
     of_.copies(lane_).push_back({to, from});
-    if (of_.falling()) std::memcpy(static_cast<void*>(to), from, 16);
+    if (of_.falling()) std::memcpy(to, from, 16);
   }
   void arrive() const {
     for (const EmulatedBlock::Copy& copy : of_.copies(lane_)) std::memcpy(copy.to, copy.from, 16);

@@ -1,7 +1,7 @@
-// Attention of bf16 on tensor cores: with the instructions of warps played on the host (emulated_launch.h),
-// and on a CUDA device where there is one. Each element is held to plain loops in f64 on the same numbers,
-// within what the roundings on its way can make: of f32 sums, of weights that go into a product as bf16, and
-// of what is stored.
+// Attention that keeps its scores in registers, of bf16 on tensor cores and of f32 on ordinary ones: with the
+// instructions of warps played on the host (emulated_launch.h), and on a CUDA device where there is one. Each
+// element is held to plain loops in f64 on the same numbers, within what the roundings on its way can make:
+// of f32 sums, of weights that go into a product as bf16, and of what is stored.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -23,7 +23,9 @@
 namespace echelon::warp_attention_test {
 namespace {
 
-constexpr double eps = std::numeric_limits<float>::epsilon(), unit = 0x1p-8;  // of a number kept as bf16
+constexpr double eps = std::numeric_limits<float>::epsilon();
+// How far off a number is that is kept so, as part of it.
+double unit_of(DType t) { return t == DType::bf16 ? 0x1p-8 : 0x1p-24; }
 
 // A value, and how far off it may be.
 struct Bounded {
@@ -36,6 +38,7 @@ struct Case {
   double cap = 0;
   bool accumulate = false;
   std::vector<std::int32_t> first_keys = {};  // of each query of the batch, or none
+  DType dtype = DType::bf16;
 
   std::int64_t key_rows() const { return batch * std::max(kv_len, kv_stride); }
   AttentionShape shape() const {
@@ -53,24 +56,25 @@ struct Case {
   }
 };
 std::ostream& operator<<(std::ostream& out, const Case& c) {
-  out << "batch " << c.batch << ", " << c.q_len << " queries at " << c.q_offset << ", " << c.kv_len
-      << " keys (stride " << c.kv_stride << "), heads " << c.heads << " over " << c.kv_heads << " of "
-      << c.head_dim << ", cap " << c.cap << (c.accumulate ? ", accumulate" : "") << ", first keys";
+  out << dtype_name(c.dtype) << ", batch " << c.batch << ", " << c.q_len << " queries at " << c.q_offset
+      << ", " << c.kv_len << " keys (stride " << c.kv_stride << "), heads " << c.heads << " over "
+      << c.kv_heads << " of " << c.head_dim << ", cap " << c.cap << (c.accumulate ? ", accumulate" : "")
+      << ", first keys";
   for (const std::int32_t first : c.first_keys) out << ' ' << first;
   return out;
 }
 
-// A matrix of bf16 or numbers on the host.
+// A matrix of numbers on the host.
 struct Numbers {
   std::int64_t cols = 1;
   std::vector<double> all;
   double* operator[](std::int64_t row) { return all.data() + row * cols; }
   const double* operator[](std::int64_t row) const { return all.data() + row * cols; }
 };
-Numbers normal(std::int64_t rows, std::int64_t cols, std::uint64_t draw, bool narrow) {
+Numbers normal(std::int64_t rows, std::int64_t cols, std::uint64_t draw, DType as) {
   Numbers n{cols, std::vector<double>(static_cast<std::size_t>(rows * cols))};
   Philox(41, Stream::test, draw).fill_normal(0, n.all.size(), n.all.data());
-  for (double& x : n.all) x = narrow ? double{float{bf16(x)}} : double{static_cast<float>(x)};
+  for (double& x : n.all) x = as == DType::bf16 ? double{float{bf16(x)}} : double{static_cast<float>(x)};
   return n;
 }
 
@@ -81,9 +85,9 @@ struct Problem {
     std::uint64_t next = 16 * draw;
     const std::int64_t queries = c.batch * c.q_len, wide = c.heads * c.head_dim,
                        narrow = c.kv_heads * c.head_dim;
-    for (Numbers* x : {&q, &dout, &out, &dq}) *x = normal(queries, wide, next++, true);
-    for (Numbers* x : {&k, &v, &dk, &dv}) *x = normal(c.key_rows(), narrow, next++, true);
-    for (Numbers* x : {&lse, &delta}) *x = normal(queries * c.heads, 1, next++, false);
+    for (Numbers* x : {&q, &dout, &out, &dq}) *x = normal(queries, wide, next++, c.dtype);
+    for (Numbers* x : {&k, &v, &dk, &dv}) *x = normal(c.key_rows(), narrow, next++, c.dtype);
+    for (Numbers* x : {&lse, &delta}) *x = normal(queries * c.heads, 1, next++, DType::f32);
   }
 };
 
@@ -100,19 +104,17 @@ class WarpAttention : public ::testing::TestWithParam<checks::TensorCoresUnderTe
   }
   checks::DeviceInUse device;
 
-  // In bf16, columns [8, 8 + cols) of a matrix of which nothing else is a number; or as it is asked for.
+  // Columns [8, 8 + cols) of a matrix of which nothing else is a number; or as it is asked for.
   struct Layout {
-    DType dtype = DType::bf16;
     std::int64_t before = 8, after = 16;
   };
   struct Held {
     Tensor whole, part;
   };
-  static Held hold(Arena& arena, const Numbers& n, const Layout& layout) {
+  static Held hold(Arena& arena, const Numbers& n, DType dtype, const Layout& layout) {
     const std::int64_t rows = std::ssize(n.all) / n.cols;
     Held held;
-    held.whole =
-        Tensor(arena, MemoryCategory::other, layout.dtype, {rows, layout.before + n.cols + layout.after});
+    held.whole = Tensor(arena, MemoryCategory::other, dtype, {rows, layout.before + n.cols + layout.after});
     copy_numbers_from_host(std::vector<double>(static_cast<std::size_t>(held.whole.numel()), NAN),
                            held.whole);
     held.part = held.whole.column_range(layout.before, layout.before + n.cols);
@@ -140,7 +142,7 @@ class WarpAttention : public ::testing::TestWithParam<checks::TensorCoresUnderTe
       shape.first_keys = Tensor(arena, MemoryCategory::other, DType::i32, {std::ssize(p.c.first_keys)});
       copy_from_host(p.c.first_keys, shape.first_keys);
     }
-    const auto held = [&](const Numbers& n) { return hold(arena, n, layout); };
+    const auto held = [&](const Numbers& n) { return hold(arena, n, p.c.dtype, layout); };
     const Held q = held(p.q), k = held(p.k), v = held(p.v), out = held(p.out), dout = held(p.dout),
                dq = held(p.dq), dk = held(p.dk), dv = held(p.dv);
     const Tensor lse = vector(arena, p.lse), given_lse = vector(arena, p.lse), delta = vector(arena, p.delta);
@@ -164,13 +166,16 @@ void expect_within(const std::vector<Bounded>& expected, const Numbers& found, c
         << found.all[i];
   }
 }
-// Stored as bf16: rounded once more. What multiplies two errors is below a fiftieth.
-Bounded stored(double value, double bound) { return {value, 1.02 * bound + unit * std::abs(value) + 1e-30}; }
+// Stored: rounded once more. What multiplies two errors is below a fiftieth.
+Bounded stored(double unit, double value, double bound) {
+  return {value, 1.02 * bound + unit * std::abs(value) + 1e-30};
+}
 
 // The plain loops.
 void expect_attention(const Problem& p, const Results& found) {
   const Case& c = p.c;
   const AttentionShape s = c.shape();
+  const double unit = unit_of(c.dtype);
   const std::int64_t D = c.head_dim, key_stride = c.kv_stride > 0 ? c.kv_stride : c.kv_len;
   const auto terms = static_cast<double>(c.kv_len + 8), width = static_cast<double>(D + 4);
   std::vector<Bounded> out(p.out.all.size()), lse(p.lse.all.size()), dq(p.dq.all.size()), dk(p.dk.all.size()),
@@ -240,7 +245,7 @@ void expect_attention(const Problem& p, const Results& found) {
             sum.add(weight, unit * weight, one.value[d]);
           }
           out[static_cast<std::size_t>(row * p.out.cols + h * D + d)] =
-              stored(total == 0 ? 0 : sum.value, sum.weights + (2 * off + terms * eps) * sum.sums);
+              stored(unit, total == 0 ? 0 : sum.value, sum.weights + (2 * off + terms * eps) * sum.sums);
         }
         Sum of_output;  // as it is given
         for (std::int64_t d = 0; d < D; ++d) of_output.add(gradient[d], 0, p.out[row][h * D + d]);
@@ -270,7 +275,8 @@ void expect_attention(const Problem& p, const Results& found) {
         for (std::int64_t d = 0; d < D; ++d) {
           const Sum& sum = query_sums[static_cast<std::size_t>(d)];
           const auto i = static_cast<std::size_t>(row * p.dq.cols + h * D + d);
-          dq[i] = stored(sum.value + (c.accumulate ? p.dq.all[i] : 0), sum.weights + terms * eps * sum.sums);
+          dq[i] = stored(unit, sum.value + (c.accumulate ? p.dq.all[i] : 0),
+                         sum.weights + terms * eps * sum.sums);
         }
       }
   // Rows of a cache beyond a sequence's keys stay as they are.
@@ -279,7 +285,7 @@ void expect_attention(const Problem& p, const Results& found) {
     const bool is_key = static_cast<std::int64_t>(i) / p.dk.cols % key_stride < c.kv_len;
     for (auto [to, sums, before] : {std::tuple{&dk, &key_sums, &p.dk}, std::tuple{&dv, &value_sums, &p.dv}}) {
       const Sum& sum = (*sums)[i];
-      (*to)[i] = is_key ? stored(sum.value + (c.accumulate ? before->all[i] : 0),
+      (*to)[i] = is_key ? stored(unit, sum.value + (c.accumulate ? before->all[i] : 0),
                                  sum.weights + queries * eps * sum.sums)
                         : Bounded{before->all[i], 0};
     }
@@ -316,7 +322,29 @@ TEST_P(WarpAttention, OfEachKind) {
         Case{.q_len = 100, .kv_len = 100, .head_dim = 40, .first_keys = window},
         Case{.q_len = 80, .kv_len = 70, .head_dim = 72, .q_offset = -30, .accumulate = true},
         Case{.q_len = 33, .kv_len = 33, .head_dim = 256}, Case{.q_len = 3, .kv_len = 0}, Case{.batch = 0},
-        Case{.q_len = 5, .kv_len = 9, .q_offset = -9}}) {
+        Case{.q_len = 5, .kv_len = 9, .q_offset = -9},
+        Case{.batch = 2,
+        .q_len = 100,
+        .kv_len = 130,
+        .heads = 2,
+        .kv_heads = 1,
+        .q_offset = 30,
+        .dtype = DType::f32},
+        Case{.q_len = 100,
+        .kv_len = 100,
+        .head_dim = 20,
+        .cap = 2,
+        .first_keys = documents,
+        .dtype = DType::f32},
+        Case{.q_len = 100, .kv_len = 100, .head_dim = 128, .first_keys = window, .dtype = DType::f32},
+        Case{.q_len = 80,
+        .kv_len = 70,
+        .head_dim = 72,
+        .q_offset = -30,
+        .accumulate = true,
+        .dtype = DType::f32},
+        Case{.q_len = 3, .kv_len = 0, .dtype = DType::f32},
+        Case{.q_len = 5, .kv_len = 9, .q_offset = -9, .dtype = DType::f32}}) {
     if (!checks::is_taken(18)) continue;
     SCOPED_TRACE(c);
     const Problem p(c, 900 + draw++);
@@ -333,7 +361,11 @@ TEST_P(WarpAttention, OfAnyShape) {
       return static_cast<std::int64_t>(random.below(at++, static_cast<std::uint64_t>(most) + 1));
     };
     Case c;
-    const std::vector<std::int64_t> widths{8, 16, 24, 48, 64, 64, 64, 80, 96, 128, 128, 136, 192, 256};
+    c.dtype = upto(2) == 0 ? DType::f32 : DType::bf16;
+    const std::vector<std::int64_t> widths =
+        c.dtype == DType::f32
+            ? std::vector<std::int64_t>{4, 12, 16, 40, 64, 64, 72, 100, 128}
+            : std::vector<std::int64_t>{8, 16, 24, 48, 64, 64, 64, 80, 96, 128, 128, 136, 192, 256};
     c.head_dim = widths[static_cast<std::size_t>(upto(std::ssize(widths) - 1))];
     c.batch = 1 + upto(1);
     c.q_len = 1 + upto(c.head_dim > 64 ? 90 : 150);
@@ -376,26 +408,32 @@ TEST_P(WarpAttention, OfAnyShape) {
   }
 }
 
-// What is not for tensor cores is computed in tiles: by the same bits as where there are none.
-TEST_P(WarpAttention, OfWhatIsNotForTensorCores) {
+// What is not for them is computed in tiles: by the same bits as where there are none.
+TEST_P(WarpAttention, OfWhatIsNotForIt) {
   const checks::DeviceInUse without = GetParam().use(Numerics::invariant);
   const auto by_both = [&](const Case& c, const Layout& layout) {
     const Problem p(c, 1000);
     return same(run(device, p, layout), run(without, p, layout));
   };
-  const Case c{.q_len = 9, .kv_len = 9, .head_dim = 16};
-  EXPECT_FALSE(by_both(c, {}));
-  for (const std::int64_t head_dim : {64, 128, 192, 256}) {  // forward and backward are
-    const Problem p({.q_len = 9, .kv_len = 9, .head_dim = head_dim}, 1001);
-    const Results on = run(device, p, {}), off = run(without, p, {});
-    EXPECT_NE(on.out.all, off.out.all) << head_dim;
-    EXPECT_NE(on.dq.all, off.dq.all) << head_dim;
-    EXPECT_NE(on.dk.all, off.dk.all) << head_dim;
+  for (const DType dtype : {DType::bf16, DType::f32}) {
+    SCOPED_TRACE(dtype_name(dtype));
+    const std::int64_t at_once = 16 / element_bytes(dtype);
+    const Case c{.q_len = 9, .kv_len = 9, .head_dim = 16, .dtype = dtype};
+    EXPECT_FALSE(by_both(c, {}));
+    for (const std::int64_t head_dim : {64, 128, 192, 256}) {  // forward and backward are
+      if (dtype == DType::f32 && head_dim > 128) continue;
+      const Problem p({.q_len = 9, .kv_len = 9, .head_dim = head_dim, .dtype = dtype}, 1001);
+      const Results on = run(device, p, {}), off = run(without, p, {});
+      EXPECT_NE(on.out.all, off.out.all) << head_dim;
+      EXPECT_NE(on.dq.all, off.dq.all) << head_dim;
+      EXPECT_NE(on.dk.all, off.dk.all) << head_dim;
+    }
+    // Begins between 16 bytes; so do rows.
+    EXPECT_TRUE(by_both(c, {.before = at_once / 2, .after = at_once / 2}));
+    EXPECT_TRUE(by_both(c, {.after = 3}));
+    EXPECT_TRUE(by_both({.q_len = 9, .kv_len = 9, .head_dim = at_once + at_once / 2, .dtype = dtype}, {}));
   }
-  EXPECT_TRUE(by_both(c, {.before = 4, .after = 4}));  // begins between 16 bytes
-  EXPECT_TRUE(by_both(c, {.after = 3}));               // so do rows
-  EXPECT_TRUE(by_both(c, {.dtype = DType::f32}));
-  EXPECT_TRUE(by_both({.q_len = 9, .kv_len = 9, .head_dim = 12}, {}));
+  EXPECT_TRUE(by_both({.q_len = 9, .kv_len = 9, .head_dim = 132, .dtype = DType::f32}, {}));
 }
 
 // Blocks go over the tiles of all heads once, group after group, and in a group over all first tiles first.
@@ -403,7 +441,7 @@ TEST(HeadsTogether, AreOfEvenGroups) {
   for (const std::int64_t batch : {1, 3})
     for (const std::int64_t heads : {1, 4, 7})
       for (const std::int64_t rows : {1, 500, 4096, 1 << 20}) {
-        const int together = rows::heads_together(batch * heads, rows, 128);
+        const int together = rows::heads_together(batch * heads, rows, 256);
         const std::int64_t groups = (batch * heads + together - 1) / together;
         EXPECT_GE(together, 1);
         EXPECT_TRUE(together == 1 || std::int64_t{together} * rows * 128 * 4 <= 32 << 20);

@@ -1,4 +1,5 @@
-// Attention of bf16 on tensor cores, where a device has them for it: DeviceKernels asks here first.
+// Attention that keeps its scores in registers, where a device has warps for it: of bf16 on tensor cores, of
+// f32 on ordinary ones. DeviceKernels asks here first.
 #pragma once
 
 #include <cstddef>
@@ -7,73 +8,102 @@
 
 #include "tensor/kernels.h"
 #include "tensor/rows/attention_delta.h"
+#include "tensor/rows/lane_attention.h"
+#include "tensor/rows/lane_attention_backward.h"
 #include "tensor/rows/warp_attention.h"
 #include "tensor/rows/warp_attention_backward.h"
 
 namespace echelon {
 
 template <class Launch>
-class WarpAttentionLaunch {
+class AttentionLaunch {
  public:
-  WarpAttentionLaunch(const Launch& launch, const AttentionShape& shape, const rows::AttentionSizes& sizes)
+  AttentionLaunch(const Launch& launch, const AttentionShape& shape, const rows::AttentionSizes& sizes)
       : launch_(launch), shape_(shape), sizes_(sizes) {}
 
-  // False, and nothing is done, for what is not for tensor cores: fits().
+  // False, and nothing is done, for what is not for it: fits().
   bool attention(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& out, const Tensor& lse) {
-    if (!fits({&q, &k, &v, &out})) return false;
-    return of_width([&]<int width, bool group>() {
-      constexpr int strips = !group && width == 128 ? 2 : 1, keys = group || width == 64 ? 64 : 32;
-      using Kernel = rows::WarpAttention<width, strips, keys, group>;
+    const auto with = [&]<class Kernel, class T>() {
       if (!has_memory<Kernel>()) return false;
-      run("attention", Kernel{sizes_, matrix(q), matrix(k), matrix(v), matrix(out), numbers(lse)});
+      run("attention",
+          Kernel{sizes_, matrix<T>(q), matrix<T>(k), matrix<T>(v), matrix<T>(out), numbers(lse)});
       return true;
-    });
+    };
+    if (fits<bf16>(256, {&q, &k, &v, &out}))
+      return of_width([&]<int width, bool group>() {
+        constexpr int strips = !group && width == 128 ? 2 : 1, keys = group || width == 64 ? 64 : 32;
+        return with.template operator()<rows::WarpAttention<width, strips, keys, group>, bf16>();
+      });
+    if (fits<float>(128, {&q, &k, &v, &out}))
+      return of_narrow_width([&]<int width>() {
+        constexpr int wide = width == 64 ? 8 : 4;
+        return with.template operator()<rows::LaneAttention<width, wide>, float>();
+      });
+    return false;
   }
 
-  // Of any queries and keys; not on tensor cores, but by what is aligned, as the others are.
+  // Of any queries and keys, by what is aligned, as the others are.
   bool delta(const Tensor& out, const Tensor& dout, const Tensor& delta) {
-    if (!are_whole({&out, &dout}) || !rows::WarpAttentionDelta::takes(sizes_)) return false;
-    const rows::WarpAttentionDelta kernel(sizes_, matrix(out), matrix(dout), numbers(delta));
-    launch_.run("attention_delta", kernel.num_blocks(launch_.lanes()), kernel);
-    return true;
+    const auto with = [&]<class T>(T) {
+      using Kernel = rows::WarpAttentionDelta<T>;
+      if (!are_whole<T>({&out, &dout}) || !Kernel::takes(sizes_)) return false;
+      const Kernel kernel(sizes_, matrix<T>(out), matrix<T>(dout), numbers(delta));
+      launch_.run("attention_delta", kernel.num_blocks(launch_.lanes()), kernel);
+      return true;
+    };
+    return with(bf16()) || with(float());
   }
 
   bool backward(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& dout, const Tensor& lse,
                 const Tensor& delta, const Tensor& dq, const Tensor& dk, const Tensor& dv) {
-    if (!fits({&q, &k, &v, &dout, &dq, &dk, &dv})) return false;
-    return of_width([&]<int width, bool group>() {
-      constexpr int strips = !group && width <= 128 ? 2 : 1;
-      constexpr int keys = width == 256 || (width == 128 && !group) ? 32 : 64;
-      using Queries = rows::WarpAttentionBackwardQueries<width, strips, keys, group>;
-      // Of dk and dv a lane has registers for 192 columns at most, and then for the scores of few queries.
-      constexpr int columns = width == 256 ? 128 : width,
-                    queries = width == 192 || (width == 256 && !group) ? 32 : 64;
-      using Keys = rows::WarpAttentionBackwardKeys<width, columns, 1, queries, group>;
+    const auto with = [&]<class Queries, class Keys, class T>() {
       if (!has_memory<Queries>() || !has_memory<Keys>()) return false;
-      run("attention_backward, queries", Queries{sizes_, matrix(q), matrix(k), matrix(v), matrix(dout),
-                                                 matrix(dq), numbers(lse), numbers(delta)});
-      run("attention_backward, keys", Keys{sizes_, matrix(q), matrix(k), matrix(v), matrix(dout), matrix(dk),
-                                           matrix(dv), numbers(lse), numbers(delta)});
+      run("attention_backward, queries",
+          Queries{sizes_, matrix<T>(q), matrix<T>(k), matrix<T>(v), matrix<T>(dout), matrix<T>(dq),
+                  numbers(lse), numbers(delta)});
+      run("attention_backward, keys", Keys{sizes_, matrix<T>(q), matrix<T>(k), matrix<T>(v), matrix<T>(dout),
+                                           matrix<T>(dk), matrix<T>(dv), numbers(lse), numbers(delta)});
       return true;
-    });
+    };
+    if (fits<bf16>(256, {&q, &k, &v, &dout, &dq, &dk, &dv}))
+      return of_width([&]<int width, bool group>() {
+        constexpr int strips = !group && width <= 128 ? 2 : 1;
+        constexpr int keys = width == 256 || (width == 128 && !group) ? 32 : 64;
+        // Of dk and dv a lane has registers for 192 columns at most, and then for the scores of few queries.
+        constexpr int columns = width == 256 ? 128 : width,
+                      queries = width == 192 || (width == 256 && !group) ? 32 : 64;
+        return with
+            .template operator()<rows::WarpAttentionBackwardQueries<width, strips, keys, group>,
+                                 rows::WarpAttentionBackwardKeys<width, columns, 1, queries, group>, bf16>();
+      });
+    if (fits<float>(128, {&q, &k, &v, &dout, &dq, &dk, &dv}))
+      return of_narrow_width([&]<int width>() {
+        constexpr int wide = width == 64 ? 8 : 4;
+        return with.template operator()<rows::LaneAttentionBackwardQueries<width, 4>,
+                                        rows::LaneAttentionBackwardKeys<width, wide>, float>();
+      });
+    return false;
   }
 
  private:
-  static constexpr std::int64_t at_once = 8;  // elements of bf16: 16 bytes
+  template <class T>
+  static constexpr std::int64_t at_once = 16 / sizeof(T);  // elements of 16 bytes
 
-  // The one rule: queries and keys that are neighbours, bf16, blocks of whole warps, heads up to 256 that are
-  // a multiple of 8, rows that begin at multiples of 16 bytes, and as much shared memory as the kernels ask
-  // for, which has_memory() says.
-  bool fits(std::initializer_list<const Tensor*> heads) const {
-    return shape_.q_step == 1 && shape_.k_step == 1 && shape_.head_dim % at_once == 0 &&
-           shape_.head_dim <= 256 && are_whole(heads);
+  // The one rule: queries and keys that are neighbours, all in one type, blocks of whole warps, heads that
+  // are not too wide and a multiple of 16 bytes, rows that begin at multiples of 16 bytes, and as much shared
+  // memory as the kernels ask for, which has_memory() says.
+  template <class T>
+  bool fits(std::int64_t widest, std::initializer_list<const Tensor*> heads) const {
+    return shape_.q_step == 1 && shape_.k_step == 1 && shape_.head_dim % at_once<T> == 0 &&
+           shape_.head_dim <= widest && are_whole<T>(heads);
   }
-  // Whole warps, and rows of bf16 that begin at multiples of 16 bytes.
+  // Whole warps, and rows that begin at multiples of 16 bytes.
+  template <class T>
   bool are_whole(std::initializer_list<const Tensor*> heads) const {
     if (launch_.lanes() % rows::warp_lanes != 0) return false;
     for (const Tensor* x : heads)
-      if (x->dtype() != DType::bf16 || x->row_stride() % at_once != 0 ||
-          reinterpret_cast<std::uintptr_t>(matrix(*x).data) % (at_once * sizeof(bf16)) != 0)
+      if (x->dtype() != dtype_of<T> || x->row_stride() % at_once<T> != 0 ||
+          reinterpret_cast<std::uintptr_t>(matrix<T>(*x).data) % 16 != 0)
         return false;
     return true;
   }
@@ -89,6 +119,11 @@ class WarpAttentionLaunch {
     if (shape_.head_dim <= 192) return call.template operator()<192, group>();
     return call.template operator()<256, group>();
   }
+  template <class Call>
+  bool of_narrow_width(const Call& call) const {
+    if (shape_.head_dim <= 64) return call.template operator()<64>();
+    return call.template operator()<128>();
+  }
   template <class Kernel>
   std::size_t bytes() const {
     return Kernel::shared_bytes(launch_.lanes());
@@ -103,7 +138,10 @@ class WarpAttentionLaunch {
     kernel.s.heads_together = kernel.heads_together();
     launch_.run(name, kernel.num_blocks(), kernel, bytes<Kernel>());
   }
-  rows::Matrix<bf16> matrix(const Tensor& t) const { return launch_.template matrix<bf16>(t); }
+  template <class T>
+  rows::Matrix<T> matrix(const Tensor& t) const {
+    return launch_.template matrix<T>(t);
+  }
   float* numbers(const Tensor& t) const { return launch_.template data<float>(t); }
 
   const Launch& launch_;

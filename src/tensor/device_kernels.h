@@ -472,7 +472,7 @@ class DeviceKernels : public RowKernels<Launch, TokenKernels<Launch>> {
     return sizes_of(s, tile, data<std::int32_t>(s.first_keys));
   }
 
-  WarpAttentionLaunch<Launch> by_warps(const AttentionShape& shape) const {
+  AttentionLaunch<Launch> by_warps(const AttentionShape& shape) const {
     return {this->launch(), shape, sizes_of(shape, 1)};
   }
 

@@ -1,9 +1,9 @@
-// Attention on tensor cores, compiled beside the other kernels.
+// Attention that keeps its scores in registers, compiled beside the other kernels.
 #include "tensor/cuda/cuda_launch.cuh"
 #include "tensor/device_attention.h"
 
 namespace echelon {
 
-template class WarpAttentionLaunch<CudaLaunch>;
+template class AttentionLaunch<CudaLaunch>;
 
 }  // namespace echelon

@@ -51,11 +51,12 @@ class CudaWarp {
     return y;
   }
   // Past the first-level cache: a tile is read once by its block.
-  __device__ static void copy_later(bf16* to, const bf16* from, bool is) {
+  __device__ static void copy_later(void* to, const void* from, bool is) {
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared_address(to)), "l"(from),
                  "r"(is ? 16 : 0)
                  : "memory");
   }
+  __device__ static void meet() { __syncwarp(); }
   __device__ static void arrive() {
     asm volatile("cp.async.wait_all;" ::: "memory");
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL  // a warpgroup's products read by another way than the writes of lanes take

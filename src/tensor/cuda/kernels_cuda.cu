@@ -14,7 +14,7 @@
 
 namespace echelon {
 
-extern template class WarpAttentionLaunch<CudaLaunch>;                   // attention_cuda.cu
+extern template class AttentionLaunch<CudaLaunch>;                       // attention_cuda.cu
 extern template class TokenKernels<CudaLaunch>;                          // tokens_cuda.cu
 extern template class RowKernels<CudaLaunch, TokenKernels<CudaLaunch>>;  // rows_cuda.cu
 

@@ -1,5 +1,5 @@
-// delta = out . dout of each row and head, in bf16: a lane takes 16 bytes of a head, and as many lanes as it
-// has of these share one.
+// delta = out . dout of each row and head, in f32 or bf16: a lane takes 16 bytes of a head, and as many lanes
+// as it has of these share one.
 #pragma once
 
 #include "tensor/rows/columns.h"
@@ -7,16 +7,17 @@
 
 namespace echelon::rows {
 
-// Of heads of 8, 16, ... 256 elements and rows that are aligned to 16 bytes, in whole warps.
+// Of heads of 16, 32, ... 512 bytes and rows that are aligned to 16 bytes, in whole warps.
+template <class T>
 class WarpAttentionDelta {
  public:
-  static constexpr int columns = columns_of<bf16>;
+  static constexpr int columns = columns_of<T>;
   static bool takes(const AttentionSizes& s) {
     const int lanes = s.head_dim / columns;
     return s.head_dim % columns == 0 && lanes > 0 && (lanes & (lanes - 1)) == 0 && lanes <= 32 &&
            s.batch * s.q_len * s.num_heads * lanes < QuickDivision::limit;
   }
-  WarpAttentionDelta(const AttentionSizes& s, const Matrix<bf16>& out, const Matrix<bf16>& dout, float* delta)
+  WarpAttentionDelta(const AttentionSizes& s, const Matrix<T>& out, const Matrix<T>& dout, float* delta)
       : s_(s),
         out_(out),
         dout_(dout),
@@ -48,7 +49,7 @@ class WarpAttentionDelta {
   ECHELON_HOST_DEVICE std::int64_t all_lanes() const { return s_.batch * s_.q_len * lanes_of_row_; }
 
   AttentionSizes s_;
-  Matrix<bf16> out_, dout_;
+  Matrix<T> out_, dout_;
   float* delta_;
   int lanes_of_head_, lanes_of_row_;
   QuickDivision by_lanes_of_row_;

@@ -12,10 +12,11 @@
 //   power_of_two(x), reciprocal(x)       2^x, 1 / x, to two units of the last place or so
 //   copy_later(to, from, is)             16 bytes, or where not `is` zeros, to shared memory, there after
 //                                        arrive()
+//   meet()                               what the warp's lanes have written before, all of them see after
 //   arrive()                             waits for this lane's own copies; others see them after a sync()
 //   number(), count()                    of the warps of a block
 //   lane()                               in the warp
-// All lanes of a warp come to each of the first three.
+// All lanes of a warp come to each of the first three, and to meet().
 //
 // Four neighbouring warps, the first of which has a number that is a multiple of four, are a warpgroup. Where
 // there are any (has_warpgroups) one multiplies 64 rows, 16 of each warp, by what is in shared memory, which
@@ -38,11 +39,14 @@
 #include "base/bf16.h"
 #include "tensor/rows/team.h"
 
-// Before a loop over fragments: an index known to the compiler keeps them in registers.
+// Before a loop over fragments: an index known to the compiler keeps them in registers. And before one whose
+// turns are long and do without: all of them one after another would not fit into the cache of instructions.
 #ifdef __CUDA_ARCH__  // the host's compiler, which nvcc runs too, knows no such thing
 #define ECHELON_UNROLL _Pragma("unroll")
+#define ECHELON_UNROLL_TWICE _Pragma("unroll 2")
 #else
 #define ECHELON_UNROLL
+#define ECHELON_UNROLL_TWICE
 #endif
 
 namespace echelon::rows {
@@ -108,6 +112,7 @@ ECHELON_HOST_DEVICE void each_sum(const Body& body) {
 // different banks, and a warpgroup multiplies by rows that lie so (PTX ISA, swizzling of 128 bytes) where
 // they begin at a multiple of 1,024 bytes.
 struct SharedRows {
+  using Element = bf16;
   static constexpr int panel = 64;
 
   bf16* data;
@@ -292,13 +297,16 @@ ECHELON_HOST_DEVICE void add_product_of_weights(const Warp& warp, const Weights<
   }
 }
 
-// The columns of a head in a matrix, which a block copies to shared memory, 16 bytes a lane: eight lanes take
-// a panel's row, the next eight the next row. Columns up to `width` that the head does not have become zeros.
-template <int width>
+// The columns of a head in a matrix, which a block copies to shared memory, 16 bytes a lane: of bf16
+// eight lanes take a panel's row, the next eight the next row. Columns up to `width` that the head does not
+// have become zeros.
+template <int width, class Rows = SharedRows>
 class HeadColumns {
+  using T = typename Rows::Element;
+
  public:
   template <class Team>
-  ECHELON_HOST_DEVICE HeadColumns(const Team& team, const Matrix<bf16>& m, std::int64_t column, int head_dim)
+  ECHELON_HOST_DEVICE HeadColumns(const Team& team, const Matrix<T>& m, std::int64_t column, int head_dim)
       : row_(static_cast<int>(team.lane()) / lanes_of_row),
         place_(static_cast<int>(team.lane()) % lanes_of_row * at_once),
         left_(head_dim - place_),
@@ -308,22 +316,22 @@ class HeadColumns {
   // Rows [row, row + rows) of the matrix, and zeros in what is left of `all_rows`; of the head that begins
   // `further` columns behind.
   template <class Team>
-  ECHELON_HOST_DEVICE void fetch(const Team& team, std::int64_t row, int rows, const SharedRows& to,
-                                 int all_rows, std::int64_t further = 0) const {
+  ECHELON_HOST_DEVICE void fetch(const Team& team, std::int64_t row, int rows, const Rows& to, int all_rows,
+                                 std::int64_t further = 0) const {
     const int step = static_cast<int>(team.lanes()) / lanes_of_row;
-    const bf16* from = from_ + row * stride_ + further;
+    const T* from = from_ + row * stride_ + further;
     ECHELON_UNROLL
     for (int i = 0; i < all_rows; i += step, from += step * stride_) {
       ECHELON_UNROLL
-      for (int p = 0; p < width; p += SharedRows::panel)
+      for (int p = 0; p < width; p += Rows::panel)
         team.warp().copy_later(to.at(row_ + i, p + place_), from + p, row_ + i < rows && p < left_);
     }
   }
 
  private:
-  static constexpr int at_once = 8, lanes_of_row = SharedRows::panel / at_once;
+  static constexpr int at_once = 16 / sizeof(T), lanes_of_row = Rows::panel / at_once;
   int row_, place_, left_;
-  const bf16* from_;
+  const T* from_;
   std::int64_t stride_;
 };
 

@@ -6,102 +6,10 @@
 
 #include <cmath>
 
+#include "tensor/rows/attention_tiles.h"
 #include "tensor/rows/fragments.h"
-#include "tensor/rows/tiled_attention.h"
 
 namespace echelon::rows {
-
-// Exponentials are powers of two, whose exponents are scores times log2 of e.
-inline constexpr float log2_of_e = 1.44269504088896340736f;
-
-struct Smaller {
-  template <class X>
-  ECHELON_HOST_DEVICE X operator()(X a, X b) const {
-    return b < a ? b : a;
-  }
-};
-
-// As AttentionSizes::end_key, of queries and keys that are neighbours.
-ECHELON_HOST_DEVICE inline int end_key_of(const AttentionSizes& s, int query) {
-  const int end = static_cast<int>(s.q_offset) + query + 1, keys = static_cast<int>(s.kv_len);
-  return end < 0 ? 0 : Smaller()(end, keys);
-}
-
-// Which tile of which sequence's head is a block's. Heads come in groups, of which what many blocks read, of
-// each head two matrices of that many rows, stays in the second-level cache; in a group the first tiles of
-// all heads come first.
-struct TileOfHead {
-  int sequence, head, tile;
-  ECHELON_HOST_DEVICE TileOfHead(std::int64_t block, std::int64_t batch, std::int64_t heads,
-                                 std::int64_t tiles, int heads_together) {
-    const std::int64_t first = block / (heads_together * tiles) * heads_together;
-    const std::int64_t group = Smaller()(static_cast<std::int64_t>(heads_together), batch * heads - first);
-    const std::int64_t in_group = block - first * tiles, which = first + in_group % group;
-    sequence = static_cast<int>(which / heads);
-    head = static_cast<int>(which % heads);
-    tile = static_cast<int>(in_group / group);
-  }
-};
-// How many heads of `all` a group has, of each of which `rows_read` rows of two matrices are read. Groups are
-// even: a small one would leave a device idle at the end.
-inline int heads_together(std::int64_t all, std::int64_t rows_read, std::int64_t head_dim) {
-  constexpr std::int64_t in_cache = 32 << 20;  // of 40 MB or more
-  const auto bytes = static_cast<std::int64_t>(sizeof(bf16)) * 2 * rows_read * head_dim;
-  const std::int64_t groups = Larger()(std::int64_t{1}, (all * bytes + in_cache - 1) / in_cache);
-  return static_cast<int>(Larger()(std::int64_t{1}, (all + groups - 1) / groups));
-}
-
-// The same of what blocks for tiles of queries read: keys and values, which some heads share.
-inline int query_heads_together(const AttentionSizes& s) {
-  return heads_together(s.batch * s.num_heads, s.kv_len * s.num_kv_heads / s.num_heads, s.head_dim);
-}
-
-// A block's queries: of a head the last come first, as they see the most keys, and what is short fills the
-// device at the end.
-struct QueryTile {
-  int sequence, head, query, rows;  // rows: that there are
-  std::int64_t first_row, column, kv_column;
-  ECHELON_HOST_DEVICE QueryTile(const AttentionSizes& s, std::int64_t block) {
-    const std::int64_t tiles = s.tiles_of(s.q_len);
-    const TileOfHead at(block, s.batch, s.num_heads, tiles, s.heads_together);
-    sequence = at.sequence;
-    head = at.head;
-    query = static_cast<int>(tiles - 1 - at.tile) * s.tile;
-    rows = Smaller()(static_cast<int>(s.q_len) - query, s.tile);
-    first_row = sequence * s.q_len + query;
-    column = static_cast<std::int64_t>(head) * s.head_dim;
-    kv_column = head / (s.num_heads / s.num_kv_heads) * s.head_dim;
-  }
-};
-
-// Of queries [query, query + rows): the first key that one of them sees. Every lane gets it.
-template <class Team>
-ECHELON_HOST_DEVICE int first_key_of(const Team& team, const AttentionSizes& s, int sequence, int query,
-                                     int rows) {
-  if (s.first_keys == nullptr) return 0;
-  int first = static_cast<int>(s.kv_len);
-  for (int i = static_cast<int>(team.lane()); i < rows; i += static_cast<int>(team.lanes()))
-    first = Smaller()(first, static_cast<int>(s.first_key(sequence, query + i)));
-  return team.reduce(first, Smaller());
-}
-
-// Tiles of `size` keys of a head, of which one of a tile of queries may see some.
-template <int width, int size>
-struct KeyTiles {
-  int begin, end;  // begin: a multiple of size
-  std::int64_t first_row;
-  template <class Team>
-  ECHELON_HOST_DEVICE KeyTiles(const Team& team, const AttentionSizes& s, const QueryTile& at)
-      : begin(first_key_of(team, s, at.sequence, at.query, at.rows) / size * size),
-        end(end_key_of(s, at.query + at.rows - 1)),
-        first_row(at.sequence * s.kv_batch_stride) {}
-  // Of keys or values, those from `key` on.
-  template <class Team>
-  ECHELON_HOST_DEVICE void fetch(const Team& team, const HeadColumns<width>& from, int key,
-                                 const SharedRows& to) const {
-    from.fetch(team, first_row + key, Smaller()(end - key, size), to, size);
-  }
-};
 
 // The keys that the queries of a lane's sums see; none where there is no query.
 template <int strips>
@@ -137,17 +45,6 @@ ECHELON_HOST_DEVICE int end_key_together(const Warp& warp, const AttentionSizes&
   return end > rows.begin ? end_key_of(s, at.query + end - 1) : 0;
 }
 
-// What makes scores, in units of log2, of products of queries and keys: `factor` times the product where
-// there is no cap, else `cap` times the hyperbolic tangent of `inner` times the product.
-struct ScoreFactors {
-  bool capped;
-  float factor, inner, cap;
-  ECHELON_HOST_DEVICE explicit ScoreFactors(const AttentionSizes& s)
-      : capped(s.cap > 0),
-        factor(static_cast<float>(s.scale) * log2_of_e),
-        inner(capped ? static_cast<float>(s.scale / s.cap) : 0.0f),
-        cap(static_cast<float>(s.cap) * log2_of_e) {}
-};
 // By the exponential that devices have, to a few units of the last place of 1.
 template <class Warp>
 ECHELON_HOST_DEVICE float tanh_of(const Warp& warp, float x) {
@@ -165,7 +62,7 @@ struct WarpAttention {
 
   // Of a device's multiprocessor, at least: four short rows of narrow heads hide each other's waits.
   static constexpr int blocks_at_once = width == 64 && strips == 1 ? 4 : width == 128 && warpgroup ? 3 : 1;
-  int heads_together() const { return query_heads_together(s); }
+  int heads_together() const { return query_heads_together<bf16>(s); }
   ECHELON_HOST_DEVICE static constexpr int tile_of(std::int64_t lanes) {
     return rows_of_block(lanes, strips);
   }
@@ -183,7 +80,7 @@ struct WarpAttention {
     const SharedRows queries = room.take(tile, width), tile_keys = room.take(keys, width),
                      values = room.take(keys, width);
 
-    const KeyTiles<width, keys> tiles(team, s, at);
+    const KeyTiles<keys, SharedRows> tiles(team, s, at);
     const HeadColumns<width> of_k(team, k, at.kv_column, s.head_dim), of_v(team, v, at.kv_column, s.head_dim);
     HeadColumns<width>(team, q, at.column, s.head_dim).fetch(team, at.first_row, at.rows, queries, tile);
     if (tiles.begin < tiles.end) tiles.fetch(team, of_k, tiles.begin, tile_keys);

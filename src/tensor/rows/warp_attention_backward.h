@@ -11,9 +11,6 @@ namespace echelon::rows {
 // Products of queries and keys become softmaxes p, and `slopes`, dout.v until now, the gradients of these
 // products, without their scale. of(i, j, e) is what a sum's query has: a log-sum-exp, times log2_of_e, and a
 // delta. `all`: each query sees each key; else sees(i, j, e) says so.
-struct OfQuery {
-  float lse, delta;
-};
 template <int strips, int fragments, class Warp, class Of, class Sees>
 ECHELON_HOST_DEVICE void make_slopes(const Warp& warp, const ScoreFactors& factors,
                                      SumFragment (&scores)[strips][fragments],
@@ -68,7 +65,7 @@ struct WarpAttentionBackwardQueries {
   const float *lse, *delta;
 
   static constexpr int blocks_at_once = width == 64 && warpgroup ? 4 : 1;
-  int heads_together() const { return query_heads_together(s); }
+  int heads_together() const { return query_heads_together<bf16>(s); }
   ECHELON_HOST_DEVICE static constexpr int tile_of(std::int64_t lanes) {
     return rows_of_block(lanes, strips);
   }
@@ -86,7 +83,7 @@ struct WarpAttentionBackwardQueries {
     const SharedRows queries = room.take(tile, width), gradients = room.take(tile, width),
                      tile_keys = room.take(keys, width), values = room.take(keys, width);
 
-    const KeyTiles<width, keys> tiles(team, s, at);
+    const KeyTiles<keys, SharedRows> tiles(team, s, at);
     const HeadColumns<width> of_k(team, k, at.kv_column, s.head_dim), of_v(team, v, at.kv_column, s.head_dim);
     HeadColumns<width>(team, q, at.column, s.head_dim).fetch(team, at.first_row, at.rows, queries, tile);
     HeadColumns<width>(team, dout, at.column, s.head_dim).fetch(team, at.first_row, at.rows, gradients, tile);
@@ -142,31 +139,6 @@ struct WarpAttentionBackwardQueries {
   }
 };
 
-// The first keys of some queries: of that which sees most, and of that which sees fewest.
-struct FirstKeys {
-  int earliest, latest;
-};
-template <class Team>
-ECHELON_HOST_DEVICE FirstKeys first_keys_of(const Team& team, const AttentionSizes& s, int sequence,
-                                            int query, int rows) {
-  if (s.first_keys == nullptr) return {0, 0};
-  // Two numbers in one, for one reduction: the other is negative, so that of both the smallest is sought.
-  const auto packed = [](std::int64_t earliest, std::int64_t less) {
-    return static_cast<std::int64_t>(static_cast<std::uint64_t>(earliest) << 32 |
-                                     static_cast<std::uint32_t>(less));
-  };
-  int earliest = static_cast<int>(s.kv_len), less = 0;
-  for (int i = static_cast<int>(team.lane()); i < rows; i += static_cast<int>(team.lanes())) {
-    const auto first = static_cast<int>(s.first_key(sequence, query + i));
-    earliest = Smaller()(earliest, first);
-    less = Smaller()(less, -first);
-  }
-  const std::int64_t both = team.reduce(packed(earliest, less), [&](std::int64_t a, std::int64_t b) {
-    return packed(Smaller()(a >> 32, b >> 32), Smaller()(static_cast<int>(a), static_cast<int>(b)));
-  });
-  return {static_cast<int>(both >> 32), -static_cast<int>(both)};
-}
-
 // dk and dv, a block for each tile of keys of a key/value head, `strips` times 16 keys to a warp: over the
 // query heads that read it, and over the queries that may see the keys, `queries` at a time. Of a head wider
 // than `columns` several blocks have so many each, and each of them makes all of the scores.
@@ -179,14 +151,12 @@ struct WarpAttentionBackwardKeys {
   const float *lse, *delta;
 
   static constexpr int blocks_at_once = width == 64 && warpgroup ? 3 : 1;
-  int heads_together() const {
-    return rows::heads_together(s.batch * s.num_kv_heads, s.q_len * s.num_heads / s.num_kv_heads, s.head_dim);
-  }
+  int heads_together() const { return key_heads_together<bf16>(s); }
   ECHELON_HOST_DEVICE static constexpr int tile_of(std::int64_t lanes) {
     return rows_of_block(lanes, strips);
   }
   static std::size_t shared_bytes(std::int64_t lanes) {
-    return SharedRoom::bytes_for(2 * tile_of(lanes) + 4 * queries, width) + 2 * sizeof(OfQueries);
+    return SharedRoom::bytes_for(2 * tile_of(lanes) + 4 * queries, width) + 2 * sizeof(OfQueries<queries>);
   }
   std::int64_t num_blocks() const { return s.batch * s.num_kv_heads * s.tiles_of(s.kv_len) * parts(); }
 
@@ -194,14 +164,8 @@ struct WarpAttentionBackwardKeys {
   ECHELON_HOST_DEVICE void operator()(const Team& team) const {
     const auto warp = warp_of<warpgroup>(team);
     const int column = static_cast<int>(team.block() % parts()) * columns;
-    // Of a head the first keys first, which the most queries see.
-    const TileOfHead place(team.block() / parts(), s.batch, s.num_kv_heads, s.tiles_of(s.kv_len),
-                           s.heads_together);
-    const int sequence = place.sequence, kv_head = place.head, key = place.tile * s.tile;
-    const int rows = Smaller()(static_cast<int>(s.kv_len) - key, s.tile);
+    const KeyTile block(s, team.block() / parts());
     const int row = warp.number() * 16 * strips, tile = tile_of(team.lanes());
-    const std::int64_t first_row = sequence * s.kv_batch_stride + key,
-                       kv_column = static_cast<std::int64_t>(kv_head) * s.head_dim;
     SharedRoom room(team.shared());
     const SharedRows tile_keys = room.take(tile, width), values = room.take(tile, width);
     // Of queries and of their gradients two tiles each, of which one is worked on.
@@ -212,42 +176,39 @@ struct WarpAttentionBackwardKeys {
     const auto one = [](const SharedRows& two, int stage) {
       return SharedRows{two.data + stage * SharedRows::elements(queries, width), queries};
     };
-    OfQueries* const of_queries = static_cast<OfQueries*>(room.rest());
-    HeadColumns<width>(team, k, kv_column, s.head_dim).fetch(team, first_row, rows, tile_keys, tile);
-    HeadColumns<width>(team, v, kv_column, s.head_dim).fetch(team, first_row, rows, values, tile);
+    auto* const of_queries = static_cast<OfQueries<queries>*>(room.rest());
+    HeadColumns<width>(team, k, block.kv_column, s.head_dim)
+        .fetch(team, block.first_row, block.rows, tile_keys, tile);
+    HeadColumns<width>(team, v, block.kv_column, s.head_dim)
+        .fetch(team, block.first_row, block.rows, values, tile);
     const HeadColumns<width> of_q(team, q, 0, s.head_dim), of_dout(team, dout, 0, s.head_dim);
-    const auto fetch = [&](const Place& at, int stage) {
-      const std::int64_t from = sequence * s.q_len + at.query,
-                         to_head = static_cast<std::int64_t>(at.head) * s.head_dim;
-      of_q.fetch(team, from, at.rows, one(two_queries, stage), queries, to_head);
-      of_dout.fetch(team, from, at.rows, one(two_gradients, stage), queries, to_head);
-    };
-
-    const auto heads = static_cast<int>(s.num_heads / s.num_kv_heads);
-    const Bounds bounds{key < s.q_offset ? 0 : static_cast<int>((key - s.q_offset) / queries * queries),
-                        (kv_head + 1) * heads, key, key + rows};
+    const QueryTiles<queries> tiles(s, block);
     const ScoreFactors factors(s);
-    Notes notes;
-    Place at = seek(team, bounds, sequence, kv_head * heads, bounds.first_query);
-    if (at.head < bounds.end_head) {
+    QueryNotes<queries> notes;
+    const auto fetch = [&](const auto& at, int stage) {
+      tiles.fetch(team, of_q, at, one(two_queries, stage));
+      tiles.fetch(team, of_dout, at, one(two_gradients, stage));
+    };
+    auto at = tiles.first(team);
+    if (tiles.has(at)) {
       fetch(at, 0);
-      notes.take(team, *this, sequence, at);
+      notes.take(team, s, lse, delta, block.sequence, at);
       notes.leave(team, of_queries[0]);
     }
     const RowsTogether together = rows_together<strips>(warp);
     SumFragment key_sums[strips][columns / 8] = {}, value_sums[strips][columns / 8] = {};
-    for (int stage = 0; at.head < bounds.end_head; stage = 1 - stage) {
+    for (int stage = 0; tiles.has(at); stage = 1 - stage) {
       warp.arrive();
       team.sync();  // the queries are there, and all are done with the last
-      const Place next = seek(team, bounds, sequence, at.head, at.query + queries);
-      if (next.head < bounds.end_head) {
+      const auto next = tiles.behind(team, at);
+      if (tiles.has(next)) {
         fetch(next, 1 - stage);
-        notes.take(team, *this, sequence, next);
+        notes.take(team, s, lse, delta, block.sequence, next);
       }
-      if (key + together.begin < at.end_key) {
-        const int first_key = key + row, end_key = first_key + 16 * strips;  // of the warp
+      if (block.key + together.begin < at.end_key) {
+        const int first_key = block.key + row, end_key = first_key + 16 * strips;  // of the warp
         const SharedRows tile_queries = one(two_queries, stage), gradients = one(two_gradients, stage);
-        const OfQueries& of = of_queries[stage];
+        const OfQueries<queries>& of = of_queries[stage];
         SumFragment slopes[strips][queries / 8], scores[strips][queries / 8];
         begin_products(warp);
         product_of_turned<strips, queries, width>(warp, values, row, gradients, slopes);
@@ -268,14 +229,14 @@ struct WarpAttentionBackwardKeys {
         add_product_of_weights<strips, queries, columns>(warp, of_slopes, tile_queries, column, key_sums);
         end_products(warp, value_sums, key_sums);
       }
-      if (next.head < bounds.end_head) notes.leave(team, of_queries[1 - stage]);
+      if (tiles.has(next)) notes.leave(team, of_queries[1 - stage]);
       at = next;
     }
     warp.arrive();  // where there was no query
-    store_sums<strips, columns>(warp, s, key_sums, static_cast<float>(s.scale), row, rows,
-                                s.head_dim - column, dk, first_row, kv_column + column);
-    store_sums<strips, columns>(warp, s, value_sums, 1.0f, row, rows, s.head_dim - column, dv, first_row,
-                                kv_column + column);
+    store_sums<strips, columns>(warp, s, key_sums, static_cast<float>(s.scale), row, block.rows,
+                                s.head_dim - column, dk, block.first_row, block.kv_column + column);
+    store_sums<strips, columns>(warp, s, value_sums, 1.0f, row, block.rows, s.head_dim - column, dv,
+                                block.first_row, block.kv_column + column);
   }
 
  private:
@@ -283,77 +244,6 @@ struct WarpAttentionBackwardKeys {
   ECHELON_HOST_DEVICE int parts() const {
     return width == columns ? 1 : (s.head_dim + columns - 1) / columns;
   }
-  // Of a tile's queries; what is not there sees no key.
-  struct OfQueries {
-    struct alignas(16) Pair {
-      OfQuery of[2];
-    };
-    Pair pairs[queries / 2];
-    int first[queries], end[queries];
-  };
-  static_assert(sizeof(OfQueries) % 16 == 0);
-  // A tile of queries: how many there are, where the first keys of them lie, at most, and how many keys the
-  // last sees.
-  struct Place {
-    int head, query, rows, latest_first, end_key;
-  };
-  struct Bounds {
-    int first_query, end_head, key, end_key;
-  };
-
-  // The next tile of queries, from that one on, of which one may see a key of the block's.
-  template <class Team>
-  ECHELON_HOST_DEVICE Place seek(const Team& team, const Bounds& bounds, int sequence, int head,
-                                 int query) const {
-    const auto q_len = static_cast<int>(s.q_len);
-    for (; head < bounds.end_head; ++head, query = bounds.first_query)
-      for (; query < q_len; query += queries) {
-        const int rows = Smaller()(q_len - query, queries), end_key = end_key_of(s, query + rows - 1);
-        if (end_key <= bounds.key) continue;
-        const FirstKeys first = first_keys_of(team, s, sequence, query, rows);
-        if (first.earliest < bounds.end_key) return {head, query, rows, first.latest, end_key};
-      }
-    return {head, 0, 0, 0, 0};
-  }
-
-  // What a lane brings of a tile's queries: read early, and left in shared memory when it is there.
-  class Notes {
-   public:
-    template <class Team>
-    ECHELON_HOST_DEVICE void take(const Team& team, const WarpAttentionBackwardKeys& of, int sequence,
-                                  const Place& at) {
-      each(team, [&](Note& note, int i) {
-        const std::int64_t softmax = of.s.softmax(sequence, at.head, at.query + i);
-        const bool is = i < at.rows;
-        note = {is ? of.lse[softmax] : 0.0f, is ? of.delta[softmax] : 0.0f,
-                is ? static_cast<int>(of.s.first_key(sequence, at.query + i)) : 0,
-                is ? end_key_of(of.s, at.query + i) : 0};
-      });
-    }
-    template <class Team>
-    ECHELON_HOST_DEVICE void leave(const Team& team, OfQueries& of) {
-      each(team, [&](const Note& note, int i) {
-        of.pairs[i / 2].of[i % 2] = {note.lse * log2_of_e, note.delta};
-        of.first[i] = note.first;
-        of.end[i] = note.end;
-      });
-    }
-
-   private:
-    struct Note {
-      float lse, delta;
-      int first, end;
-    };
-    template <class Team, class Body>
-    ECHELON_HOST_DEVICE void each(const Team& team, const Body& body) {
-      int i = static_cast<int>(team.lane());
-      ECHELON_UNROLL
-      for (int n = 0; n < most; ++n, i += static_cast<int>(team.lanes()))
-        if (i < queries) body(notes_[n], i);
-    }
-    static constexpr int most = queries / warp_lanes;  // where a block is one warp
-    Note notes_[most] = {};
-  };
 };
 
 }  // namespace echelon::rows
