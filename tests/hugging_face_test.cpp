@@ -683,6 +683,21 @@ TEST(HuggingFaceConfig, OfAModelThatSeesImagesTheTextModelIsRead) {
   EXPECT_EQ(to_toml(model_from_hugging_face(flat.dump(), "x/config.json")), to_toml(text));
   check_text_model("qwen3_5", "qwen3-5", "model.language_model.", "model.", "model.visual.");
   check_text_model("qwen3_5_moe", "qwen3-5-moe", "model.language_model.", "model.", "model.visual.");
+  // A Qwen3-VL has no window, whatever it says.
+  json whole = {{"model_type", "qwen3_vl"},
+                {"text_config", json::parse(read_text((fixtures / "qwen3/config.json").string()))}};
+  const ModelSpec full = model_from_hugging_face(whole.dump(), "x/config.json");
+  whole["text_config"].update(
+      {{"use_sliding_window", true}, {"sliding_window", 5}, {"max_window_layers", 0}});
+  EXPECT_EQ(to_toml(model_from_hugging_face(whole.dump(), "x/config.json")), to_toml(full));
+  // Whether the output matrix is the embedding's, the whole says.
+  for (const auto& [type, fixture] : {std::pair{"qwen3_vl", "qwen3"}, {"gemma3", "gemma3"}})
+    for (const bool tied : {true, false}) {
+      json text_config = json::parse(read_text((fixtures / fixture / "config.json").string()));
+      text_config["tie_word_embeddings"] = !tied;
+      const json of = {{"model_type", type}, {"text_config", text_config}, {"tie_word_embeddings", tied}};
+      EXPECT_EQ(model_from_hugging_face(of.dump(), "x/config.json").tied_embedding, tied) << type;
+    }
   // What a published configuration leaves out is as in every other Gemma 3.
   const ModelSpec few = model_from_hugging_face(
       R"({"model_type": "gemma3", "text_config": {"hidden_size": 2560, "intermediate_size": 10240,
@@ -697,9 +712,15 @@ TEST(HuggingFaceConfig, OfAModelThatSeesImagesTheTextModelIsRead) {
 // As Qwen3.5's mixtures are published, and as transformers holds all of them: gates and what they open of a
 // layer's experts are one tensor, and what is behind them another one.
 TEST(HuggingFaceConfig, ExpertsInTwoTensorsAreThoseOneByOne) {
-  // A Qwen3-VL's are turned over, (in, out), gate and up side by side.
-  for (const auto& [fixture, turned] :
-       {std::pair{"qwen3-5-moe", false}, {"qwen3-moe", false}, {"qwen3-moe", true}}) {
+  // A Qwen3-VL's are turned over, (in, out), gate and up side by side, or as transformers writes them.
+  struct Form {
+    const char* fixture;
+    bool turned, of_images;
+  };
+  for (const auto& [fixture, turned, of_images] : {Form{"qwen3-5-moe", false, false},
+                                                   {"qwen3-moe", false, false},
+                                                   {"qwen3-moe", true, true},
+                                                   {"qwen3-moe", false, true}}) {
     const TemporaryDirectory directory;
     const SafetensorsFile original((fixtures / fixture / "model.safetensors").string());
     std::vector<StoredTensor> tensors;
@@ -749,7 +770,7 @@ TEST(HuggingFaceConfig, ExpertsInTwoTensorsAreThoseOneByOne) {
       writer.write(tensor.name, bytes[tensor.name].data(), bytes[tensor.name].size());
     writer.finish();
     json config = json::parse(read_text((fixtures / fixture / "config.json").string()));
-    if (turned) {
+    if (of_images) {
       config["model_type"] = "qwen3_vl_moe_text";
       config.erase("norm_topk_prob");
       config = {{"model_type", "qwen3_vl_moe"}, {"text_config", config}, {"vision_config", {{"depth", 1}}}};
@@ -762,6 +783,19 @@ TEST(HuggingFaceConfig, ExpertsInTwoTensorsAreThoseOneByOne) {
             .empty())
         << fixture;
   }
+}
+
+// As transformers takes it, where an index of an older model is left beside it.
+TEST(HuggingFaceConfig, OfTwoSetsOfWeightsTheOneFileIsTaken) {
+  const TemporaryDirectory directory;
+  for (const char* file : {"config.json", "model.safetensors"})
+    fs::copy(fixtures / "llama" / file, directory / file);
+  write_file_atomically(directory / "model.safetensors.index.json",
+                        R"({"weight_map": {"model.norm.weight": "gone.safetensors"}})");
+  import_hugging_face(directory / ".", directory / "read", DType::f32, 1);
+  fs::remove(directory / "model.safetensors");
+  expect_refusal([&] { import_hugging_face(directory / ".", directory / "no", DType::f32, 1); },
+                 {"gone.safetensors"});
 }
 
 TEST(HuggingFaceConfig, QuantizedWeightsAreRefusedByName) {
@@ -934,6 +968,13 @@ TEST(HuggingFaceConfig, IsOfTheTypeThatSaysTheModel) {
           {{"rope_parameters", "left out"}, {"rope_scaling", {{"type", "linear"}, {"factor", 4.0}}}},
           {"rope_scaling", "rope_type is missing"});
   refused("solar-open", {{"partial_rotary_factor", 0.5}}, {"partial_rotary_factor", "only 1"});
+  refused(
+      "phi3",
+      {{"rope_parameters", {{"rope_type", "default"}, {"rope_theta", 1e4}, {"partial_rotary_factor", 0.1}}}},
+      {"partial_rotary_factor = 0.1", "turns 0 of", "even number"});
+  refused("gpt-neo", {{"attention_layers", {"global", "global"}}}, {"attention_layers", "attention_types"});
+  refused("deepseek-v3", {{"head_dim", 2}}, {"head_dim = 2", "qk_rope_head_dim = 4"});
+  refused("youtu", {{"head_dim", 2}}, {"head_dim = 2", "qk_rope_head_dim = 4"});
   refused("gemma3", {{"rope_scaling", {{"rope_type", "linear"}, {"factor", 4.0}}}}, {"rope_scaling", "null"});
   // It heeds none of these, or computes something else.
   for (const char* fixture : {"olmo3", "gemma3"})
@@ -1281,6 +1322,9 @@ TEST(HuggingFaceConfig, ATextBeginsAndEndsWithItsTokenizersTokens) {
     EXPECT_TRUE(bare.contains(key));
     EXPECT_TRUE(bare[key].is_null());
   }
+  const ModelSpec cwm = load_model((fixtures / "cwm").string());
+  EXPECT_FALSE(
+      json::parse(hugging_face_config(cwm, DType::f32)).contains("bos_token_id"));  // null is refused
 }
 
 TEST(HuggingFaceConfig, WhatEndsGenerationIsATokenOrSeveral) {

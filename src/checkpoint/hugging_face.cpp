@@ -510,8 +510,18 @@ const std::string* find_tensor(const StoredModel& stored, const std::string& nam
   return found;
 }
 
+// Matrices of experts in one tensor, gate and up behind each other, as (experts, in, out): Qwen3-VL's, where
+// it is published.
+FileTensor with_turned_experts(FileTensor stacked) {
+  stacked.expert_parts = std::ssize(stacked.parts) / stacked.stacked;
+  stacked.in_turn = false;
+  stacked.stacked = 0;
+  return stacked;
+}
+
 // As transformers holds a model, and Qwen3.5's files have it, whose files elsewhere have its matrices of
-// experts one by one: those of a layer as one tensor, gate and up behind each other.
+// experts one by one: those of a layer as one tensor, gate and up behind each other. Of types that turn them
+// transformers writes and reads both forms; which one it is the shapes say.
 std::vector<FileTensor> with_stacked_experts(const StoredModel& stored, const TransformersType& type,
                                              std::vector<FileTensor> tensors) {
   const std::string before = ".experts.";
@@ -540,13 +550,14 @@ std::vector<FileTensor> with_stacked_experts(const StoredModel& stored, const Tr
     const auto [place, is_new] = places.emplace(name, all.size());
     if (is_new) all.push_back({name, {}});
     all[place->second].parts.push_back(tensor.parts.front());
-    if (type.turned_experts) {
-      all[place->second].expert_parts = name.ends_with("gate_up_proj") ? 2 : 1;
-      all[place->second].in_turn = false;
-    } else if (counts) {
-      ++all[place->second].stacked;
-    }
+    if (counts) ++all[place->second].stacked;
   }
+  const auto is_turned = [&](const auto& at) {
+    const FileTensor& tensor = all[at.second];
+    return stored.shape(*find_tensor(stored, tensor.name)) == with_turned_experts(tensor).shape();
+  };
+  if (type.turned_experts && std::ranges::all_of(places, is_turned))
+    for (const auto& [name, place] : places) all[place] = with_turned_experts(std::move(all[place]));
   return all;
 }
 

@@ -619,7 +619,8 @@ std::string hugging_face_config(const ModelSpec& m, DType dtype, const TextBound
   config["tie_word_embeddings"] = m.tied_embedding;
   config["initializer_range"] = m.init_std;
   config["torch_dtype"] = dtype == DType::f64 ? "float64" : dtype == DType::bf16 ? "bfloat16" : "float32";
-  config["bos_token_id"] = bounds.begin ? ordered_json(*bounds.begin) : ordered_json();
+  if (bounds.begin || type != "cwm")  // of which transformers takes no null
+    config["bos_token_id"] = bounds.begin ? ordered_json(*bounds.begin) : ordered_json();
   config["eos_token_id"] = bounds.ends.empty()       ? ordered_json()
                            : bounds.ends.size() == 1 ? ordered_json(bounds.ends.front())
                                                      : ordered_json(bounds.ends);

@@ -94,7 +94,9 @@ std::vector<double> StoredNumbers::all() const {
 StoredModel::StoredModel(const std::string& directory) : directory_(directory) {
   std::set<std::string> names;
   std::error_code none;
-  if (fs::exists(fs::path(directory) / index_file, none)) {
+  // Where both are there transformers takes the one file.
+  if (!fs::exists(fs::path(directory) / single_file, none) &&
+      fs::exists(fs::path(directory) / index_file, none)) {
     const std::string path = (fs::path(directory) / index_file).string();
     const json index = parse_json(read_text(path), path);
     if (!index.is_object() || !index.contains("weight_map") || !index["weight_map"].is_object())
@@ -130,6 +132,10 @@ bool StoredModel::has(StoredType type) const {
   return std::any_of(files_.begin(), files_.end(), [&](const auto& file) {
     return std::ranges::any_of(file->tensors(), [&](const StoredTensor& t) { return t.type == type; });
   });
+}
+
+const std::vector<std::int64_t>& StoredModel::shape(const std::string& name) const {
+  return places_.at(name)->at(name).shape;
 }
 
 StoredNumbers StoredModel::numbers(const std::string& name, const std::vector<std::int64_t>& shape) const {

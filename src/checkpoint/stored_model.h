@@ -44,6 +44,7 @@ class StoredModel {
   const std::string* find(const std::string& name) const;  // nullptr when there is none
   std::set<std::string> names() const;
   bool has(StoredType type) const;
+  const std::vector<std::int64_t>& shape(const std::string& name) const;  // of one that is there
   // RequestError where it has another shape, or no floats that are read.
   StoredNumbers numbers(const std::string& name, const std::vector<std::int64_t>& shape) const;
   // Whether both have the same numbers; one that is none is like no other.

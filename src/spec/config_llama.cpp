@@ -35,7 +35,7 @@ void read_llama(const Config& config, const LlamaDefaults& defaults, ModelSpec& 
   else if (m.activation == Activation::gelu)
     config.only_text("hidden_act", "gelu_pytorch_tanh", {"gelu_pytorch_tanh", "gelu_new"});
   else
-    config.only_text("hidden_act", "silu", {"silu"});
+    config.only_text("hidden_act", "silu", {"silu", "swish"});
   if (defaults.biased)
     m.qkv_bias = m.attention_out_bias = config.boolean_or(defaults.bias_key, *defaults.biased);
   else

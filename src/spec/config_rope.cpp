@@ -57,14 +57,25 @@ void read_rope_scaling(const Config& config, const char* key, ModelSpec& m) {
   }
 }
 
+constexpr const char* rotary_key = "partial_rotary_factor";
+
 // The part of a head that is turned: only some families of transformers heed it, which have `otherwise` where
 // none is named.
-void read_partial_rotary(const Config& config, std::optional<double> otherwise, ModelSpec& m) {
-  const char* const key = "partial_rotary_factor";
-  if (!otherwise) return config.only_real(key, 1.0);
-  const double part = config.real_or(key, *otherwise);
-  if (!(part > 0) || part > 1) config.wrong(key, "a number above 0 and up to 1");
+double rotary_part_of(const Config& config, std::optional<double> otherwise) {
+  if (!otherwise) {
+    config.only_real(rotary_key, 1.0);
+    return 1;
+  }
+  const double part = config.real_or(rotary_key, *otherwise);
+  if (!(part > 0) || part > 1) config.wrong(rotary_key, "a number above 0 and up to 1");
+  return part;
+}
+
+void turn_part(const Config& config, double part, ModelSpec& m) {
   m.rotary_dim = part < 1 ? static_cast<std::int64_t>(static_cast<double>(m.head_dim) * part) : 0;
+  if (part < 1 && (m.rotary_dim == 0 || m.rotary_dim % 2 != 0))
+    refuse("{}: {} = {} turns {} of a head's {} elements: only an even number, at least 2, can be turned",
+           config.where(), rotary_key, part, m.rotary_dim, m.head_dim);
 }
 
 }  // namespace
@@ -72,10 +83,7 @@ void read_partial_rotary(const Config& config, std::optional<double> otherwise, 
 void read_rope(const Config& config, double theta, std::optional<double> rotary_part, bool heeded,
                ModelSpec& m) {
   m.rope.theta = config.real_or("rope_theta", theta);
-  if (heeded)
-    read_partial_rotary(config, rotary_part, m);
-  else
-    m.rotary_dim = static_cast<std::int64_t>(static_cast<double>(m.head_dim) * *rotary_part);
+  double part = heeded ? rotary_part_of(config, rotary_part) : *rotary_part;
   for (const char* key : {"rope_scaling", "rope_parameters"}) {
     if (!config.has(key)) continue;
     // Where both are there transformers takes the former alone, or mixes them where layers have their own.
@@ -98,8 +106,9 @@ void read_rope(const Config& config, double theta, std::optional<double> rotary_
     if (m.rope.local_theta > 0 && key == std::string_view("rope_parameters"))
       config.wrong(key, "what has full_attention and sliding_attention");  // transformers heeds nothing else
     read_rope_scaling(config, key, m);
-    if (rope.has("partial_rotary_factor")) read_partial_rotary(rope, rotary_part, m);
+    if (rope.has(rotary_key)) part = rotary_part_of(rope, rotary_part);
   }
+  if (rotary_part) turn_part(config, part, m);
   if (m.rope.local_theta > 0 && !m.rope.whole_pairs)
     refuse(
         "{}: truncate = false is not supported where layers have positions of their own: only true is, as "

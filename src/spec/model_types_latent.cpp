@@ -17,9 +17,11 @@ void read_sharpening(const Config& config, ModelSpec& m) {
     if (!config.has(key) || m.rope.scaling == RopeScaling::none) continue;
     const std::string where = fmt::format("{}, {}", config.where(), key);
     const double by = Config(config.required(key), where).real_or("mscale_all_dim", 0);
-    if (by == 0) continue;
-    const double sharper = m.rope.factor <= 1 ? 1 : 0.1 * by * std::log(m.rope.factor) + 1;
-    m.scales.attention = sharper * sharper / std::sqrt(static_cast<double>(m.head_dim));
+    if (by != 0) {
+      const double sharper = m.rope.factor <= 1 ? 1 : 0.1 * by * std::log(m.rope.factor) + 1;
+      m.scales.attention = sharper * sharper / std::sqrt(static_cast<double>(m.head_dim));
+    }
+    if (!config.required(key).empty()) return;  // the former alone, as read_rope() takes it
   }
 }
 
@@ -36,6 +38,12 @@ void read_latent(const Config& config, LlamaDefaults defaults, ModelSpec& m) {
   m.value_head_dim = config.integer("v_head_dim");
   config.only_boolean("rope_interleave", true);
   read_sharpening(config, m);
+}
+
+// By which transformers makes the angles of these types.
+void only_turned_head_dim(const Config& config, const ModelSpec& m) {
+  if (config.has("head_dim") && config.integer("head_dim") != m.rotary_dim)
+    config.wrong("head_dim", fmt::format("qk_rope_head_dim = {}", m.rotary_dim));
 }
 
 }  // namespace
@@ -56,6 +64,7 @@ void read_deepseek2(const Config& config, ModelSpec& m) {
 void read_deepseek3(const Config& config, ModelSpec& m) {
   const std::int64_t dense = read_dense_layers(config, 3);
   read_latent(config, {}, m);
+  only_turned_head_dim(config, m);
   read_module(config, m);
   if (dense >= m.num_layers) return;
   read_deepseek_experts(config, dense, 2.5, m);
@@ -73,6 +82,9 @@ void read_glm4_moe_lite(const Config& config, ModelSpec& m) {
 }
 
 // Youtu-LLM: DeepSeek-V3's attention alone.
-void read_youtu(const Config& config, ModelSpec& m) { read_latent(config, {.tied = true}, m); }
+void read_youtu(const Config& config, ModelSpec& m) {
+  read_latent(config, {.tied = true}, m);
+  only_turned_head_dim(config, m);
+}
 
 }  // namespace echelon

@@ -87,6 +87,12 @@ void read_gpt_neo(const Config& config, ModelSpec& m) {
       }
   }
   if (std::ssize(local) != m.num_layers) config.wrong(key, legal);
+  if (config.has("attention_layers")) {  // which transformers would take in place of what the types say
+    Json same = Json::array();
+    for (const bool one : local) same.push_back(one ? "local" : "global");
+    if (config.required("attention_layers") != same)
+      config.wrong("attention_layers", "none, or the list that attention_types makes,");
+  }
   const std::int64_t size = config.integer_or("window_size", 256);
   const std::optional<WindowSpec> window = window_of(local, size);
   if (!window)

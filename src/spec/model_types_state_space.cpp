@@ -211,7 +211,7 @@ void read_mamba2(const Config& config, ModelSpec& m) {
   s.kernel = config.integer_or("conv_kernel", 4);
   s.conv_bias = config.boolean_or("use_conv_bias", true);
   s.chunk = config.integer_or("chunk_size", 256);
-  config.only_text("hidden_act", "silu", {"silu"});
+  config.only_text("hidden_act", "silu", {"silu", "swish"});
   config.only_boolean("use_bias", false);
   config.only_boolean("rms_norm", true);
   read_step_limit(config);  // norm_before_gate is heeded by nobody: the gate is first
@@ -259,7 +259,7 @@ void read_nemotron_h(const Config& config, ModelSpec& m) {
   s.kernel = config.integer_or(one_of(config, "conv_kernel", "mamba_d_conv"), 4);
   s.conv_bias = config.boolean_or(one_of(config, "use_conv_bias", "mamba_conv_bias"), true);
   s.chunk = config.integer_or(one_of(config, "chunk_size", "mamba_chunk_size"), 128);
-  config.only_text("mamba_hidden_act", "silu", {"silu"});
+  config.only_text("mamba_hidden_act", "silu", {"silu", "swish"});
   config.only_boolean("use_bias", false);
   config.only_boolean("mamba_proj_bias", false);
   read_step_limit(config, one_of(config, "time_step_limit", "mamba_dt_limit"));

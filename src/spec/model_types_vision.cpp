@@ -5,6 +5,12 @@ namespace echelon {
 
 namespace {
 
+// Whether the output matrix is the embedding's, the whole says, whatever is said of its text.
+void take_tie(const Config& config, Json& text) {
+  if (config.has("tie_word_embeddings"))
+    text["tie_word_embeddings"] = config.boolean_or("tie_word_embeddings", false);
+}
+
 // Of a Gemma 3 that sees images, which says of its text what is not as usual: with the rest.
 Json text_of_gemma3(const Config& config) {
   const Json& text = config.required("text_config");
@@ -14,31 +20,32 @@ Json text_of_gemma3(const Config& config) {
                 {"sliding_window", 4096}};
   whole.update(text);
   whole["model_type"] = "gemma3_text";
+  take_tie(config, whole);
   return whole;
 }
 
-// Of a Mistral that sees images (Small 3.1 and 3.2, Ministral 3). Whether the output matrix is the
-// embedding's, the whole says.
+// Of a Mistral that sees images (Small 3.1 and 3.2, Ministral 3).
 Json text_of_mistral3(const Config& config) {
   Json whole = config.required("text_config");
   if (!whole.is_object()) config.wrong("text_config", "an object");
   const Config text(whole, config.where());
   text.only_text("model_type", "mistral", {"mistral", "ministral3"});
   whole["model_type"] = text.text_or("model_type", "mistral");
-  if (config.has("tie_word_embeddings"))
-    whole["tie_word_embeddings"] = config.boolean_or("tie_word_embeddings", false);
+  take_tie(config, whole);
   return whole;
 }
 
 // Of a Qwen that sees images, which older files have beside what they say of images. A text's positions are
-// the same in all three directions that images have.
-Json text_of_qwen(const Config& config, const char* type, double theta, double eps) {
+// the same in all three directions that images have. `windowed`: what is said of windows is heeded.
+Json text_of_qwen(const Config& config, const char* type, bool windowed, double theta, double eps) {
   Json whole = config.has("text_config") ? config.required("text_config") : config.object();
   if (!whole.is_object()) config.wrong("text_config", "an object");
   whole["model_type"] = type;
-  const bool tied = config.boolean_or("tie_word_embeddings", false) ||
-                    Config(whole, config.where()).boolean_or("tie_word_embeddings", false);
-  whole["tie_word_embeddings"] = tied;
+  take_tie(config, whole);
+  whole.emplace("tie_word_embeddings", false);
+  if (!windowed)
+    for (const char* key : {"use_sliding_window", "sliding_window", "max_window_layers", "layer_types"})
+      whole.erase(key);
   whole.emplace("rope_theta", theta);
   whole.emplace("rms_norm_eps", eps);
   for (const char* key : {"rope_scaling", "rope_parameters"}) {
@@ -56,13 +63,14 @@ struct VisionType {
 constexpr VisionType all_vision_types[] = {
     {"gemma3", text_of_gemma3},
     {"mistral3", text_of_mistral3},
-    {"qwen2_vl", [](const Config& config) { return text_of_qwen(config, "qwen2", 1e6, 1e-5); }},
-    {"qwen2_5_vl", [](const Config& config) { return text_of_qwen(config, "qwen2", 1e6, 1e-5); }},
-    {"qwen3_vl", [](const Config& config) { return text_of_qwen(config, "qwen3", 5e5, 1e-6); }},
+    {"qwen2_vl", [](const Config& config) { return text_of_qwen(config, "qwen2", true, 1e6, 1e-5); }},
+    {"qwen2_5_vl", [](const Config& config) { return text_of_qwen(config, "qwen2", true, 1e6, 1e-5); }},
+    {"qwen3_vl", [](const Config& config) { return text_of_qwen(config, "qwen3", false, 5e5, 1e-6); }},
     {"qwen3_vl_moe",
-     [](const Config& config) { return text_of_qwen(config, "qwen3_vl_moe_text", 5e5, 1e-6); }},
-    {"qwen3_5", [](const Config& config) { return text_of_qwen(config, "qwen3_5_text", 1e4, 1e-6); }},
-    {"qwen3_5_moe", [](const Config& config) { return text_of_qwen(config, "qwen3_5_moe_text", 1e4, 1e-6); }},
+     [](const Config& config) { return text_of_qwen(config, "qwen3_vl_moe_text", false, 5e5, 1e-6); }},
+    {"qwen3_5", [](const Config& config) { return text_of_qwen(config, "qwen3_5_text", true, 1e4, 1e-6); }},
+    {"qwen3_5_moe",
+     [](const Config& config) { return text_of_qwen(config, "qwen3_5_moe_text", true, 1e4, 1e-6); }},
 };
 
 }  // namespace
