@@ -122,7 +122,7 @@ int bench_train(BenchTrainFlags& f) {
   fmt::print(out, "{}\n", cpu_name());
   fmt::print(out, "{} {}, {}, {} a rank, batch {} x {} ({} at once on a rank)\n", plan.model.name,
              plan.precision.name, plan.mesh.describe(), counted(run.threads_per_rank, "thread"),
-             plan.global_batch, counted(plan.seq_len, "token"), plan.micro_batch);
+             plan.global_batch, counted(plan.seq_len, "token"), sequences_at_once(plan));
   fmt::print(out, "{:.0f} tokens/s (median of {}; step {:.3f} s, {:.3f} to {:.3f})\n",
              tokens / seconds.median, counted(f.steps, "step"), seconds.median, seconds.least, seconds.most);
   if (driver != nullptr)

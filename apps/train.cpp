@@ -406,7 +406,7 @@ int run_train(TrainFlags& f, StopSignals& signals) {
       say("tokens  of text by {}, which has {} of the vocabulary's {}\n", f.tokenizer->name(),
           f.tokenizer->vocab(), plan.model.vocab);
     say("batch   {} of {} a step, {} at once on a rank\n", counted(plan.global_batch, "sequence"),
-        counted(plan.seq_len, "token"), std::min(plan.micro_batch, plan.global_batch));
+        counted(plan.seq_len, "token"), sequences_at_once(plan));
     if (request.asynchronous)
       say("servers {} beside the mesh; saved at the end alone, not by a signal; a worker {}\n",
           request.asynchronous->servers,

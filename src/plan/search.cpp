@@ -906,7 +906,7 @@ std::optional<Refusal> unpriced(const Plan& plan, const Workload& work) {
     return refused("schedule", {}, "a schedule of one's own is not priced; legal: a name");
   for (const PlanField& field : plan_fields()) {
     if (field.priced == nullptr) continue;
-    Refusal refusal = refused(field.name(), {}, "is not priced");
+    Refusal refusal = refused(field.name(), {}, "is not priced, by plan or with --machine");
     std::istringstream priced(field.priced);
     for (std::string value; std::getline(priced, value, '|');)
       refusal.remedies.push_back({field.name(), value});

@@ -32,6 +32,10 @@ Range dp_samples(const Plan& plan, int dp_rank) {
   return split_range(plan.global_batch, plan.mesh.size(Axis::dp), dp_rank);
 }
 
+std::int64_t sequences_at_once(const Plan& plan) {
+  return std::min(plan.micro_batch, dp_samples(plan, 0).size());
+}
+
 std::vector<Range> microbatches(const Plan& plan, int dp_rank) {
   const Range samples = dp_samples(plan, dp_rank);
   std::vector<Range> batches;

@@ -125,6 +125,9 @@ bool interleaves_pairs(const Plan& plan);
 // Sequences of the global batch that data-parallel rank `dp_rank` computes: sample numbers [begin, end).
 Range dp_samples(const Plan& plan, int dp_rank);
 
+// At most, of any rank: its microbatch, or its share of the batch where that is less.
+std::int64_t sequences_at_once(const Plan& plan);
+
 // Samples of each microbatch of that rank, in order. From ZeRO 2 on the ranks that share state must meet
 // in every microbatch, and so must those that share experts: those that have fewer get empty ones after the
 // others.

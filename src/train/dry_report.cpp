@@ -125,7 +125,7 @@ std::string dry_run_text(const Plan& plan, const PipelineLayout& pipeline, const
         fmt::format("offload {} in files, not in the memory that follows\n", offloaded_words(plan.offload));
   text += fmt::format("batch   {} of {} a step, {} at once on a rank, in {}\n",
                       counted(plan.global_batch, "sequence"), counted(plan.seq_len, "token"),
-                      std::min(plan.micro_batch, plan.global_batch), plan.precision.name);
+                      sequences_at_once(plan), plan.precision.name);
   if (mesh.size(Axis::pp) > 1) {
     const auto bubble = bubble_of(plan, pipeline);
     const std::vector<std::int64_t> layers = layers_of_stages(pipeline);

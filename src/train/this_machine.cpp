@@ -23,7 +23,7 @@ namespace echelon {
 
 double predicted_bytes(const Plan& plan, const DryRunOptions& options) {
   // Beyond this the exact prediction could leave 64 bits.
-  const double activations = 4.0 * static_cast<double>(std::min(plan.micro_batch, plan.global_batch)) *
+  const double activations = 4.0 * static_cast<double>(sequences_at_once(plan)) *
                              static_cast<double>(plan.seq_len) *
                              static_cast<double>(plan.model.num_layers * plan.model.hidden);
   return activations > 1e15
