@@ -45,17 +45,18 @@ class TokenKernels : public KernelBackend, protected Launching<Launch> {
   void convolve(const Tensor& x, const Tensor& w, const Tensor& bias, const SequenceRows& rows,
                 Out y) override {
     with_stored_type(x, [&, this]<class T>(T) {
-      each_of_rows("convolve", x,
-                   rows::Convolve<T>{matrix<T>(x), taps<T>(w, bias, rows), matrix<Wide<T>>(y)});
+      this->each_of_rows("convolve", x,
+                         rows::Convolve<T>{matrix<T>(x), taps<T>(w, bias, rows), matrix<Wide<T>>(y)});
     });
   }
   void convolve_backward(const Tensor& x, const Tensor& w, const Tensor& bias, const SequenceRows& rows,
                          InOut dy, Out dx) override {
     with_stored_type(x, [&, this]<class T>(T) {
       const rows::Taps<T> of = taps<T>(w, bias, rows);
-      each_of_rows("convolve_backward", x, rows::ConvolveBackward<T>{matrix<T>(x), of, matrix<Wide<T>>(dy)});
-      each_of_rows("convolve_backward_input", x,
-                   rows::ConvolveBackwardInput<T>{matrix<Wide<T>>(dy), of, matrix<T>(dx)});
+      this->each_of_rows("convolve_backward", x,
+                         rows::ConvolveBackward<T>{matrix<T>(x), of, matrix<Wide<T>>(dy)});
+      this->each_of_rows("convolve_backward_input", x,
+                         rows::ConvolveBackwardInput<T>{matrix<Wide<T>>(dy), of, matrix<T>(dx)});
     });
   }
   void convolve_backward_weight(const Tensor& x, const Tensor& dy, const SequenceRows& rows,
@@ -69,14 +70,14 @@ class TokenKernels : public KernelBackend, protected Launching<Launch> {
 
   void short_convolution(const Tensor& bcx, const Tensor& w, const SequenceRows& rows, Out y) override {
     with_stored_type(bcx, [&, this]<class T>(T) {
-      each_of_rows("short_convolution", y,
-                   rows::ShortConvolution<T>{gated_channels<T>(bcx, rows), matrix<T>(w), matrix<T>(y)});
+      this->each_of_rows("short_convolution", y,
+                         rows::ShortConvolution<T>{gated_channels<T>(bcx, rows), matrix<T>(w), matrix<T>(y)});
     });
   }
   void short_convolution_backward(const Tensor& bcx, const Tensor& w, const Tensor& dy,
                                   const SequenceRows& rows, Out dbcx, Out y) override {
     with_stored_type(bcx, [&, this]<class T>(T) {
-      each_of_rows(
+      this->each_of_rows(
           "short_convolution_backward", y,
           rows::ShortConvolutionBackward<T>{
               {gated_channels<T>(bcx, rows), matrix<T>(w), matrix<T>(y)}, matrix<T>(dy), matrix<T>(dbcx)});
@@ -106,13 +107,15 @@ class TokenKernels : public KernelBackend, protected Launching<Launch> {
 
   void sigmoid_gate(const Tensor& x, const Tensor& gate, Out y) override {
     with_stored_type(x, [&, this]<class T>(T) {
-      each_of_rows("sigmoid_gate", x, rows::SigmoidGate<T>{matrix<T>(x), matrix<T>(gate), matrix<T>(y)});
+      this->each_of_rows("sigmoid_gate", x,
+                         rows::SigmoidGate<T>{matrix<T>(x), matrix<T>(gate), matrix<T>(y)});
     });
   }
   void sigmoid_gate_backward(const Tensor& x, InOut gate, InOut dy, Out y) override {
     with_stored_type(x, [&, this]<class T>(T) {
-      each_of_rows("sigmoid_gate_backward", x,
-                   rows::SigmoidGateBackward<T>{matrix<T>(x), matrix<T>(gate), matrix<T>(dy), matrix<T>(y)});
+      this->each_of_rows(
+          "sigmoid_gate_backward", x,
+          rows::SigmoidGateBackward<T>{matrix<T>(x), matrix<T>(gate), matrix<T>(dy), matrix<T>(y)});
     });
   }
 
