@@ -5,7 +5,8 @@ make_pages.py ECHELON DIRECTORY writes them anew into DIRECTORY/pages, beside DI
     python3 site/make_pages.py build/release/echelon build/site
     mkdocs build --strict --config-file build/site/mkdocs.yml
 
-Links to what is no page of the site (sources, presets) become plain text.
+Links to what is no page of the site (sources, presets) become plain text. Every page is in the nav of
+mkdocs.yml, and the nav names no other: otherwise this fails.
 """
 
 import os
@@ -75,6 +76,15 @@ def reference(words: List[str], told: str) -> str:
     return f"# {' '.join(['echelon', *words])}\n\n{what}\n\n```text\n{told.rstrip()}\n```\n"
 
 
+def check_nav(pages: Path) -> None:
+    _, _, nav = (ROOT / "site/mkdocs.yml").read_text(encoding="utf-8").partition("\nnav:\n")
+    named = set(re.findall(r"[\w./-]+\.md$", nav, re.MULTILINE))
+    written = {str(path.relative_to(pages)) for path in pages.rglob("*.md")}
+    for pages_of, what in [(written - named, "not in the nav"), (named - written, "in the nav, but there is no such page")]:
+        if pages_of:
+            raise SystemExit(f"site/mkdocs.yml: {what}: {', '.join(sorted(pages_of))}")
+
+
 def main() -> None:
     echelon, place = os.path.abspath(sys.argv[1]), Path(sys.argv[2])
     pages = place / "pages"
@@ -89,6 +99,7 @@ def main() -> None:
     for words, told in references(echelon, []):
         name = "-".join(["echelon", *words])
         (pages / "reference" / f"{name}.md").write_text(reference(words, told), encoding="utf-8")
+    check_nav(pages)
     shutil.copy(ROOT / "site/mkdocs.yml", place / "mkdocs.yml")
 
 

@@ -1,5 +1,6 @@
 #!/bin/sh
-# The site of docs/ builds, without a broken link. site.sh SOURCE PLACE ECHELON: PLACE is made anew.
+# The site of docs/ builds, without a broken link; and without mkdocs: its nav has every page. site.sh SOURCE PLACE ECHELON:
+# PLACE is made anew.
 # Exit status 77: cannot be tried here, and why.
 set -eu
 source=$1 place=$2 echelon=$3
@@ -8,14 +9,13 @@ cant() {
   exit 77
 }
 command -v python3 >/dev/null || cant "python3 is not installed"
+rm -rf "$place"
+mkdir -p "$place"
+python3 "$source/site/make_pages.py" "$echelon" "$place"
 command -v mkdocs >/dev/null || cant "mkdocs is not installed (pip install mkdocs-material)"
 mkdocs --version | grep -qE 'version (1\.([6-9]|[1-9][0-9])|[2-9])' || cant "mkdocs is older than 1.6, which checks anchors"
 # (Not --quiet: what is not logged does not count.)
 build() { mkdocs build --strict --config-file "$place/mkdocs.yml" >"$place/said" 2>&1; }
-
-rm -rf "$place"
-mkdir -p "$place"
-python3 "$source/site/make_pages.py" "$echelon" "$place"
 build || {
   ! grep -q "Unrecognised theme name: 'material'" "$place/said" || cant "mkdocs-material is not installed"
   cat "$place/said"
