@@ -98,9 +98,7 @@ class Simulate {
 
   SimulationReport report(const char* flag, const std::string& name, int chunks, int steps) const {
     if (!is_name(name)) return report_on(read(flag, name));
-    if (steps != 1 && !is_stream(name))
-      refuse("--steps {}: {} flushes after every step, so one shows all; legal: 1", steps, name);
-    check_request(name, f_.ranks(), f_.microbatches(), chunks);
+    check_request(name, f_.ranks(), f_.microbatches(), chunks, steps);
     if (name == "zb-auto") return search();
     if (name == "interleaved") return interleave(chunks == 0 ? 2 : chunks);
     return report_on(make_schedule(name, f_.ranks(), f_.microbatches(), chunks, steps));

@@ -15,8 +15,6 @@
 namespace echelon {
 namespace {
 
-constexpr std::int64_t most_cells = 1 << 23;  // ranks times chunks times microbatches: a gigabyte or two
-
 struct OfFbw {
   double f, b, w;
 };
@@ -93,11 +91,7 @@ void SimulateFlags::read(const CLI::App& app) {
   at_least_1("--microbatches", microbatches());
   if (chunks < 0) refuse("--chunks {}: must be at least 1", chunks);
   if (group < 0) refuse("--group-size {}: must be at least 0", group);
-  double cells = steps;
-  for (int factor : {ranks(), microbatches(), std::max(chunks, 2)}) cells *= factor;
-  if (cells > most_cells)
-    refuse("--pp {} x --microbatches {}: with their chunks and steps {} pieces of work; legal: up to {}",
-           ranks(), microbatches(), cells, most_cells);
+  check_size(ranks(), microbatches(), chunks, steps);
 
   const OfFbw full = parse_fbw("--times", times, 0);
   full_stage = {full.f, full.b, full.w};

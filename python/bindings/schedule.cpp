@@ -212,7 +212,8 @@ void bind_schedules(nb::module_& m) {
       .def_static(
           "named",
           [](const std::string& name, int pp, int microbatches, int chunks, int steps) {
-            check_request(name, pp, microbatches, chunks);
+            check_request(name, pp, microbatches, chunks, steps);
+            check_size(pp, microbatches, chunks, steps);
             return make_schedule(name, pp, microbatches, chunks, steps);
           },
           "name"_a, "pp"_a, "microbatches"_a, nb::kw_only(), "chunks"_a = 0, "steps"_a = 1,

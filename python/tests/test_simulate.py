@@ -77,6 +77,21 @@ def test_what_no_instruction_could_mean(make):
         make()
 
 
+def test_a_named_one_has_the_sizes_that_simulate_has():
+    size = {"pp": 10**6, "microbatches": 10**6}
+    refusals = []
+    for make in (lambda: Schedule.named("1f1b", **size), lambda: echelon.simulate("1f1b", **size)):
+        with pytest.raises(echelon.RequestError, match="pieces of work; legal: up to 8388608") as refusal:
+            make()
+        refusals.append(str(refusal.value))
+    assert refusals[0] == refusals[1]
+    for steps in (0, 2):
+        with pytest.raises(echelon.RequestError) as refusal:
+            Schedule.named("1f1b", 4, 8, steps=steps)
+        assert refusal.value.field == "steps"
+    assert Schedule.named("2bw", 2, 2, steps=3).num_microbatches == 6
+
+
 def test_instructions_beyond_the_schedule_are_refused():
     for schedule in [Schedule([[I("F", 3, 0), I("BW", 3, 0)]], num_stages=1),
                      Schedule([[I("F", 0, 3), I("BW", 0, 3)]], num_microbatches=1),

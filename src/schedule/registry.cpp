@@ -16,7 +16,7 @@ const std::vector<std::string>& schedule_names() {
   return names;
 }
 
-void check_request(const std::string& name, int ranks, int microbatches, int chunks) {
+void check_request(const std::string& name, int ranks, int microbatches, int chunks, int steps) {
   const auto& names = schedule_names();
   if (std::find(names.begin(), names.end(), name) == names.end())
     refuse("--schedule {}: unknown{}; legal: {}", name, did_you_mean(name, names), fmt::join(names, ", "));
@@ -26,16 +26,26 @@ void check_request(const std::string& name, int ranks, int microbatches, int chu
   const bool folded = name == "zb-v" || name == "v-half" || name == "v-min" || name == "dualpipev";
   if (!name.starts_with("interleaved") && chunks > (folded ? 2 : 1))
     refuse("--chunks {}: {} has {} a rank; only interleaved takes more", chunks, name, folded ? 2 : 1);
+  if (steps < 1) refuse("--steps {}: must be at least 1", steps);
+  if (steps > 1 && !is_stream(name))
+    refuse("--steps {}: {} flushes after every step, so one shows all; legal: 1", steps, name);
+}
+
+void check_size(int ranks, int microbatches, int chunks, int steps) {
+  constexpr double most_pieces = 1 << 23;  // a gigabyte or two
+  double pieces = steps;
+  for (int factor : {ranks, microbatches, std::max(chunks, 2)}) pieces *= factor;
+  if (pieces > most_pieces)
+    refuse("--pp {} x --microbatches {}: with their chunks and steps {} pieces of work; legal: up to {}",
+           ranks, microbatches, pieces, most_pieces);
 }
 
 bool is_stream(const std::string& name) { return name == "pipedream" || name == "2bw"; }
 
 Schedule make_schedule(const std::string& name, int ranks, int microbatches, int chunks, int steps) {
-  check_request(name, ranks, microbatches, chunks);
-  check(steps >= 1, "a schedule of no steps");
+  check_request(name, ranks, microbatches, chunks, steps);
   if (name == "pipedream") return pipedream(ranks, microbatches * steps);
   if (name == "2bw") return two_bw(ranks, microbatches * steps, microbatches);
-  check(steps == 1, "a schedule that flushes is made for one step");
   if (name == "interleaved") return interleaved(ranks, microbatches, chunks == 0 ? 2 : chunks);
   if (name == "interleaved-even") return interleaved_even(ranks, microbatches, chunks == 0 ? 2 : chunks);
   if (name == "naive") return naive(ranks, microbatches);

@@ -34,7 +34,10 @@ Schedule dualpipe_v(int ranks, int microbatches);
 // Those of --schedule.
 const std::vector<std::string>& schedule_names();
 // Throws RequestError, naming the flag and what is legal, for numbers that no schedule of that name has.
-void check_request(const std::string& name, int ranks, int microbatches, int chunks);
+void check_request(const std::string& name, int ranks, int microbatches, int chunks, int steps = 1);
+// Throws RequestError for a schedule that is too large to look at, of any name. Whoever lets a user write
+// these numbers asks it before the schedule is made; a training has as many microbatches as its data.
+void check_size(int ranks, int microbatches, int chunks, int steps);
 // Whether the schedule of this name does not flush: PipeDream and 2BW.
 bool is_stream(const std::string& name);
 // Throws RequestError naming the flag and the least legal value. `chunks`: 0 for the schedule's own number.
