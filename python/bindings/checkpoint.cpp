@@ -1,8 +1,10 @@
 // Tensors on disk: checkpoints and safetensors files. The bytes of a tensor that is stored whole are not read
-// here: Python maps the file (echelon/_checkpoint.py) at the place that a reader of the header has checked.
+// here: Python has them as a view of the file, which is mapped.
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/tuple.h>
+#include <sys/mman.h>
 
+#include <cerrno>
 #include <cstring>
 #include <filesystem>
 #include <memory>
@@ -31,22 +33,45 @@ StoredType type_of(const std::string& name) {
   refuse("--dtype {}: safetensors has no such type", name);
 }
 
+// The file that a header was read of, whatever has its name later. What is written to it stays in this
+// process.
+class Mapped {
+ public:
+  explicit Mapped(const SafetensorsFile& file) : bytes_(static_cast<std::size_t>(file.file().size())) {
+    at_ = ::mmap(nullptr, bytes_, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_NORESERVE,
+                 file.file().descriptor(), 0);
+    if (at_ == MAP_FAILED) fail("{}: cannot be mapped: {}", file.path(), std::strerror(errno));
+  }
+  ~Mapped() { ::munmap(at_, bytes_); }
+  Mapped(const Mapped&) = delete;
+  Mapped& operator=(const Mapped&) = delete;
+
+  std::uint8_t* at(std::int64_t begin) const { return static_cast<std::uint8_t*>(at_) + begin; }
+
+ private:
+  std::size_t bytes_;
+  void* at_;
+};
+using MappedFile = std::shared_ptr<const Mapped>;
+
 // Where a tensor lies, whole.
 struct Place {
-  std::string name, dtype, path;
+  std::string name, dtype;
   std::vector<std::int64_t> shape;
+  MappedFile file;
   std::int64_t begin = 0, bytes = 0;
 };
 
-Place place_of(const SafetensorsFile& file, const StoredTensor& tensor) {
-  return {tensor.name,  stored_type_name(tensor.type),     file.path(),
-          tensor.shape, file.data_begin() + tensor.offset, tensor.bytes()};
+Place place_of(const SafetensorsFile& file, const MappedFile& mapped, const StoredTensor& tensor) {
+  return {tensor.name, stored_type_name(tensor.type),     tensor.shape,
+          mapped,      file.data_begin() + tensor.offset, tensor.bytes()};
 }
 
 std::vector<Place> places_in(const std::string& path) {
   const SafetensorsFile file(path);
+  const auto mapped = std::make_shared<const Mapped>(file);
   std::vector<Place> places;
-  for (const StoredTensor& tensor : file.tensors()) places.push_back(place_of(file, tensor));
+  for (const StoredTensor& tensor : file.tensors()) places.push_back(place_of(file, mapped, tensor));
   return places;
 }
 
@@ -59,10 +84,11 @@ class Stored {
     const Manifest manifest = read_manifest(info_.path);
     for (const auto& [name, sums] : manifest.checksums) {
       const SafetensorsFile file((std::filesystem::path(info_.path) / name).string());
+      const auto mapped = std::make_shared<const Mapped>(file);
       for (const StoredTensor& tensor : file.tensors()) {
         const TensorPart part = parse_part(tensor.name);
         types_[part.tensor] = tensor.type;
-        if (part.whole) places_[part.tensor] = place_of(file, tensor);
+        if (part.whole) places_[part.tensor] = place_of(file, mapped, tensor);
       }
     }
   }
@@ -152,7 +178,13 @@ nb::dlpack::dtype dlpack_type(StoredType type) {
 }
 
 using Bytes1d = nb::ndarray<std::uint8_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+using MappedBytes = nb::ndarray<nb::numpy, std::uint8_t, nb::ndim<1>>;
 using ReadBytes1d = nb::ndarray<const std::uint8_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+
+// A view; it keeps the place, which keeps the file mapped.
+MappedBytes raw_bytes(const Place& place) {
+  return MappedBytes(place.file->at(place.begin), {static_cast<std::size_t>(place.bytes)});
+}
 
 using AnyArray = nb::ndarray<nb::array_api>;
 
@@ -197,10 +229,8 @@ void bind_checkpoint(nb::module_& m) {
   nb::class_<Place>(m, "_Place")
       .def_ro("name", &Place::name)
       .def_ro("dtype", &Place::dtype)
-      .def_ro("path", &Place::path)
       .def_ro("shape", &Place::shape)
-      .def_ro("begin", &Place::begin)
-      .def_ro("bytes", &Place::bytes);
+      .def_prop_ro("raw", &raw_bytes);
   m.def("_places_in", &places_in, "path"_a);
   m.def("_viewed", &viewed, "array"_a, "dtype"_a, "shape"_a);
   m.def("_write_safetensors", &write_safetensors, "path"_a, "tensors"_a, "metadata"_a);

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import mmap
 import os
 from typing import Any, Dict, Iterator, List, Mapping, Optional, Tuple, Union
 
@@ -10,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from . import _core
-from ._errors import RequestError, RunError
+from ._errors import RequestError
 
 _NUMPY = {
     "BOOL": np.bool_,
@@ -87,22 +86,8 @@ class Tensor:
         return f"<Tensor {self.name} {self.dtype} {self.shape}>"
 
 
-class _Maps:
-    """Files that are mapped, each once."""
-
-    def __init__(self) -> None:
-        self._maps: Dict[str, npt.NDArray[np.uint8]] = {}
-
-    def bytes_at(self, path: str, begin: int, count: int) -> npt.NDArray[np.uint8]:
-        if path not in self._maps:
-            with open(path, "rb") as file:
-                self._maps[path] = np.frombuffer(
-                    mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY), dtype=np.uint8
-                )
-        whole = self._maps[path]
-        if begin + count > whole.size:
-            raise RunError(f"{path}: has become shorter")
-        return whole[begin : begin + count]
+def _at(place: Any) -> Tensor:
+    return Tensor(place.name, place.dtype, place.shape, place.raw)
 
 
 class Tensors(Mapping[str, npt.NDArray[Any]]):
@@ -113,12 +98,9 @@ class Tensors(Mapping[str, npt.NDArray[Any]]):
 
     def __init__(self, places: List[Any]) -> None:
         self._places = {place.name: place for place in places}
-        self._maps = _Maps()
 
     def tensor(self, name: str) -> Tensor:
-        place = self._places[name]
-        raw = self._maps.bytes_at(place.path, place.begin, place.bytes)
-        return Tensor(name, place.dtype, place.shape, raw)
+        return _at(self._places[name])
 
     def __getitem__(self, name: str) -> npt.NDArray[Any]:
         tensor = self.tensor(name)
@@ -154,10 +136,7 @@ class Checkpoint(Tensors):
         if name not in self._names:
             raise KeyError(name)
         place = self._stored.place(name)
-        if place is None:
-            return self.read(name)
-        raw = self._maps.bytes_at(place.path, place.begin, place.bytes)
-        return Tensor(name, place.dtype, place.shape, raw)
+        return self.read(name) if place is None else _at(place)
 
     def read(self, name: str) -> Tensor:
         """A copy in memory, checked against the checkpoint's checksums: RequestError where it is damaged."""

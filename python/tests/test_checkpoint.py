@@ -63,6 +63,19 @@ def test_arrays_outlive_the_checkpoint(saved):
     assert np.isfinite(array).all()
 
 
+def test_a_file_that_replaces_it_is_another(tmp_path):
+    """What was opened is read, also where the first access comes after it."""
+    (tmp_path / "later").mkdir()
+    path, other = tmp_path / "one.safetensors", tmp_path / "later" / "one.safetensors"
+    echelon.save_safetensors(path, {"a": np.arange(8), "b": np.arange(8, 16)})
+    echelon.save_safetensors(other, {"b": np.zeros(8, np.int64), "a": np.ones(8, np.int64)}, {"a longer": "header"})
+    of_file, of_directory = echelon.open_checkpoint(path), echelon.open_checkpoint(tmp_path)
+    other.replace(path)
+    for opened in (of_file, of_directory):
+        assert opened["a"].tolist() == list(range(8)) and opened["b"].tolist() == list(range(8, 16))
+    assert echelon.open_checkpoint(path)["a"].tolist() == [1] * 8
+
+
 def test_equals_what_is_exported(binary, saved, tmp_path):
     for place, path in enumerate(saved):
         out = tmp_path / f"hf{place}"

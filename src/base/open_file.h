@@ -11,7 +11,7 @@
 
 namespace echelon {
 
-// A regular file that is read at positions, by any number of threads. It is never mapped: somebody may cut it
+// A regular file that is read at positions, by any number of threads. It maps nothing: somebody may cut it
 // short while it is read, which would end a process that has it mapped (SIGBUS).
 class OpenFile {
  public:
@@ -24,6 +24,7 @@ class OpenFile {
 
   const std::string& path() const { return path_; }
   std::int64_t size() const { return size_; }  // when it was opened
+  int descriptor() const { return fd_; }       // -1 once it is closed
 
   // The bytes from position `at` on. RunError where the file has become shorter or cannot be read any more.
   void read(std::int64_t at, std::span<std::byte> out) const;

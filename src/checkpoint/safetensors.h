@@ -84,6 +84,7 @@ class SafetensorsFile {
  public:
   explicit SafetensorsFile(const std::string& path);
 
+  const OpenFile& file() const { return file_; }
   const std::string& path() const { return file_.path(); }
   const std::vector<StoredTensor>& tensors() const { return tensors_; }  // in the order of their bytes
   const std::map<std::string, std::string>& metadata() const { return metadata_; }
