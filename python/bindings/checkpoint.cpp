@@ -211,6 +211,8 @@ void write_safetensors(
   std::vector<StoredTensor> declared;
   std::set<std::string> names;
   for (const auto& [name, dtype, shape, bytes] : tensors) {
+    if (name == "__metadata__")
+      refuse("--tensors: {} is no tensor's name: the format has it for the metadata", name);
     if (!names.insert(name).second) refuse("--tensors: {} is there twice", name);
     declared.push_back({name, type_of(dtype), shape});
     if (declared.back().bytes() != static_cast<std::int64_t>(bytes.size()))

@@ -185,6 +185,13 @@ def save_safetensors(
 ) -> None:
     """Writes arrays to a safetensors file, which is there whole or not at all. Values are numpy arrays, or Tensors
     of any type. RequestError for a type that the format has not, RunError where the disk is full."""
+    for field, given in (("tensors", tensors), ("metadata", metadata or {})):
+        for name in given:
+            if not isinstance(name, str):
+                raise RequestError(f"--{field}: a name of type {type(name).__name__}; legal: a text")
+    for value in (metadata or {}).values():
+        if not isinstance(value, str):
+            raise RequestError(f"--metadata: a value of type {type(value).__name__}; legal: a text")
     stored: List[Tuple[str, str, List[int], npt.NDArray[np.uint8]]] = []
     for name, value in tensors.items():
         if isinstance(value, Tensor):

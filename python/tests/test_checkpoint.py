@@ -139,6 +139,21 @@ def test_written_and_read_again(tmp_path):
         echelon.save_safetensors(tmp_path / "nowhere" / "a.safetensors", arrays)
 
 
+@pytest.mark.parametrize(
+    "tensors, metadata, field",
+    [
+        ({"__metadata__": np.zeros(3)}, None, "tensors"),
+        ({3: np.zeros(3)}, None, "tensors"),
+        ({"a": np.zeros(3)}, {"step": 3}, "metadata"),
+        ({"a": np.zeros(3)}, {3: "step"}, "metadata"),
+    ],
+)
+def test_names_that_no_file_has(tmp_path, tensors, metadata, field):
+    with pytest.raises(echelon.RequestError) as refusal:
+        echelon.save_safetensors(tmp_path / "a.safetensors", tensors, metadata)
+    assert refusal.value.field == field and not list(tmp_path.iterdir())
+
+
 @pytest.fixture
 def narrow(tmp_path):
     """A file of bf16: 1, -2.5 and 0.15625, which bf16 has exactly."""
