@@ -49,13 +49,18 @@ class Caller {
   Caller(const Caller&) = delete;
   Caller& operator=(const Caller&) = delete;
 
-  // A function that returns False ends the run too.
+  // A function that returns what is false ends the run too; None, which those return that say nothing, does
+  // not.
   template <class... Argument>
   void call(const nb::object& function, const Argument&... argument) {
     if (!function.is_valid() || function.is_none() || raised_) return;
     const nb::gil_scoped_acquire acquire;
     try {
-      if (const nb::object answer = function(argument...); answer.is(nb::bool_(false))) ends_ = true;
+      const nb::object answer = function(argument...);
+      if (answer.is_none()) return;
+      const int is_true = PyObject_IsTrue(answer.ptr());
+      if (is_true < 0) throw nb::python_error();
+      if (is_true == 0) ends_ = true;
     } catch (nb::python_error& error) {
       raised_.emplace(std::move(error));
       ends_ = true;

@@ -218,12 +218,13 @@ def train(
 
     ``data`` is a path, or several, of text, .jsonl, directories or token files. ``on_step`` is called with the
     record of every step, ``on_evaluation`` with (step, validation loss), ``on_checkpoint`` with its path. When
-    ``on_step`` returns False, no rank begins another step, and the training ends with its checkpoint. What the
-    other functions say, and Ctrl-C, is heard after the step that is under way. (A schedule without a flush has
-    begun the next step by then, and empties its pipeline with one more.) What a function raises ends the training
-    too, and is raised then, as KeyboardInterrupt is; its attribute ``answer`` is what would have been returned.
-    With ``staleness`` no step is common to all workers: that training ends at once, without a checkpoint. Other
-    threads of Python run on meanwhile. RequestError before any rank starts, RunError or CommError afterwards.
+    ``on_step`` returns False, or whatever else is false but None, no rank begins another step, and the training ends
+    with its checkpoint. What the other functions say, and Ctrl-C, is heard after the step that is under way. (A
+    schedule without a flush has begun the next step by then, and empties its pipeline with one more.) What a
+    function raises ends the training too, and is raised then, as KeyboardInterrupt is; its attribute ``answer`` is
+    what would have been returned. With ``staleness`` no step is common to all workers: that training ends at once,
+    without a checkpoint. Other threads of Python run on meanwhile. RequestError before any rank starts, RunError or
+    CommError afterwards.
     """
     paths = list(data) if isinstance(data, (list, tuple)) else [data]
     with words_of({**arguments, "data": paths}) as words:
@@ -262,8 +263,8 @@ def generate(
     """Samples text from a checkpoint, which may be its path: ``generate("runs/first", "And God said")``.
 
     Of a list of prompts a list is returned. ``on_text(piece, index)`` is called with the text as it comes, and the
-    index of its prompt; where it returns False the answer has what came until then. For models whose tokenizer is
-    not beside the checkpoint: ``prompt_tokens=[...]``.
+    index of its prompt; where it returns False, or whatever else is false but None, the answer has what came until
+    then. For models whose tokenizer is not beside the checkpoint: ``prompt_tokens=[...]``.
     """
     path = checkpoint.path if isinstance(checkpoint, Checkpoint) else checkpoint
     with words_of({**arguments, "checkpoint": path, "prompt": prompt}) as words:

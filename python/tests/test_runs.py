@@ -8,6 +8,7 @@ import subprocess
 import threading
 import time
 
+import numpy as np
 import pytest
 
 import echelon
@@ -51,6 +52,17 @@ def test_resumes_to_the_same_bits(tiny, text, tmp_path):
     assert first.stopped and first.last_step == 2 and saved == first.checkpoints == [first.checkpoint]
     rest = echelon.train(text, steps=9, sample=0, checkpoint=tmp_path, resume=True, **tiny)
     assert [one.loss for one in first.steps + rest.steps] == [one.loss for one in whole.steps]
+
+
+@pytest.mark.parametrize("said, steps", [(np.False_, 1), (0, 1), (None, 3), (np.True_, 3), ("go", 3)])
+def test_what_on_step_returns_is_a_truth_value(tiny, text, said, steps):
+    answer = echelon.train(text, steps=3, sample=0, on_step=lambda record: said, **tiny)
+    assert len(answer.steps) == steps and answer.stopped == (steps < 3)
+
+
+def test_what_has_no_truth_value_is_raised(tiny, text):
+    with pytest.raises(ValueError, match="ambiguous"):
+        echelon.train(text, steps=3, sample=0, on_step=lambda record: np.zeros(2), **tiny)
 
 
 def test_an_exception_ends_the_run(tiny, text, tmp_path):
