@@ -43,7 +43,7 @@ from ._core import version as __version__
 from . import _core
 from ._errors import CommError, InvariantError, RequestError, RunError
 from ._show import html_of_plans, html_of_simulation
-from ._words import words_of
+from ._words import texts_of, words_of
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -267,7 +267,8 @@ def generate(
     then. For models whose tokenizer is not beside the checkpoint: ``prompt_tokens=[...]``.
     """
     path = checkpoint.path if isinstance(checkpoint, Checkpoint) else checkpoint
-    with words_of({**arguments, "checkpoint": path, "prompt": prompt}) as words:
+    prompts = None if prompt is None else texts_of("prompt", prompt)
+    with words_of({**arguments, "checkpoint": path, "prompt": prompts}) as words:
         texts = _core._generate(words, on_text)
     return texts[0] if prompt is None or isinstance(prompt, str) else texts
 

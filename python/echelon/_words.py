@@ -41,6 +41,20 @@ def _plain(value: Any) -> Any:
     return _plain(value.tolist()) if hasattr(value, "tolist") else value
 
 
+def texts_of(field: str, value: Any) -> List[str]:
+    """One text, or a list of them with at least one."""
+    texts = [value] if isinstance(value, str) else _plain(value)
+    if isinstance(texts, list) and texts and all(isinstance(one, str) for one in texts):
+        return texts
+    if not isinstance(texts, list):
+        wrong = f"a value of type {type(value).__name__}"
+    elif not texts:
+        wrong = "an empty list"
+    else:
+        wrong = "a list with a value of type " + next(type(one).__name__ for one in texts if not isinstance(one, str))
+    raise RequestError(f"--{field}: {wrong}; legal: a text, or a list of texts")
+
+
 @contextmanager
 def words_of(arguments: Mapping[str, Any]) -> Iterator[Dict[str, List[str]]]:
     """The values as texts; None is as if it were not given."""

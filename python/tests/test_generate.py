@@ -64,6 +64,10 @@ def test_tokens_alone(saved):
         ({"prompt": "a", "max_tokens": 0}, "max_tokens"),
         ({"prompt": "a", "tp": 3}, "tp"),
         ({"prompt": "a", "chat": True}, "chat"),
+        ({"prompt": []}, "prompt"),
+        ({"prompt": 5}, "prompt"),
+        ({"prompt": ["a", 3]}, "prompt"),
+        ({"prompt": {"a": "b"}}, "prompt"),
         ({"prompt": "a", "max_tokns": 3}, "max_tokns"),
     ],
 )
