@@ -33,6 +33,9 @@ void bind_checkpoint(nb::module_& m);
 // How types name the equality of an object with whatever there is.
 inline const nb::sig compared_with_anything("def __eq__(self, arg: object, /) -> bool");
 
+// Of an object; equal ones have the same such text.
+inline Py_hash_t hash_of(const std::string& text) { return nb::hash(nb::str(text.c_str(), text.size())); }
+
 // Plain dicts, lists, numbers and texts of a JSON text, which is of one object.
 using JsonObject = nb::typed<nb::dict, nb::str, nb::any>;
 JsonObject from_json(const std::string& text);

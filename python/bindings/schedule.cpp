@@ -136,6 +136,7 @@ void bind_instructions(nb::module_& m) {
       .def(
           "__eq__", [](const Instruction& a, const Instruction& b) { return a == b; }, nb::is_operator(),
           compared_with_anything)
+      .def("__hash__", [](const Instruction& i) { return hash_of(to_string(i)); })
       .def("__str__", [](const Instruction& i) { return to_string(i); })
       .def("__repr__", [](const Instruction& i) { return fmt::format("<Instruction {}>", to_string(i)); });
 }
@@ -254,6 +255,7 @@ void bind_schedules(nb::module_& m) {
                    a.num_microbatches == b.num_microbatches && a.vocabulary_parts == b.vocabulary_parts;
           },
           nb::is_operator(), compared_with_anything)
+      .def("__hash__", [](const Schedule& s) { return hash_of(to_text(s)); })
       .def("__str__", [](const Schedule& s) { return to_text(s); })
       .def("__repr__", [](const Schedule& s) {
         return fmt::format("<Schedule {}: {} ranks, {} stages, {} microbatches>", s.name, s.num_ranks(),

@@ -67,6 +67,7 @@ void bind_model(nb::module_& m) {
       .def(
           "__eq__", [](const ModelSpec& a, const ModelSpec& b) { return differences(a, b).empty(); },
           nb::is_operator(), compared_with_anything)
+      .def("__hash__", [](const ModelSpec& model) { return nb::hash(nb::int_(num_parameters(model))); })
       .def("__repr__", [](const ModelSpec& model) {
         return fmt::format("<Model {}: {} parameters>", model.name, num_parameters(model));
       });
@@ -177,6 +178,7 @@ void bind_accounts(nb::module_& m) {
       .def(
           "__eq__", [](const Memory& a, const Memory& b) { return a == b; }, nb::is_operator(),
           compared_with_anything)
+      .def("__hash__", [](const Memory& one) { return hash_of(as_json(one).dump()); })
       .def("__repr__", [](const Memory& one) { return fmt::format("<Memory {}>", as_json(one).dump()); });
 
   const auto axis_of = [](const std::string& name) {
@@ -209,6 +211,7 @@ void bind_accounts(nb::module_& m) {
       .def(
           "__eq__", [](const Traffic& a, const Traffic& b) { return a == b; }, nb::is_operator(),
           compared_with_anything)
+      .def("__hash__", [](const Traffic& one) { return hash_of(as_json(one).dump()); })
       .def("__repr__", [](const Traffic& one) { return fmt::format("<Traffic {}>", as_json(one).dump()); });
 }
 

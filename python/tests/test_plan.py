@@ -83,6 +83,22 @@ def test_models_and_machines_are_objects():
     assert echelon.Machine("h100").peak_flops["bf16"] == 989.4e12
 
 
+def test_equal_objects_have_equal_hashes():
+    def dry():
+        return echelon.dry_run(model="llama-tiny", dp=2)
+
+    def simulated():
+        return echelon.Schedule.named("1f1b", 4, 8)
+
+    made = [lambda: echelon.Model("llama-3-8b"), lambda: dry().memory(0), lambda: dry().traffic(0), simulated,
+            lambda: simulated().ranks[0][3], lambda: simulated().lower().ranks[0][1]]  # fmt: skip
+    for make in made:
+        one, other = make(), make()
+        assert one == other and one is not other and len({one, other}) == 1, one
+    assert len({echelon.Model(name) for name in ("llama-3-8b", "llama-3-70b", "gpt2-tiny")}) == 3
+    assert len(set(simulated().ranks[0])) == 16
+
+
 def test_why_not_and_launch_files():
     answer = echelon.plan(model="llama-3-8b", gpus=8, global_batch=64, top=1)
     assert "longer" in echelon.why_not(answer, tp=8, pp=1)
