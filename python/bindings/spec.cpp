@@ -15,6 +15,14 @@
 namespace echelon::python {
 namespace {
 
+// Pickled, and copied, as its file.
+template <class T>
+void add_pickling(nb::class_<T>& type, T (*from_toml)(const std::string& text, const std::string& where)) {
+  type.def("__getstate__", [](const T& one) { return to_toml(one); });
+  type.def("__setstate__",
+           [from_toml](T& at, const std::string& text) { new (&at) T(from_toml(text, "the pickle")); });
+}
+
 std::string name_of_family(const ModelSpec& model) { return std::string(name_of(model.family)); }
 
 void bind_model(nb::module_& m) {
@@ -30,7 +38,9 @@ void bind_model(nb::module_& m) {
       .def("__repr__", [](const ParamSpec& p) {
         return fmt::format("<Parameter {} {}>", p.name, nb::repr(nb::cast(p.shape)).c_str());
       });
-  nb::class_<ModelSpec>(m, "Model", "A transformer as data: its sizes, its family, its parameters.")
+  nb::class_<ModelSpec> models(m, "Model", "A transformer as data: its sizes, its family, its parameters.");
+  add_pickling(models, &model_from_toml);
+  models
       .def(
           "__init__", [](ModelSpec* at, const std::string& name) { new (at) ModelSpec(load_model(name)); },
           "name"_a,
@@ -74,7 +84,10 @@ void bind_model(nb::module_& m) {
 }
 
 void bind_machine(nb::module_& m) {
-  nb::class_<Machine>(m, "Machine", "What a plan is for: a device's numbers, and the links between devices.")
+  nb::class_<Machine> machines(m, "Machine",
+                               "What a plan is for: a device's numbers, and the links between devices.");
+  add_pickling(machines, &machine_from_toml);
+  machines
       .def(
           "__init__", [](Machine* at, const std::string& name) { new (at) Machine(load_machine(name)); },
           "name"_a, "A preset's name or a TOML file, as from `echelon calibrate`. RequestError otherwise.")
@@ -96,7 +109,9 @@ void bind_machine(nb::module_& m) {
           },
           "Dense FLOP/s of a device, by precision.")
       .def("__repr__", [](const Machine& machine) { return fmt::format("<Machine {}>", machine.name); });
-  nb::class_<Software>(m, "Software", "How a training program runs a plan, as data.")
+  nb::class_<Software> programs(m, "Software", "How a training program runs a plan, as data.");
+  add_pickling(programs, &software_from_toml);
+  programs
       .def(
           "__init__", [](Software* at, const std::string& name) { new (at) Software(load_software(name)); },
           "name"_a, "A preset's name or a TOML file. RequestError otherwise.")
@@ -114,10 +129,12 @@ const PlanField* field_of(std::string name) {
 }
 
 void bind_plan_data(nb::module_& m) {
-  nb::class_<Plan>(m, "Plan",
-                   "What is run: model, mesh, batch, precision. Every flag of the command line that belongs "
-                   "to a plan is an "
-                   "attribute: plan.tp, plan.global_batch, plan.schedule, ...")
+  nb::class_<Plan> plans(
+      m, "Plan",
+      "What is run: model, mesh, batch, precision. Every flag of the command line that belongs "
+      "to a plan is an attribute: plan.tp, plan.global_batch, plan.schedule, ...");
+  add_pickling(plans, &plan_from_toml);
+  plans
       .def_static(
           "from_toml", [](const std::string& text) { return plan_from_toml(text, "the text"); }, "text"_a)
       .def(

@@ -1,6 +1,8 @@
 """plan(), sweep() and dry_run() beside the command line's --json."""
 
+import copy
 import inspect
+import pickle
 
 import numpy as np
 import pytest
@@ -81,6 +83,16 @@ def test_models_and_machines_are_objects():
     assert echelon.Model.from_toml(model.to_toml()) == model != echelon.Model("gpt2-tiny")
     assert "llama-3-8b" in echelon.Model.presets() and "h100" in echelon.Machine.presets()
     assert echelon.Machine("h100").peak_flops["bf16"] == 989.4e12
+
+
+def test_what_is_a_file_is_pickled():
+    plan = echelon.plan(model="mixtral-8x7b", gpus=16, global_batch=64, ep=8, top=1).best.plan
+    for one in (plan, plan.model, echelon.Machine("h100"), echelon.Software("deepspeed")):
+        for other in (pickle.loads(pickle.dumps(one)), copy.deepcopy(one)):
+            assert type(other) is type(one) and other.to_toml() == one.to_toml()
+    answer = echelon.dry_run(model="llama-tiny", dp=2)
+    with pytest.raises(TypeError, match="pickle"):
+        pickle.dumps(answer)
 
 
 def test_equal_objects_have_equal_hashes():
