@@ -184,7 +184,11 @@ void bind_run_cost(nb::module_& m) {
       .def_ro("wall_seconds", &RunCost::wall_seconds)
       .def_ro("gpu_hours", &RunCost::gpu_hours)
       .def_ro("money", &RunCost::money)
-      .def_ro("joules", &RunCost::joules, "0: not known.");
+      .def_ro("joules", &RunCost::joules, "0: not known.")
+      .def("__repr__", [](const RunCost& cost) {
+        return fmt::format("<RunCost: {} steps, {:.4g} hours, {:.4g} GPU hours>", cost.steps,
+                           cost.wall_seconds / 3600, cost.gpu_hours);
+      });
 }
 
 void bind_sweep(nb::module_& m) {
@@ -211,7 +215,9 @@ void bind_sweep(nb::module_& m) {
           "to_dict", [](const Sweep& s) { return from_json(sweep_json(s)); },
           "As `echelon plan --sweep ... --json`.")
       .def("_repr_svg_", [](const Sweep& s) { return sweep_svg(s); })
-      .def("__str__", [](const Sweep& s) { return sweep_table(s); });
+      .def("__str__", [](const Sweep& s) { return sweep_table(s); })
+      .def("__repr__",
+           [](const Sweep& s) { return fmt::format("<Sweep of {}: {} values>", s.key, s.points.size()); });
   m.def(
       "_sweep",
       [](const Words& words) {

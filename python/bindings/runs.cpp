@@ -15,6 +15,7 @@
 #include "base/json_text.h"
 #include "bindings/bindings.h"
 #include "bindings/words.h"
+#include "plan/workload.h"
 #include "train/dry_report.h"
 #include "train/random_tokens.h"
 
@@ -298,7 +299,11 @@ void bind_dry_run(nb::module_& m) {
       .def(
           "to_dict", [](const DryAnswer& a) { return from_json(dry_run_json(a.plan, a.pipeline, a.job)); },
           "As `echelon train --dry-run --json`.")
-      .def("__str__", [](const DryAnswer& a) { return dry_run_text(a.plan, a.pipeline, a.job); });
+      .def("__str__", [](const DryAnswer& a) { return dry_run_text(a.plan, a.pipeline, a.job); })
+      .def("__repr__", [](const DryAnswer& a) {
+        return fmt::format("<DryRun of {} ranks, {} kinds of them: {}>", a.job.class_of.size(),
+                           a.job.classes.size(), summary(a.plan));
+      });
   m.def("_dry_run", &run_dry, "words"_a);
 }
 
