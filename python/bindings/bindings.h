@@ -30,6 +30,9 @@ void bind_experts(nb::module_& m);
 void bind_runs(nb::module_& m);
 void bind_checkpoint(nb::module_& m);
 
+// A sentence with the flags of the command line as arguments of Python's.
+std::string in_pythons_words(const std::string& message);
+
 // How types name the equality of an object with whatever there is.
 inline const nb::sig compared_with_anything("def __eq__(self, arg: object, /) -> bool");
 

@@ -29,6 +29,10 @@ void translate(const std::exception_ptr& thrown, void*) {
 
 }  // namespace
 
+std::string in_pythons_words(const std::string& message) {
+  return nb::cast<std::string>(nb::module_::import_("echelon._errors").attr("in_pythons_words")(message));
+}
+
 void bind_errors(nb::module_&) { nb::register_exception_translator(translate); }
 
 }  // namespace echelon::python

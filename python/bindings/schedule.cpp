@@ -269,7 +269,7 @@ void bind_simulation(nb::module_& m) {
       .def_prop_ro("name", [](const SimulationAnswer& a) { return a.report.name; })
       .def_prop_ro("valid", [](const SimulationAnswer& a) { return a.report.unfit.empty(); })
       .def_prop_ro(
-          "reason", [](const SimulationAnswer& a) { return a.report.unfit; },
+          "reason", [](const SimulationAnswer& a) { return in_pythons_words(a.report.unfit); },
           "Of compare(): why these numbers do not fit the schedule; then there is nothing else.")
       .def_prop_ro("makespan", [](const SimulationAnswer& a) { return a.report.makespan; })
       .def_prop_ro(
@@ -300,7 +300,7 @@ void bind_simulation(nb::module_& m) {
         const SimulationReport& r = a.report;
         return r.unfit.empty() ? fmt::format("<Simulation {}: makespan {:.6g}, bubble {:.1f}%>", r.name,
                                              r.makespan, 100 * r.bubble_fraction())
-                               : fmt::format("<Simulation {}: {}>", r.name, r.unfit);
+                               : fmt::format("<Simulation {}: {}>", r.name, in_pythons_words(r.unfit));
       });
   m.def(
       "_simulate", [](const Words& words) { return std::move(simulated(words, not_of_simulate).front()); },

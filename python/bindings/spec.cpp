@@ -15,6 +15,14 @@
 namespace echelon::python {
 namespace {
 
+const nb::sig of_name_or_path("def __init__(self, name: str | os.PathLike[str]) -> None");
+
+std::string text_of_name(const nb::object& name) {
+  const auto text = nb::cast<std::string>(nb::module_::import_("os").attr("fsdecode")(name));
+  if (text.find('\0') != std::string::npos) refuse("--name: it has a character of code 0");
+  return text;
+}
+
 // Pickled, and copied, as its file.
 template <class T>
 void add_pickling(nb::class_<T>& type, T (*from_toml)(const std::string& text, const std::string& where)) {
@@ -42,8 +50,9 @@ void bind_model(nb::module_& m) {
   add_pickling(models, &model_from_toml);
   models
       .def(
-          "__init__", [](ModelSpec* at, const std::string& name) { new (at) ModelSpec(load_model(name)); },
-          "name"_a,
+          "__init__",
+          [](ModelSpec* at, const nb::object& name) { new (at) ModelSpec(load_model(text_of_name(name))); },
+          "name"_a, of_name_or_path,
           "A preset's name, a TOML file, or a Hugging Face directory (with config.json). RequestError "
           "otherwise.")
       .def_static("presets", &model_preset_names)
@@ -89,8 +98,10 @@ void bind_machine(nb::module_& m) {
   add_pickling(machines, &machine_from_toml);
   machines
       .def(
-          "__init__", [](Machine* at, const std::string& name) { new (at) Machine(load_machine(name)); },
-          "name"_a, "A preset's name or a TOML file, as from `echelon calibrate`. RequestError otherwise.")
+          "__init__",
+          [](Machine* at, const nb::object& name) { new (at) Machine(load_machine(text_of_name(name))); },
+          "name"_a, of_name_or_path,
+          "A preset's name or a TOML file, as from `echelon calibrate`. RequestError otherwise.")
       .def_static("presets", &machine_preset_names)
       .def_static(
           "from_toml", [](const std::string& text) { return machine_from_toml(text, "the text"); }, "text"_a)
@@ -113,8 +124,9 @@ void bind_machine(nb::module_& m) {
   add_pickling(programs, &software_from_toml);
   programs
       .def(
-          "__init__", [](Software* at, const std::string& name) { new (at) Software(load_software(name)); },
-          "name"_a, "A preset's name or a TOML file. RequestError otherwise.")
+          "__init__",
+          [](Software* at, const nb::object& name) { new (at) Software(load_software(text_of_name(name))); },
+          "name"_a, of_name_or_path, "A preset's name or a TOML file. RequestError otherwise.")
       .def_static("presets", &software_preset_names)
       .def("to_toml", [](const Software& software) { return to_toml(software); })
       .def_ro("name", &Software::name)

@@ -86,6 +86,7 @@ void read_words(CLI::App& verb, const Words& words, const Names& hidden) {
     }
     for (const std::string& one : is_list(*option) ? values : std::vector<std::string>{value}) {
       if (one.empty()) refuse("{}: its value is empty", flag);
+      if (one.find('\0') != std::string::npos) refuse("{}: its value has a character of code 0", flag);
       arguments.push_back(flag + "=" + one);
     }
   }

@@ -7,6 +7,7 @@ them. Answers are objects; ``to_dict()`` of one is what ``--json`` prints.
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING, Any, Callable, List, NamedTuple, Optional, Sequence, Union, overload
 
 from ._checkpoint import Checkpoint, Tensor, Tensors, open_checkpoint, save_safetensors
@@ -151,28 +152,32 @@ def sweep(sweep: str, **arguments: Unpack[PlanArguments]) -> Sweep:
         return _core._sweep(words)
 
 
-def simulate(schedule: Union[str, Schedule] = "1f1b", **arguments: Unpack[SimulateArguments]) -> Simulation:
+def simulate(
+    schedule: Union[str, os.PathLike[str], Schedule] = "1f1b", **arguments: Unpack[SimulateArguments]
+) -> Simulation:
     """Runs a pipeline schedule on paper: a published one, a file of rows, or a Schedule.
 
     Of a Schedule the arguments are costs alone: ``times``, ``stage_times``, ``output_layer``, ``comm_time`` and
     ``overlap_factor``. RequestError naming rank, instruction and missing value for one that cannot finish.
     """
-    with words_of(arguments) as words:
-        if isinstance(schedule, Schedule):
+    if isinstance(schedule, Schedule):
+        with words_of(arguments) as words:
             return schedule._simulate(words)
-        return _core._simulate({**words, "schedule": [schedule]})
+    with words_of({**arguments, "schedule": schedule}) as words:
+        return _core._simulate(words)
 
 
 def compare(*schedules: str, **arguments: Unpack[SimulateArguments]) -> List[Simulation]:
-    """Simulates several by name. One that the numbers do not fit says why (``reason``) and is not ``valid``."""
-    with words_of(arguments) as words:
-        return _core._compare({**words, "compare": [",".join(schedules)]})
+    """Simulates several by name. One that the numbers do not fit says why (``reason``) and is not ``valid``. Schedules
+    that are objects stand side by side in ``draw([simulate(one), simulate(other)])``."""
+    with words_of({**arguments, "compare": texts_of("compare", schedules)}) as words:
+        return _core._compare(words)
 
 
 def simulate_experts(*methods: str, **arguments: Unpack[SimulateExpertsArguments]) -> RoutingAnswer:
     """How a router of popular experts loads the devices, and what each way of balancing does about it:
     ``simulate_experts("none", "aux-loss", "bias", model="mixtral-8x7b", ep=8)``. Nothing is trained."""
-    given = {**arguments, "compare": ",".join(methods)} if methods else arguments
+    given = {**arguments, "compare": texts_of("compare", methods)} if methods else arguments
     with words_of(given) as words:
         return _core._simulate_experts(words)
 
@@ -180,8 +185,12 @@ def simulate_experts(*methods: str, **arguments: Unpack[SimulateExpertsArguments
 class Drawing:
     """Simulations on one time axis. Shown as it is in a notebook."""
 
-    def __init__(self, simulations: Sequence[Simulation]) -> None:
-        self._simulations = list(simulations)
+    def __init__(self, simulations: Union[Simulation, Sequence[Simulation]]) -> None:
+        self._simulations = [simulations] if isinstance(simulations, Simulation) else list(simulations)
+        for one in self._simulations:
+            if not isinstance(one, Simulation):
+                what = type(one).__name__
+                raise RequestError(f"--simulations: a value of type {what}; legal: what simulate() returns")
 
     def to_svg(self) -> str:
         return _core._draw_together(self._simulations, False)
@@ -194,8 +203,8 @@ class Drawing:
         return self.to_svg()
 
 
-def draw(simulations: Sequence[Simulation]) -> Drawing:
-    """Draws several on one time axis; those that are not ``valid`` are left out."""
+def draw(simulations: Union[Simulation, Sequence[Simulation]]) -> Drawing:
+    """Draws one, or several on one time axis; those that are not ``valid`` are left out."""
     return Drawing(simulations)
 
 

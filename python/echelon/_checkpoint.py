@@ -86,6 +86,13 @@ class Tensor:
         return f"<Tensor {self.name} {self.dtype} {self.shape}>"
 
 
+def _text_of(path: Union[str, bytes, "os.PathLike[Any]"]) -> str:
+    text = os.fsdecode(path)
+    if "\0" in text:
+        raise RequestError("--path: it has a character of code 0")
+    return text
+
+
 def _at(place: Any) -> Tensor:
     return Tensor(place.name, place.dtype, place.shape, place.raw)
 
@@ -121,7 +128,7 @@ class Checkpoint(Tensors):
     """
 
     def __init__(self, path: Union[str, "os.PathLike[str]"]) -> None:
-        self._stored = _core._Stored(os.fspath(path))
+        self._stored = _core._Stored(_text_of(path))
         self._names = list(self._stored.names)
         super().__init__([])
 
@@ -151,7 +158,7 @@ class Checkpoint(Tensors):
 
     def diff(self, other: Union["Checkpoint", str, "os.PathLike[str]"]) -> Dict[str, float]:
         """The tensors that differ, each with max |a - b| / max |a|; empty: the same, to the last bit."""
-        path = other.path if isinstance(other, Checkpoint) else os.fspath(other)
+        path = other.path if isinstance(other, Checkpoint) else _text_of(other)
         return _core._diff_checkpoints(self.path, path)
 
     def __iter__(self) -> Iterator[str]:
@@ -167,7 +174,7 @@ class Checkpoint(Tensors):
 def open_checkpoint(path: Union[str, "os.PathLike[str]"]) -> Tensors:
     """Opens a checkpoint, a directory of checkpoints (the last is used), a directory in Hugging Face's layout, or
     one safetensors file. RequestError where there is none, or a header is damaged."""
-    where = os.fspath(path)
+    where = _text_of(path)
     if os.path.isdir(where):
         if _core._holds_checkpoint(where):
             return Checkpoint(where)
@@ -203,4 +210,4 @@ def save_safetensors(
         if array.dtype not in _NAMES:
             raise RequestError(f"--dtype {array.dtype}: of {name}; legal: {', '.join(map(str, _NAMES))}")
         stored.append((name, _NAMES[array.dtype], shape, array.reshape(-1).view(np.uint8)))
-    _core._write_safetensors(os.fspath(path), stored, dict(metadata or {}))
+    _core._write_safetensors(_text_of(path), stored, dict(metadata or {}))

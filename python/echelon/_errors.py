@@ -14,6 +14,11 @@ def _keyword(flag: str) -> str:
     return "from_" if flag == "from" else flag.replace("-", "_")
 
 
+def in_pythons_words(message: str) -> str:
+    """With the flags of the command line as arguments: --global-batch is global_batch."""
+    return _FLAG.sub(lambda flag: _keyword(flag[1]), message)
+
+
 class RequestError(ValueError):
     """The request is wrong: the message names the argument, its value and what would be legal.
 
@@ -26,7 +31,7 @@ class RequestError(ValueError):
     legal: Optional[str]
 
     def __init__(self, message: str) -> None:
-        super().__init__(_FLAG.sub(lambda flag: _keyword(flag[1]), message))
+        super().__init__(in_pythons_words(message))
         beginning, legal = _BEGINNING.match(message), _LEGAL.search(str(self))
         self.field = _keyword(beginning[1]) if beginning else None
         self.value = beginning[2] if beginning else None

@@ -109,9 +109,13 @@ def test_a_damaged_one_is_refused(saved, tmp_path):
 
 
 def test_what_is_none(tmp_path):
-    for path in [tmp_path, tmp_path / "nowhere", __file__]:
+    for path in [tmp_path, tmp_path / "nowhere", __file__, bytes(tmp_path)]:
         with pytest.raises(echelon.RequestError):
             echelon.open_checkpoint(path)
+    with pytest.raises(echelon.RequestError, match="a character of code 0"):
+        echelon.open_checkpoint(f"{tmp_path}\0")
+    with pytest.raises(TypeError, match="expected str, bytes or os.PathLike"):
+        echelon.open_checkpoint(5)
 
 
 def test_written_and_read_again(tmp_path):

@@ -74,6 +74,17 @@ def test_values_may_be_numpys_and_tuples(tmp_path):
             echelon.plan(global_batch=value)
 
 
+def test_names_may_be_paths(tmp_path):
+    path = tmp_path / "mine.toml"
+    path.write_text(echelon.Model("llama-tiny").to_toml())
+    assert echelon.Model(path) == echelon.Model(str(path)) == echelon.Model("llama-tiny")
+    for make in (lambda: echelon.Model("llama-3-8b\0"), lambda: echelon.plan(model="llama-3-8b\0", gpus=8)):
+        with pytest.raises(echelon.RequestError, match="a character of code 0"):
+            make()
+    with pytest.raises(TypeError, match="expected str"):
+        echelon.Machine(5)
+
+
 def test_models_and_machines_are_objects():
     model = echelon.Model("llama-3-8b")
     by_object = echelon.plan(model=model, machine=echelon.Machine("h100"), gpus=8, global_batch=64, top=1)

@@ -111,9 +111,26 @@ def test_several_at_once(told):
     flags = ["--compare", "gpipe,1f1b,dualpipe", "--pp", 4, "--microbatches", 6]
     assert {"schedules": [one.to_dict() for one in answers]} == told("simulate", *flags)
     assert [one.valid for one in answers] == [True, True, False]
-    assert "dualpipe" in answers[2].reason
+    assert answers[2].reason.startswith("pp") or answers[2].reason.startswith("microbatches"), answers[2].reason
+    assert "--" not in repr(answers[2]) and "--" in answers[2].to_dict()["reason"]
+    assert echelon.draw(answers[0]).to_svg().startswith("<svg")
     assert "gpipe" in echelon.draw(answers).to_svg()
     assert echelon.draw(answers).to_html().lstrip().lower().startswith("<!doctype html>")
+
+
+def test_what_is_no_schedule_is_refused_in_public_words():
+    schedule = Schedule.named("1f1b", 4, 8)
+    assert echelon.simulate(None).to_dict() == echelon.simulate().to_dict()
+    for make, field in [
+        (lambda: echelon.simulate(5), "schedule"),
+        (lambda: echelon.simulate({}), "schedule"),
+        (lambda: echelon.compare("1f1b", schedule), "compare"),
+        (lambda: echelon.compare(), "compare"),
+        (lambda: echelon.draw([schedule]), "simulations"),
+    ]:
+        with pytest.raises(echelon.RequestError) as refusal:
+            make()
+        assert refusal.value.field == field and "_" not in str(refusal.value)
 
 
 def test_stage_times_and_the_output_layer(told):
