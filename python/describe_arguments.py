@@ -18,19 +18,19 @@ GIVEN = {"train": {"data"}, "simulate": {"schedule"}, "generate": {"checkpoint",
 
 def type_of(name: str, shown: str, is_switch: bool, is_list: bool) -> str:
     words = shown.split("|")
+    if is_list or "," in shown:
+        return "Union[Integer, Several]" if shown == "N" else "Union[Text, Several]"
     if is_switch or words == ["on", "off"]:
-        return "bool"
+        return "Switch"
     if shown == "N":
-        return "int"
+        return "Integer"
     if shown == "X":
-        return "float"
+        return "Number"
     if name in OBJECTS:
         return f"Union[Text, {OBJECTS[name]}]"
-    if is_list or "," in shown:
-        return "Union[Text, Sequence[Any]]"
     if len(words) > 1 and all(word and word == word.lower() for word in words):
         return "Literal[" + ", ".join(f'"{word}"' for word in words) + "]"
-    return "Union[Text, int, float]"
+    return "Union[Text, Number]"
 
 
 lines = [
@@ -41,9 +41,16 @@ lines = [
     "import os",
     "from typing import Any, Literal, Sequence, TypedDict, Union",
     "",
+    "import numpy as np",
+    "import numpy.typing as npt",
+    "",
     "from ._core import Machine, Model, Plan, Software",
     "",
     'Text = Union[str, "os.PathLike[str]"]',
+    "Switch = Union[bool, np.bool_]",
+    'Integer = Union[int, "np.integer[Any]"]',
+    'Number = Union[float, Integer, "np.floating[Any]"]',
+    'Several = Union[Sequence[Any], "npt.NDArray[Any]"]',
 ]
 for verb, title in VERBS.items():
     lines += ["", "", f"class {title}Arguments(TypedDict, total=False):", f'    """Of {verb}()."""', ""]

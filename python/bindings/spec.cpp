@@ -134,10 +134,22 @@ void bind_machine(nb::module_& m) {
       .def("__repr__", [](const Software& software) { return fmt::format("<Software {}>", software.name); });
 }
 
-const PlanField* field_of(std::string name) {
-  std::replace(name.begin(), name.end(), '_', '-');
-  const PlanField* const field = find_field(name);
-  return field == nullptr || field->use == FieldUse::file ? nullptr : field;
+std::string attribute_of(const PlanField& field) {
+  std::string name = field.name();
+  std::replace(name.begin(), name.end(), '-', '_');
+  return name;
+}
+
+// With its type, which checkers of types read.
+template <class T>
+void add_attribute(nb::class_<Plan>& plans, const PlanField& field) {
+  plans.def_prop_ro(attribute_of(field).c_str(), [&field](const Plan& plan) {
+    T of_plan{};
+    with_value(field, plan, [&](const auto& value) {
+      if constexpr (std::is_same_v<std::remove_cvref_t<decltype(value)>, T>) of_plan = value;
+    });
+    return of_plan;
+  });
 }
 
 void bind_plan_data(nb::module_& m) {
@@ -157,37 +169,22 @@ void bind_plan_data(nb::module_& m) {
       .def_prop_ro(
           "mesh", [](const Plan& plan) { return plan.mesh.describe(); },
           "As the command line says it: \"dp 2 x tp 2\".")
-      .def("__getattr__",
-           [](const Plan& plan, const std::string& name) -> nb::object {
-             const PlanField* const field = field_of(name);
-             if (field == nullptr)
-               throw nb::attribute_error(fmt::format("a Plan has no field {}", name).c_str());
-             return with_value(*field, plan, [](const auto& value) { return nb::object(nb::cast(value)); });
-           })
-      .def("__dir__",
-           [](nb::object self) {
-             nb::typed<nb::list, nb::str> names(
-                 nb::module_::import_("builtins").attr("object").attr("__dir__")(self));
-             for (const PlanField& field : plan_fields()) {
-               std::string name = field.name();
-               std::replace(name.begin(), name.end(), '-', '_');
-               if (field_of(name) != nullptr) names.append(name);
-             }
-             return names;
-           })
       .def("to_dict",
            [](const Plan& plan) {
              JsonObject all;
-             for (const PlanField& field : plan_fields()) {
-               std::string name = field.name();
-               std::replace(name.begin(), name.end(), '-', '_');
-               if (field_of(name) != nullptr)
-                 with_value(field, plan, [&](const auto& value) { all[name.c_str()] = nb::cast(value); });
-             }
+             for (const PlanField& field : plan_fields())
+               if (field.use != FieldUse::file)
+                 with_value(field, plan,
+                            [&](const auto& value) { all[attribute_of(field).c_str()] = nb::cast(value); });
              return all;
            })
       .def("__repr__",
            [](const Plan& plan) { return fmt::format("<Plan {}: {}>", plan.model.name, summary(plan)); });
+  for (const PlanField& field : plan_fields())
+    if (field.use != FieldUse::file && field.name() != "model")  // which is an object
+      with_value(field, Plan(), [&](const auto& value) {
+        add_attribute<std::remove_cvref_t<decltype(value)>>(plans, field);
+      });
 }
 
 void bind_accounts(nb::module_& m) {

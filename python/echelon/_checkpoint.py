@@ -171,7 +171,9 @@ class Checkpoint(Tensors):
         return f"<Checkpoint {self.path}: step {self.step} of {self.model.name}>"
 
 
-def open_checkpoint(path: Union[str, "os.PathLike[str]"]) -> Tensors:
+# What is there decides the type: a Checkpoint, or what has less. With Any in the union, types are checked as of a
+# Checkpoint, and nobody has to ask which it is.
+def open_checkpoint(path: Union[str, "os.PathLike[str]"]) -> Union[Checkpoint, Any]:
     """Opens a checkpoint, a directory of checkpoints (the last is used), a directory in Hugging Face's layout, or
     one safetensors file. RequestError where there is none, or a header is damaged."""
     where = _text_of(path)

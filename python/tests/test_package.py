@@ -48,6 +48,21 @@ def test_types_check(tmp_path):
         "    print(record.loss, record.experts[0].tokens)\n"
         "echelon.train('text', from_='weights', steps=3, on_step=show)\n"
         "peaks: list[float] = echelon.simulate('1f1b', pp=4, times=(1, 1, 1)).peak_activations\n"
+        "from pathlib import Path\n"
+        "model = echelon.Model(Path('mine.toml'))\n"
+        "echelon.draw(echelon.simulate(Path('rows.txt'), pp=4)).to_svg()\n"
+        "import numpy as np\n"
+        "echelon.simulate('1f1b', pp=np.int64(4), times=np.ones(3), comm_time=np.float32(0.5))\n"
+        "echelon.plan(gpus=np.int64(8), sp=np.bool_(True), tokens=10**12)\n"
+        "checkpoint = echelon.open_checkpoint('runs/first')\n"
+        "step: int = checkpoint.step + len(checkpoint)\n"
+        "name: str = checkpoint.model.name + checkpoint.tensor('a').dtype\n"
+        "tensors: echelon.Tensors = checkpoint\n"
+        "echelon.generate(checkpoint, prompt_tokens=[1, 2, 3], stop=['.', '!'])\n"
+        "best = answer.best\n"
+        "assert best is not None\n"
+        "more: int = best.plan.tp + 1\n"
+        "words: str = best.plan.schedule.upper()\n"
     )
     (tmp_path / "wrong.py").write_text(
         "import echelon\n"
@@ -55,12 +70,16 @@ def test_types_check(tmp_path):
         "echelon.plan(gpuz=3)\n"
         "echelon.plan(objective='fame')\n"
         "answer: str = echelon.plan(gpus=8).best\n"
+        "echelon.open_checkpoint('runs/first').stepp\n"
+        "echelon.generate('runs/first', prompt_tokens=2.5)\n"
+        "words: str = echelon.Plan.from_toml('').tp\n"
+        "echelon.Plan.from_toml('').tq\n"
     )
     cache = ["--cache-dir", str(tmp_path / "cache")]
     out, _, status = api.run(["--strict", *cache, str(tmp_path / "right.py")])
     assert status == 0, out
     out, _, status = api.run(["--strict", *cache, str(tmp_path / "wrong.py")])
-    assert [int(line) for line in re.findall(r"wrong.py:(\d+): error", out)] == [2, 3, 4, 5], out
+    assert [int(line) for line in re.findall(r"wrong.py:(\d+): error", out)] == list(range(2, 10)), out
 
 
 def test_everything_public_is_there_and_told():
