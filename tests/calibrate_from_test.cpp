@@ -292,6 +292,19 @@ TEST(CalibrateFrom, ReadsSteps) {
       {"line 2, column 2", "colour"});
   expect_refusal([&] { read("gpus,tp,global-batch,seq-len,seconds\n3,2,8,1024,1\n", "a.csv", "gpt2-124m"); },
                  {"column 1", "gpus 3"});
+  for (const char* gpus : {"4294967296", "4294967304", "1000001", "0", "-8"})
+    expect_refusal(
+        [&] {
+          read(fmt::format("gpus,global-batch,seq-len,seconds\n{},8,1024,1\n", gpus), "a.csv", "gpt2-124m");
+        },
+        {fmt::format("line 2, column 1: gpus {}: must be from 1 to 1000000", gpus)});
+  for (const char* mesh : {"65536,65536", "1000000,1000000"})  // the products of which 32 bits do not hold
+    expect_refusal(
+        [&] {
+          read(fmt::format("gpus,tp,pp,global-batch,seq-len,seconds\n8,{},8,1024,1\n", mesh), "a.csv",
+               "gpt2-124m");
+        },
+        {"a.csv, line 2: ", "legal: up to 1000000"});
 }
 
 TEST(CalibrateFrom, ReadsMegatronsLogs) {

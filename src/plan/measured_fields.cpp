@@ -14,6 +14,8 @@
 namespace echelon {
 namespace {
 
+constexpr std::int64_t most_devices = 1'000'000;
+
 std::string flag_name(std::string key) {
   std::replace(key.begin(), key.end(), '_', '-');
   return key;
@@ -69,6 +71,8 @@ MeasuredStep measured_step(const GivenFields& fields, const std::string& model, 
     const std::string place = fmt::format("{}: {}", field.where, name);
     if (name == "gpus") {
       gpus = parse_number<std::int64_t>(place, field.value);
+      if (gpus < 1 || gpus > most_devices)
+        refuse("{} {}: must be from 1 to {}", place, field.value, most_devices);
     } else if (name == "precision") {
       step.precision = parse_precision(field.value, place);
     } else {
@@ -81,6 +85,11 @@ MeasuredStep measured_step(const GivenFields& fields, const std::string& model, 
       read_text(*known, plan, field.value, place);
       if (is_out_of_range(*known, plan)) refuse("{} {}: must be {}", place, field.value, range_text(*known));
     }
+  }
+  try {
+    validate(plan.mesh);
+  } catch (const RequestError& error) {
+    refuse("{}: {}", where, error.what());
   }
   if (gpus > 0) {
     const std::int64_t others = plan.mesh.num_ranks() / plan.mesh.dp();
