@@ -57,6 +57,13 @@ TEST_F(TextCommands, CheckpointsAreLookedAtComparedAndConverted) {  // long
   ASSERT_EQ(run({"checkpoint", "export", "ck", "--out", "ended"}).status, 0);
   EXPECT_EQ(read_bytes(at("ended/model.safetensors")), read_bytes(at("hf/model.safetensors")));
   EXPECT_FALSE(fs::exists(at("ended/.unfinished")));
+  // A link to somebody else's files is not.
+  fs::create_directories(at("linked"));
+  fs::create_directory(at("others"));
+  write("others/file", "mine");
+  fs::create_directory_symlink(at("others"), at("linked/.unfinished"));
+  refused({"checkpoint", "export", "ck", "--out", "linked"}, {"--out linked", ".unfinished is a link"});
+  EXPECT_EQ(read_bytes(at("others/file")), "mine");
   ASSERT_EQ(run({"checkpoint", "import", "hf", "--out", "back", "--dtype", ECHELON_TEST_DTYPE}).status, 0);
   ASSERT_EQ(run({"checkpoint", "export", "ck", "--out", "wide", "--dtype", "f64"}).status, 0);
   EXPECT_NE(run({"checkpoint", "import", "wide", "--out", "narrow"})

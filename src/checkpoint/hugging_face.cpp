@@ -665,6 +665,9 @@ class NewDirectory {
     std::error_code error;
     for (const auto& entry : fs::directory_iterator(directory_, error))
       if (entry.path() != unfinished_) refuse("--out {}: is there already and not empty", directory);
+    // What it leads to is another's, and would be cleared away.
+    if (fs::is_symlink(unfinished_, error))
+      refuse("--out {}: {} is a link; remove it, or name another directory", directory, unfinished_.string());
     made_ = !fs::exists(directory_, error);
     fs::create_directories(unfinished_, error);
     if (error) refuse("--out {}: cannot be made: {}", directory, error.message());
