@@ -78,6 +78,9 @@ int run_tokenize(const DataVerbFlags& f) {
   std::error_code error;
   if (fs::exists(path, error)) refuse("--out {}: {} is there already; name another", f.out, path);
   check_output("--out", path);
+  if (const std::string stranger = find_stranger_in_cache(parts); !stranger.empty())
+    refuse("--out {}: {} holds {}, which is not of data tokenize; name another", f.out, parts,
+           printable(stranger));
   DataReading reading;
   reading.text = text_tokens(f.tokenizer);
   reading.cache_directory = parts;
@@ -89,7 +92,7 @@ int run_tokenize(const DataVerbFlags& f) {
     report(progress, -1, "writing " + path);
     return std::tuple{write_all(data, reading.text, path), data.notes(), data.num_files()};
   });
-  fs::remove_all(parts, error);  // of a run that was ended before, too
+  remove_token_cache(parts);  // of a run that was ended before, too
   fmt::print("{}written to {}: {} of {} in {}, {:.1f}% of them not counted in the loss\n", skipped, path,
              counted(made.tokens, "token"), counted(made.documents, "document"), counted(files, "file"),
              100 * Counts{made.tokens, made.documents, made.counted}.masked());

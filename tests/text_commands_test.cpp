@@ -271,6 +271,25 @@ TEST_F(TextCommands, BytesAreNotFedToATokenizersIds) {  // long
   EXPECT_EQ(run({"generate", "--checkpoint", "in257", "--prompt", "To", "--max-tokens", "2"}).status, 0);
 }
 
+TEST_F(TextCommands, TokenizingRemovesNothingThatIsNotItsOwn) {
+  write("in.txt", "half a sentence");
+  const Words tokenize{"data", "tokenize", "in.txt", "--tokenizer", "bytes", "--out", "made"};
+  fs::create_directory(at("made.parts"));
+  for (const char* name : {"notes.txt", "corpus.tokens", "0123456789abcdef.tokens/inner"}) {
+    fs::create_directories(at(std::string("made.parts/") + name).parent_path());
+    write(std::string("made.parts/") + name, "mine");
+    refused(tokenize, {"--out made: made.parts holds " + fs::path(name).begin()->string(), "name another"});
+    EXPECT_EQ(read_bytes(at(std::string("made.parts/") + name)), "mine");
+    EXPECT_FALSE(fs::exists(at("made.tokens")));
+    fs::remove_all(at(std::string("made.parts/") + fs::path(name).begin()->string()));
+  }
+  // What an ended run left is its own.
+  write("made.parts/.lock", "");
+  write("made.parts/0123456789abcdef.tokens.tmp-7", "half");
+  EXPECT_EQ(run(tokenize).status, 0);
+  EXPECT_FALSE(fs::exists(at("made.parts")));
+}
+
 TEST_F(TextCommands, TextBecomesTokensOnceAndWeightsAreStartedFrom) {  // long
   fs::create_directory(at("in"));
   std::string records;

@@ -269,6 +269,17 @@ void in_parallel(int threads, std::size_t count, const std::function<void(std::s
   if (thrown) std::rethrow_exception(thrown);
 }
 
+constexpr const char *cache_lock = ".lock", *cached_end = ".tokens", *half_made = ".tokens.tmp-";
+
+// Whether cached_tokens() gives files such names.
+bool is_of_cache(const std::string& name) {
+  constexpr std::size_t digits = 16;
+  if (name == cache_lock) return true;
+  if (name.find_first_not_of("0123456789abcdef") != digits) return false;
+  const std::string end = name.substr(digits);
+  return end == cached_end || end.starts_with(half_made);
+}
+
 // Held while one makes what others wait for. A file system that locks nothing does no harm: each then makes
 // it.
 class WaitingLock {
@@ -334,7 +345,7 @@ std::string cached_tokens(const OpenFile& file, const std::string& directory, co
       // What the bytes are of: the same may be a text and a compressed one by another name.
       static_cast<std::uint64_t>(records) | (is_compressed(file.path()) ? 2u : 0u)};
   const fs::path path =
-      fs::path(directory) / fmt::format("{:016x}.tokens", checksum(std::as_bytes(std::span(facts))));
+      fs::path(directory) / fmt::format("{:016x}{}", checksum(std::as_bytes(std::span(facts))), cached_end);
   // What is damaged, as by a full disk or a machine that lost its power, is made again.
   const auto is_there = [&] {
     std::error_code none;
@@ -347,14 +358,34 @@ std::string cached_tokens(const OpenFile& file, const std::string& directory, co
     }
   };
   if (is_there()) return path.string();
-  const WaitingLock lock((fs::path(directory) / ".lock").string());
+  const WaitingLock lock((fs::path(directory) / cache_lock).string());
   if (is_there()) return path.string();
   if (lock.holds())  // what others were making when they were ended
     for (const auto& entry : fs::directory_iterator(directory, error))
-      if (entry.path().filename().string().find(".tokens.tmp-") != std::string::npos)
+      if (entry.path().filename().string().find(half_made) != std::string::npos)
         fs::remove(entry.path(), error);
   tokenize_file(file, path.string(), text, threads, progress);
   return path.string();
+}
+
+std::string find_stranger_in_cache(const std::string& directory) {
+  std::string first;
+  std::error_code error;
+  for (const auto& entry : fs::directory_iterator(directory, error)) {
+    const std::string name = entry.path().filename().string();
+    const bool is_ours = is_of_cache(name) && entry.symlink_status().type() == fs::file_type::regular;
+    if (!is_ours && (first.empty() || name < first)) first = name;
+  }
+  return first;
+}
+
+void remove_token_cache(const std::string& directory) {
+  std::error_code error;
+  std::vector<fs::path> ours;
+  for (const auto& entry : fs::directory_iterator(directory, error))
+    if (is_of_cache(entry.path().filename().string())) ours.push_back(entry.path());
+  for (const fs::path& path : ours) fs::remove(path, error);
+  (void)::rmdir(directory.c_str());
 }
 
 }  // namespace echelon
