@@ -11,10 +11,12 @@
 #include "apps/progress_line.h"
 #include "base/error.h"
 #include "base/json_text.h"
+#include "base/open_file.h"
 #include "base/shell_word.h"
 #include "base/units.h"
 #include "checkpoint/checkpoint.h"
 #include "checkpoint/checkpoint_compare.h"
+#include "checkpoint/checkpoint_manifest.h"
 #include "checkpoint/finite.h"
 #include "checkpoint/hugging_face.h"
 
@@ -30,17 +32,6 @@ struct CheckpointFlags {
   bool json = false, adapters = false;
   CLI::App *exporting = nullptr, *importing = nullptr;
 };
-
-// What is damaged is an answer, not a wrong request.
-template <class Damage = RequestError>
-int answer(const std::function<int()>& check) {
-  try {
-    return check();
-  } catch (const Damage& error) {
-    fmt::print(stderr, "echelon: {}\n", error.what());
-    return 1;
-  }
-}
 
 int run_info(const CheckpointFlags& f) {
   const CheckpointInfo info = read_checkpoint_info(f.path, "checkpoint info");
@@ -67,10 +58,11 @@ int run_info(const CheckpointFlags& f) {
 }
 
 int run_verify_checkpoint(const CheckpointFlags& f) {
-  (void)read_checkpoint_info(f.path, "checkpoint verify");  // a path that holds none is a wrong request
-  return answer([&] {
+  const std::string path =
+      find_checkpoint(f.path, "checkpoint verify");  // where there is none: a wrong request
+  try {
     const CheckpointContents c = with_progress("checkpoint verify", f.json, [&](const Progress& progress) {
-      return check_checkpoint(f.path, progress);
+      return check_checkpoint(path, progress);
     });
     if (f.json)
       fmt::print("{}\n", json_text(ordered_json{{"whole", true},
@@ -82,7 +74,15 @@ int run_verify_checkpoint(const CheckpointFlags& f) {
       fmt::print("whole: {} in {} and {}, {}\n", counted(c.tensors, "tensor"), counted(c.parts, "part"),
                  counted(c.files, "file"), format_bytes(static_cast<double>(c.bytes)));
     return 0;
-  });
+  } catch (const ForeignFormat&) {
+    throw;
+  } catch (const Unreadable& error) {
+    throw RunError(error.what());
+  } catch (const RequestError& damage) {  // which is an answer, not a wrong request
+    if (f.json) fmt::print("{}\n", json_text(ordered_json{{"whole", false}, {"damage", damage.what()}}));
+    fmt::print(stderr, "echelon: {}\n", damage.what());
+    return 1;
+  }
 }
 
 int run_diff(const CheckpointFlags& f) {
@@ -159,7 +159,7 @@ void add_checkpoint(CLI::App& program, int& status) {
       "Write the adapters of train --lora alone, as PEFT reads them, instead of adding them to the weights");
   add_number(*out, "--shard-bytes", flags->shard_bytes, "Largest file, roughly");
   CLI::App* in = verb("import", "Make a checkpoint from a model in Hugging Face's layout", [flags] {
-    return answer<NotFinite>([&] {
+    try {
       const ImportedModel made = with_progress("checkpoint import", false, [&](const Progress& progress) {
         report(progress, -1, "to " + flags->out);
         return import_hugging_face(flags->path, flags->out, parse_dtype(flags->dtype, "--dtype"),
@@ -173,7 +173,10 @@ void add_checkpoint(CLI::App& program, int& status) {
       fmt::print("written to {}; train --model {} --checkpoint {} --resume continues from it\n",
                  made.checkpoint, shell_word(flags->path), shell_word(flags->out));
       return 0;
-    });
+    } catch (const NotFinite& error) {  // which is an answer, not a wrong request
+      fmt::print(stderr, "echelon: {}\n", error.what());
+      return 1;
+    }
   });
   flags->importing = in;
   path(in, "Directory with config.json and model.safetensors");

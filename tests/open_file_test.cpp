@@ -3,6 +3,7 @@
 
 #include <fcntl.h>
 #include <gtest/gtest.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -54,6 +55,32 @@ void expect_failure(const Act& act, const std::vector<std::string>& words) {
     return;
   }
   ADD_FAILURE() << "no failure";
+}
+
+// Of a file that is not there, and one that could be read with more descriptors.
+TEST_F(Files, AreUnreadableWhereTheSystemSaysSo) {
+  const std::string path = put("a", "0123456789");
+  struct rlimit before {};
+  ASSERT_EQ(::getrlimit(RLIMIT_NOFILE, &before), 0);
+  struct rlimit none = before;
+  none.rlim_cur = 0;
+  ASSERT_EQ(::setrlimit(RLIMIT_NOFILE, &none), 0);
+  std::string unreadable;
+  try {
+    const OpenFile file(path);
+  } catch (const Unreadable& error) {
+    unreadable = error.what();
+  }
+  ASSERT_EQ(::setrlimit(RLIMIT_NOFILE, &before), 0);
+  EXPECT_EQ(unreadable, path + ": cannot be read: Too many open files");
+  try {
+    const OpenFile file(path + "b");
+    FAIL();
+  } catch (const Unreadable& error) {
+    FAIL() << error.what();
+  } catch (const RequestError& error) {
+    EXPECT_NE(std::string(error.what()).find("No such file"), std::string::npos) << error.what();
+  }
 }
 
 TEST_F(Files, AreReadAtPositions) {

@@ -1,6 +1,7 @@
 // Checkpoints, tokenizers and texts, as their users call them.
 #include <fmt/format.h>
 #include <gtest/gtest.h>
+#include <unistd.h>
 
 #include <filesystem>
 #include <nlohmann/json.hpp>
@@ -79,6 +80,25 @@ TEST_F(TextCommands, CheckpointsAreLookedAtComparedAndConverted) {  // long
   const Result damaged = run({"checkpoint", "verify", "ck"});
   EXPECT_EQ(damaged.status, 1);
   EXPECT_NE(damaged.err.find("model-00000.safetensors: tensor "), std::string::npos) << damaged.err;
+  const json damage = json::parse(run({"checkpoint", "verify", "ck", "--json"}).out, nullptr, false);
+  EXPECT_EQ(damage["whole"], false);
+  EXPECT_EQ("echelon: " + damage["damage"].get<std::string>() + "\n", damaged.err);
+  std::string manifest = read_bytes(at("ck/step-00000001/checkpoint.json"));
+  const std::string sound = manifest;
+  manifest.at(manifest.find("\"step\": 1") + 8) = '7';
+  write("ck/step-00000001/checkpoint.json", manifest);
+  const Result changed = run({"checkpoint", "verify", "ck/step-00000001"});
+  EXPECT_EQ(changed.status, 1);
+  EXPECT_NE(changed.err.find("checkpoint.json: damaged: its own checksum"), std::string::npos) << changed.err;
+  write("ck/step-00000001/checkpoint.json", sound);
+  // Whether it is whole is not known of what cannot be read.
+  if (::geteuid() != 0) {
+    fs::permissions(at("ck/step-00000001/model-00000.safetensors"), fs::perms::none);
+    EXPECT_EQ(run({"checkpoint", "verify", "ck/step-00000001"}).status, 3);
+    fs::permissions(at("ck/step-00000001/model-00000.safetensors"), fs::perms::owner_all);
+  }
+  // Of its twelve files one is open at a time.
+  EXPECT_EQ(run({"checkpoint", "verify", "ck/step-00000001"}, "ulimit -n 8").status, 0);
   refused({"checkpoint"}, {"info, verify, diff, export, import"});
   refused({"checkpoint", "info", "absent"}, {"checkpoint info absent: no such directory"});
   refused({"checkpoint", "diff", "ck", "absent"}, {"checkpoint diff absent: no such directory"});

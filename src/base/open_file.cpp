@@ -24,6 +24,10 @@ struct Descriptor {
   }
 };
 
+bool says_that_it_is_not_there(int reason) {
+  return reason == ENOENT || reason == ENOTDIR || reason == ELOOP || reason == ENXIO;
+}
+
 int open_at_once(const std::string& path) {
   return ::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOCTTY);
 }
@@ -40,8 +44,12 @@ const char* kind_of(mode_t mode) {
 OpenFile::OpenFile(const std::string& path, std::string_view what) : what_(what), path_(path) {
   Descriptor file{open_at_once(path)};
   struct stat status {};
-  if (file.fd < 0 || ::fstat(file.fd, &status) != 0)
-    refuse("{}: cannot be read: {}", subject(), std::strerror(errno));
+  if (file.fd < 0 || ::fstat(file.fd, &status) != 0) {
+    const int reason = errno;
+    const std::string sentence = fmt::format("{}: cannot be read: {}", subject(), std::strerror(reason));
+    if (says_that_it_is_not_there(reason)) throw RequestError(sentence);
+    throw Unreadable(sentence);
+  }
   if (!S_ISREG(status.st_mode))
     refuse("{}: cannot be read: it is {}, not a regular file", subject(), kind_of(status.st_mode));
   device_ = status.st_dev;

@@ -9,7 +9,15 @@
 #include <string>
 #include <string_view>
 
+#include "base/error.h"
+
 namespace echelon {
+
+// The system does not let this process read it, for want of a right or of descriptors, say: what it holds is
+// not known.
+struct Unreadable : RequestError {
+  using RequestError::RequestError;
+};
 
 // A regular file that is read at positions, by any number of threads. It maps nothing: somebody may cut it
 // short while it is read, which would end a process that has it mapped (SIGBUS).

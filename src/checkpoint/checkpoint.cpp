@@ -76,16 +76,16 @@ void refuse_absent(const std::string& path, const std::string& field) {
   if (status.type() == fs::file_type::none) refuse("{} {}: {}", field, path, error.message());
 }
 
-CheckpointInfo read_checkpoint_info(const std::string& path, const std::string& field) {
+std::string find_checkpoint(const std::string& path, const std::string& field) {
   refuse_absent(path, field);
-  fs::path at = path;
-  std::error_code error;
-  if (!fs::exists(at / manifest_name, error)) {
-    const std::vector<std::string> steps = list_checkpoints(path);
-    if (steps.empty()) refuse_without_checkpoint(field, path);
-    at = steps.back();
-  }
-  return read_manifest(at).info;
+  if (is_checkpoint(path)) return path;
+  const std::vector<std::string> steps = list_checkpoints(path);
+  if (steps.empty()) refuse_without_checkpoint(field, path);
+  return steps.back();
+}
+
+CheckpointInfo read_checkpoint_info(const std::string& path, const std::string& field) {
+  return read_manifest(find_checkpoint(path, field)).info;
 }
 
 // The same numbers, each rounded once.

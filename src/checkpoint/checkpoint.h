@@ -66,8 +66,11 @@ std::optional<std::int64_t> checkpoint_step(const std::string& path);
 // Whether the directory is one checkpoint itself, rather than the directory above.
 bool is_checkpoint(const std::string& directory);
 
-// Reads checkpoint.json of a step directory, or of the last step when `path` is the directory above.
-// RequestError when there is none or it is damaged or foreign. `field` is what named the path.
+// The step directory that a path names: itself, or the last step when it is the directory above. RequestError
+// when there is none. `field` is what named the path.
+std::string find_checkpoint(const std::string& path, const std::string& field);
+// Reads checkpoint.json there.
+// RequestError when there is none or it is damaged or foreign.
 CheckpointInfo read_checkpoint_info(const std::string& path, const std::string& field = "--checkpoint");
 // RequestError naming `field` where there is nothing at the path, or what keeps it from being looked at.
 void refuse_absent(const std::string& path, const std::string& field);

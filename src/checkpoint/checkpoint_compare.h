@@ -14,7 +14,8 @@ struct CheckpointContents {
 };
 // Reads every byte: each part against its checksum, each tensor of the model and each of its moments from its
 // parts. RequestError naming the file, the field or the tensor that is damaged, NotFinite (finite.h) where
-// one holds NaN or infinite values.
+// one holds NaN or infinite values; Unreadable (open_file.h), ForeignFormat (checkpoint_manifest.h) where
+// that is not known.
 CheckpointContents check_checkpoint(const std::string& path, const Progress& progress = {});
 
 struct TensorDifference {

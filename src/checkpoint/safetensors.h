@@ -92,6 +92,9 @@ class SafetensorsFile {
   const StoredTensor* find(std::string_view name) const;  // nullptr when there is none
   const StoredTensor& at(std::string_view name) const;    // RequestError when there is none
 
+  // From now on the file is open only while it is read (OpenFile).
+  void close() { file_.close(); }
+
   // Its bytes from `begin` on.
   void read(const StoredTensor& tensor, std::int64_t begin, std::span<std::byte> out) const;
   std::vector<std::byte> bytes(const StoredTensor& tensor) const;
