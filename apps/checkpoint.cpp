@@ -85,6 +85,12 @@ int run_verify_checkpoint(const CheckpointFlags& f) {
   }
 }
 
+// The one that has the tensor; null: both do.
+const std::string* only_holder(const CheckpointFlags& f, const TensorDifference& d) {
+  using Holder = TensorDifference::Holder;
+  return d.holder == Holder::both ? nullptr : d.holder == Holder::first ? &f.path : &f.other;
+}
+
 int run_diff(const CheckpointFlags& f) {
   for (const std::string& path : {f.path, f.other}) (void)read_checkpoint_info(path, "checkpoint diff");
   const auto differences = with_progress("checkpoint diff", f.json, [&](const Progress& progress) {
@@ -92,10 +98,14 @@ int run_diff(const CheckpointFlags& f) {
   });
   if (f.json) {
     ordered_json rows = ordered_json::array();
-    for (const TensorDifference& d : differences)
-      rows.push_back(
-          {{"tensor", d.name},
-           {"rel_diff", std::isfinite(d.rel_diff) ? d.rel_diff : std::numeric_limits<double>::max()}});
+    for (const TensorDifference& d : differences) {
+      ordered_json row{
+          {"tensor", d.name},
+          {"rel_diff", std::isfinite(d.rel_diff) ? d.rel_diff : std::numeric_limits<double>::max()}};
+      if (const std::string* const only = only_holder(f, d))
+        row["rel_diff"] = nullptr, row["only_in"] = *only;
+      rows.push_back(std::move(row));
+    }
     fmt::print("{}\n", json_text(ordered_json{{"same", differences.empty()}, {"differences", rows}}));
   } else if (differences.empty()) {
     fmt::print("the same, to the last bit\n");
@@ -103,7 +113,10 @@ int run_diff(const CheckpointFlags& f) {
     const auto count = static_cast<std::int64_t>(differences.size());
     fmt::print("{:<60} max |a-b| / max |a|\n",
                fmt::format("{} differ{}", counted(count, "tensor"), count == 1 ? "s" : ""));
-    for (const TensorDifference& d : differences) fmt::print("{:<60} {:.2e}\n", d.name, d.rel_diff);
+    for (const TensorDifference& d : differences) {
+      const std::string* const only = only_holder(f, d);
+      fmt::print("{:<60} {}\n", d.name, only ? "only in " + *only : fmt::format("{:.2e}", d.rel_diff));
+    }
   }
   return differences.empty() ? 0 : 1;
 }

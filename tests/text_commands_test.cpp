@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <filesystem>
 #include <nlohmann/json.hpp>
 #include <string>
@@ -51,6 +52,16 @@ TEST_F(TextCommands, CheckpointsAreLookedAtComparedAndConverted) {  // long
   EXPECT_NE(other.out.find("lm_head.weight.exp_avg"), std::string::npos) << other.out;
   EXPECT_NE(other.out.find(" tensors differ "), std::string::npos) << other.out;
   EXPECT_NE(other.out.find(" max |a-b| / max |a|\n"), std::string::npos) << other.out;
+  // What compression carries over, the other has none of.
+  ASSERT_EQ(
+      run(training({"--steps", "1", "--checkpoint", "sent", "--dp", "2", "--compress", "topk:0.5"})).status,
+      0);
+  const Words one_sided{"checkpoint", "diff", "ck/step-00000001", "sent"};
+  EXPECT_NE(run(one_sided).out.find(" only in sent\n"), std::string::npos) << run(one_sided).out;
+  const json rows = json::parse(run(joined(one_sided, {"--json"})).out)["differences"];
+  EXPECT_TRUE(std::any_of(rows.begin(), rows.end(), [](const json& row) {
+    return row["rel_diff"].is_null() && row.value("only_in", "") == "sent";
+  })) << rows;
   ASSERT_EQ(run({"checkpoint", "export", "ck", "--out", "hf"}).status, 0);
   // One that was ended has left this, and is no hindrance.
   fs::create_directories(at("ended/.unfinished"));

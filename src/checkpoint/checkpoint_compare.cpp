@@ -107,9 +107,13 @@ std::vector<TensorDifference> diff_checkpoints(const std::string& a, const std::
   double done = 0;
   for (const std::string& name : names) {
     report(progress, done++ / static_cast<double>(names.size()), name);
-    const double diff = first.has(name) && second.has(name)
-                            ? relative_difference(read(first, name, tensors), read(second, name, tensors))
-                            : std::numeric_limits<double>::infinity();
+    if (!first.has(name) || !second.has(name)) {
+      const auto holder =
+          first.has(name) ? TensorDifference::Holder::first : TensorDifference::Holder::second;
+      differences.push_back({name, std::numeric_limits<double>::infinity(), holder});
+      continue;
+    }
+    const double diff = relative_difference(read(first, name, tensors), read(second, name, tensors));
     if (diff != 0) differences.push_back({name, diff});
   }
   return differences;

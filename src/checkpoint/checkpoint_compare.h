@@ -21,6 +21,7 @@ CheckpointContents check_checkpoint(const std::string& path, const Progress& pro
 struct TensorDifference {
   std::string name;
   double rel_diff = 0;  // max |a - b| / max |a|; infinite where one has it and the other does not
+  enum class Holder { both, first, second } holder = Holder::both;
 };
 // By logical tensor, whatever meshes saved them, those that differ. RequestError where one is damaged or the
 // models are others.
