@@ -5,6 +5,7 @@
 #include <filesystem>
 #include <limits>
 #include <nlohmann/json.hpp>
+#include <optional>
 
 #include "apps/data_flags.h"
 #include "apps/flags.h"
@@ -15,6 +16,7 @@
 #include "base/output_file.h"
 #include "base/units.h"
 #include "base/utf8.h"
+#include "checkpoint/directory_lock.h"
 #include "data/token_store.h"
 #include "data/tokenize.h"
 
@@ -52,8 +54,27 @@ Counts counts_of(const TokenData& data) {
   return all;
 }
 
+// What train names by --data stands here by itself.
+template <class Read>
+auto without_flag(const Read& read) {
+  constexpr std::string_view flag = "--data ";
+  try {
+    return read();
+  } catch (const RequestError& error) {
+    const std::string said = error.what();
+    if (!said.starts_with(flag)) throw;
+    throw RequestError(said.substr(flag.size()));
+  }
+}
+
+void refuse_to_replace(const std::string& prefix, const std::string& path) {
+  std::error_code error;
+  if (fs::exists(path, error)) refuse("--out {}: {} is there already; name another", prefix, path);
+}
+
 // All files as one, document by document.
-TokenStoreInfo write_all(const TokenData& data, const TextTokens& text, const std::string& path) {
+TokenStoreInfo write_all(const TokenData& data, const TextTokens& text, const std::string& prefix,
+                         const std::string& path) {
   TokenStoreWriter writer(path, data.is_masked() || text.tokenizer->vocab() > 65536 ? 4 : 2, text.identity);
   std::vector<std::int64_t> ends = data.document_starts();
   ends.push_back(data.size());
@@ -69,30 +90,57 @@ TokenStoreInfo write_all(const TokenData& data, const TextTokens& text, const st
       at += here;
     }
   }
+  refuse_to_replace(prefix, path);  // which another program may have made since
   writer.commit();
   return writer.info();
 }
 
+// PREFIX.parts in the hands of one run. What it has made stays where it is ended before.
+class Parts {
+ public:
+  Parts(const std::string& prefix, std::string path) : path_(std::move(path)) {
+    if (const std::string stranger = find_stranger_in_cache(path_); !stranger.empty())
+      refuse("--out {}: {} holds {}, which is not of data tokenize; name another", prefix, path_,
+             printable(stranger));
+    std::error_code error;
+    fs::create_directory(path_, error);
+    if (error) refuse("--out {}: {} cannot be made: {}", prefix, path_, error.message());
+    lock_.emplace(path_, "--out", cache_owner);
+    lock_->leave_no_trace();
+  }
+  ~Parts() {
+    lock_.reset();
+    std::error_code not_empty;
+    fs::remove(path_, not_empty);
+  }
+  Parts(const Parts&) = delete;
+  Parts& operator=(const Parts&) = delete;
+
+  const std::string& path() const { return path_; }
+
+ private:
+  const std::string path_;
+  std::optional<DirectoryLock> lock_;
+};
+
 int run_tokenize(const DataVerbFlags& f) {
-  const std::string path = f.out + ".tokens", parts = f.out + ".parts";
-  std::error_code error;
-  if (fs::exists(path, error)) refuse("--out {}: {} is there already; name another", f.out, path);
+  const std::string path = f.out + ".tokens";
+  refuse_to_replace(f.out, path);
   check_output("--out", path);
-  if (const std::string stranger = find_stranger_in_cache(parts); !stranger.empty())
-    refuse("--out {}: {} holds {}, which is not of data tokenize; name another", f.out, parts,
-           printable(stranger));
+  const Parts parts(f.out, f.out + ".parts");
+  refuse_to_replace(f.out, path);  // which the run before may have ended with
   DataReading reading;
   reading.text = text_tokens(f.tokenizer);
-  reading.cache_directory = parts;
+  reading.cache_directory = parts.path();
   reading.threads = f.threads;
   const auto [made, skipped, files] = with_progress("data tokenize", false, [&](const Progress& progress) {
     reading.progress = progress;
-    const TokenData data(f.paths, any_vocab, reading);
+    const TokenData data = without_flag([&] { return TokenData(f.paths, any_vocab, reading); });
     if (!data.from_text()) refuse("{}: has tokens already", data.files().front().path);
     report(progress, -1, "writing " + path);
-    return std::tuple{write_all(data, reading.text, path), data.notes(), data.num_files()};
+    return std::tuple{write_all(data, reading.text, f.out, path), data.notes(), data.num_files()};
   });
-  remove_token_cache(parts);  // of a run that was ended before, too
+  remove_token_cache(parts.path());  // of a run that was ended before, too
   fmt::print("{}written to {}: {} of {} in {}, {:.1f}% of them not counted in the loss\n", skipped, path,
              counted(made.tokens, "token"), counted(made.documents, "document"), counted(files, "file"),
              100 * Counts{made.tokens, made.documents, made.counted}.masked());
@@ -131,7 +179,8 @@ int run_info(const DataVerbFlags& f) {
   DataReading reading;
   const TokenData data = with_progress("data info", f.json, [&](const Progress& progress) {
     reading = f.reading.reading({}, progress);
-    return TokenData(f.paths, decodes ? reading.text.tokenizer->vocab() : any_vocab, reading);
+    return without_flag(
+        [&] { return TokenData(f.paths, decodes ? reading.text.tokenizer->vocab() : any_vocab, reading); });
   });
   std::vector<FlagNeed> needs = f.reading.needs(data);
   std::erase_if(needs,

@@ -9,7 +9,9 @@
 #include <string>
 #include <vector>
 
+#include "checkpoint/directory_lock.h"
 #include "command_line.h"
+#include "data/tokenize.h"
 #include "data/tokens.h"
 
 namespace echelon::text_commands_test {
@@ -319,6 +321,20 @@ TEST_F(TextCommands, TokenizingRemovesNothingThatIsNotItsOwn) {
   write("made.parts/0123456789abcdef.tokens.tmp-7", "half");
   EXPECT_EQ(run(tokenize).status, 0);
   EXPECT_FALSE(fs::exists(at("made.parts")));
+}
+
+TEST_F(TextCommands, OneRunAtATimeTokenizesToAPrefix) {
+  const Words tokenize{"data", "tokenize", "text.txt", "--tokenizer", "bytes", "--out", "made"};
+  fs::create_directory(at("made.parts"));
+  {
+    const DirectoryLock other(at("made.parts").string(), "--out", cache_owner);
+    refused(tokenize, {"--out made.parts: process " + std::to_string(::getpid()), "writes there"});
+  }
+  EXPECT_EQ(run(tokenize).status, 0);  // it has left its file, as one that was killed does
+  EXPECT_FALSE(fs::exists(at("made.parts")));
+  refused({"data", "tokenize", "absent", "--tokenizer", "bytes", "--out", "other"},
+          {"echelon: absent: no such file"});
+  EXPECT_FALSE(fs::exists(at("other.parts")));
 }
 
 TEST_F(TextCommands, TextBecomesTokensOnceAndWeightsAreStartedFrom) {  // long

@@ -18,8 +18,8 @@
 
 namespace echelon {
 
-DirectoryLock::DirectoryLock(const std::string& directory, const char* what)
-    : directory_(directory), path_((std::filesystem::path(directory) / ".lock").string()) {
+DirectoryLock::DirectoryLock(const std::string& directory, const char* what, const char* file)
+    : directory_(directory), path_((std::filesystem::path(directory) / file).string()) {
   for (;;) {
     open_file(what);
     if (::flock(fd_, LOCK_EX | LOCK_NB) != 0) {

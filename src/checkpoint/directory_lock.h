@@ -7,10 +7,10 @@ namespace echelon {
 
 class DirectoryLock {
  public:
-  // Of a directory that is there; `what` names it in messages ("--checkpoint"). RequestError naming process,
-  // host and time where another holds it, or where no file can be made there. Works between the hosts of a
-  // shared file system that hands locks on, as NFS does.
-  DirectoryLock(const std::string& directory, const char* what);
+  // Of a directory that is there, by a file in it; `what` names it in messages ("--checkpoint"). RequestError
+  // naming process, host and time where another holds it, or where no file can be made there. Works between
+  // the hosts of a shared file system that hands locks on, as NFS does.
+  DirectoryLock(const std::string& directory, const char* what, const char* file = ".lock");
   ~DirectoryLock();
   DirectoryLock(const DirectoryLock&) = delete;
   DirectoryLock& operator=(const DirectoryLock&) = delete;

@@ -271,10 +271,10 @@ void in_parallel(int threads, std::size_t count, const std::function<void(std::s
 
 constexpr const char *cache_lock = ".lock", *cached_end = ".tokens", *half_made = ".tokens.tmp-";
 
-// Whether cached_tokens() gives files such names.
+// Whether a cache's files have such names.
 bool is_of_cache(const std::string& name) {
   constexpr std::size_t digits = 16;
-  if (name == cache_lock) return true;
+  if (name == cache_lock || name == cache_owner) return true;
   if (name.find_first_not_of("0123456789abcdef") != digits) return false;
   const std::string end = name.substr(digits);
   return end == cached_end || end.starts_with(half_made);

@@ -25,10 +25,12 @@ TokenStoreInfo tokenize_file(const OpenFile& file, const std::string& out, const
 std::string cached_tokens(const OpenFile& file, const std::string& directory, const TextTokens& text,
                           int threads, const Progress& progress);
 
-// The name of something in the directory that cached_tokens() does not write there, the first of them; empty:
-// there is nothing else.
+// A file there that whoever has the directory for itself may lock.
+inline constexpr const char* cache_owner = ".owner";
+// The name of something in the directory that is none of these files, the first of them; empty: there is
+// nothing else.
 std::string find_stranger_in_cache(const std::string& directory);
-// Removes what cached_tokens() wrote there, and the directory if that was all.
+// Removes these files, and the directory if they were all.
 void remove_token_cache(const std::string& directory);
 
 }  // namespace echelon
