@@ -33,7 +33,8 @@ bool PlanFlags::gives_mesh() const {
 }
 
 Plan PlanFlags::plan(const StartingWeights* weights, const ModelSpec* resumed,
-                     const std::function<std::int32_t()>& document_end) const {
+                     const std::function<std::int32_t()>& document_end,
+                     const std::function<void(Plan&)>& choose_mesh) const {
   Plan plan = defaults_;
   if (weights != nullptr) plan.model = weights->model();
   plan.model.tuning.freeze.clear();  // the training that made them is over
@@ -60,6 +61,7 @@ Plan PlanFlags::plan(const StartingWeights* weights, const ModelSpec* resumed,
     const std::int32_t end = document_end();
     if (end < plan.model.vocab) plan.document_end = end;  // else its text is refused where it is read
   }
+  if (choose_mesh && !gives_mesh()) choose_mesh(plan);
   check_with_remedies(plan, [this](const Plan& asked, const std::string& also_given) {
     validate(asked.mesh);
     refuse_idle(*app_, plan_needs(asked), also_given);

@@ -23,10 +23,12 @@ class PlanFlags {
   // `defaults` hold where neither flag nor file says anything.
   void add_to(CLI::App& app, const Plan& defaults);
   // With `weights`, what is trained is their model: RequestError where flag or file say another. With
-  // `resumed`, it is this one where neither flag nor file says one. `document_end` is asked for the token that
-  // ends a document, where the mask needs one that neither says; -1: it knows none.
+  // `resumed`, it is this one where neither flag nor file says one. `document_end` is asked for the token
+  // that ends a document, where the mask needs one that neither says; -1: it knows none. `choose_mesh` sets
+  // the mesh where none is given.
   Plan plan(const StartingWeights* weights = nullptr, const ModelSpec* resumed = nullptr,
-            const std::function<std::int32_t()>& document_end = {}) const;
+            const std::function<std::int32_t()>& document_end = {},
+            const std::function<void(Plan&)>& choose_mesh = {}) const;
   // Whether an axis of the mesh is given, or a plan, which has one.
   bool gives_mesh() const;
 

@@ -47,8 +47,7 @@ void VerifyFlags::read() {
         "--staleness {}: verify compares the mesh with one rank, and no rank alone computes late gradients; "
         "legal: leave it out (with --staleness 0 `train` has the bits of the run that verify then checks)",
         f.staleness);
-  request.plan = f.plan.plan();
-  if (!f.plan.gives_mesh()) choose_mesh(request.plan);
+  request.plan = f.plan.plan(nullptr, nullptr, {}, choose_mesh);
   request.run = f.job.options(f.run, request.plan);
   request.trace = f.timeline.asked();
   if (request.steps < 1) refuse("--steps {}: must be at least 1", request.steps);

@@ -421,6 +421,22 @@ TEST_F(TrainingCommands, DryRunsNeedNoDataAndAnyNumberOfRanks) {
   EXPECT_EQ(listing(), before);
 }
 
+// What needs a mesh has the one that verify chooses.
+TEST_F(TrainingCommands, VerifyJudgesFlagsByTheMeshThatItChooses) {
+  for (const Words& more : std::vector<Words>{{"--zero", "3"},
+                                              {"--bucket", "1KiB"},
+                                              {"--compress", "topk:1"},
+                                              {"--collectives", "ring"},
+                                              {"--sp", "on"}})
+    EXPECT_EQ(run(joined({"verify", "--model", "gpt2-tiny", "--steps", "1", "--seq-len", "8", "--precision",
+                          ECHELON_TEST_DTYPE},
+                         more))
+                  .status,
+              0)
+        << testing::PrintToString(more);
+  refused({"verify", "--model", "tiny.toml", "--zero", "1", "--dp", "1"}, {"--zero 1", "with --dp 1"});
+}
+
 TEST_F(TrainingCommands, AsynchronousTraining) {  // long
   const auto with = [](const Words& more) {
     return joined(training({"--dp", "2", "--sample", "0", "--json"}), more);
