@@ -127,7 +127,6 @@ int run_verify(VerifyFlags& f) {
     return verify(request);
   });
   if (!f.job.leads()) return 0;
-  f.timeline.write(r.simulated_timeline, r.measured_timeline, r.rank_timelines);
   for (std::size_t i = 0; i < r.reference_losses.size(); ++i)
     fmt::print(out, "step {}  loss of one rank {:.9f}  of the mesh {:.9f}\n", i, r.reference_losses[i],
                r.mesh_losses[i]);
@@ -148,6 +147,8 @@ int run_verify(VerifyFlags& f) {
                r.first_difference->step, r.first_difference->kind, r.first_difference->tensor,
                r.first_difference->rel_diff);
   if (f.json) fmt::print("{}\n", to_json(r, request.plan));
+  std::fflush(stdout);  // whatever becomes of the files
+  f.timeline.write(r.simulated_timeline, r.measured_timeline, r.rank_timelines);
   return r.pass ? 0 : 1;
 }
 

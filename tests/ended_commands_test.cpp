@@ -60,6 +60,12 @@ TEST_F(EndedCommands, OutputThatCannotBeWrittenIsAFailure) {
   EXPECT_EQ(out.status, 3);
   EXPECT_NE(out.err.find("standard output cannot be written: "), std::string::npos) << out.err;
   EXPECT_EQ(out.err.find("Is a directory"), std::string::npos) << "the reason of something else: " << out.err;
+  const Result judged = run({"verify", "--model", "tiny.toml", "--steps", "1", "--seq-len", "8",
+                             "--precision", ECHELON_TEST_DTYPE, "--trace", "/dev/full"});
+  EXPECT_EQ(judged.status, 3);
+  EXPECT_NE(judged.out.find("\nPASS\n"), std::string::npos) << judged.out;
+  EXPECT_NE(judged.err.find("--trace /dev/full: cannot be written: "), std::string::npos) << judged.err;
+  EXPECT_TRUE(fs::is_character_file("/dev/full"));
   const Result nowhere = run({"simulate", "--out", "none/drawn.txt"});
   EXPECT_EQ(nowhere.status, 2);
   EXPECT_EQ(nowhere.err, "echelon: --out none/drawn.txt: cannot be written: No such file or directory\n");
