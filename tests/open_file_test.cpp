@@ -12,6 +12,7 @@
 #include <nlohmann/json.hpp>
 #include <thread>
 
+#include "base/atomic_file.h"
 #include "base/json_text.h"
 #include "base/output_file.h"
 #include "refusals.h"
@@ -184,6 +185,16 @@ TEST_F(Files, AnOutputMayBeAPipeOrADevice) {
   reader.join();
   EXPECT_EQ(got, "through");
   write_output("--out", "/dev/null", "nowhere");
+  EXPECT_EQ(listing(), (std::vector<std::string>{"pipe"}));
+}
+
+// As one that is made while the file is written.
+TEST_F(Files, AFileTakesNoPipesPlace) {
+  const std::string pipe = directory_ / "pipe";
+  ASSERT_EQ(::mkfifo(pipe.c_str(), 0600), 0);
+  expect_failure([&] { write_file_atomically(pipe, "text"); },
+                 {"cannot replace", pipe, "not a regular file"});
+  EXPECT_TRUE(fs::is_fifo(pipe));
   EXPECT_EQ(listing(), (std::vector<std::string>{"pipe"}));
 }
 

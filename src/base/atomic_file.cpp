@@ -1,6 +1,7 @@
 #include "base/atomic_file.h"
 
 #include <fcntl.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -18,6 +19,9 @@ namespace {
 
 constexpr std::size_t buffer_bytes = 256 * 1024;
 constexpr std::size_t largest_write = std::size_t{1} << 30;  // Linux writes at most 2 GiB in one call
+
+// A device, a pipe or a socket: what is written goes there, and another file in its place would end that.
+bool is_special(mode_t mode) { return !S_ISREG(mode) && !S_ISLNK(mode) && !S_ISDIR(mode); }
 
 }  // namespace
 
@@ -65,6 +69,10 @@ void AtomicFile::commit() {
     ::unlink(temporary_.c_str());
     errno = reason;
     stop("close");
+  }
+  if (struct stat there{}; ::lstat(path_.c_str(), &there) == 0 && is_special(there.st_mode)) {
+    ::unlink(temporary_.c_str());
+    fail("cannot replace {}: it is not a regular file", path_);
   }
   if (std::rename(temporary_.c_str(), path_.c_str()) != 0) {
     const int reason = errno;

@@ -8,9 +8,9 @@
 
 namespace echelon {
 
-// A power cut leaves the old file or the new one, never a part. Every error is a RunError with the path and
-// the system's reason; the temporary file (PATH.tmp-PID) is removed then, and when the object dies before
-// commit().
+// A power cut leaves the old file or the new one, never a part; no device or pipe is replaced. Every error is
+// a RunError with the path and the system's reason; the temporary file (PATH.tmp-PID) is removed then, and
+// when the object dies before commit().
 class AtomicFile {
  public:
   explicit AtomicFile(std::string path);
