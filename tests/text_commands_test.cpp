@@ -117,6 +117,13 @@ TEST_F(TextCommands, CheckpointsAreLookedAtComparedAndConverted) {  // long
   refused({"checkpoint", "diff", "ck", "absent"}, {"checkpoint diff absent: no such directory"});
   refused({"checkpoint", "diff", "ck", std::string(300, 'a')}, {"checkpoint diff a", "too long"});
   refused({"checkpoint", "export", "ck", "--out", "hf"}, {"--out hf", "not empty"});
+  // More rows than any memory has, of a table that is small.
+  fs::copy(at("hf"), at("huge"));
+  json config = json::parse(read_bytes(at("huge/config.json")));
+  config["vocab_size"] = 2147483647;
+  write("huge/config.json", config.dump());
+  refused({"checkpoint", "import", "huge", "--out", "new"},
+          {"model.embed_tokens.weight has shape (257, 24) where the model has (2147483647, 24)"});
   refused({"checkpoint", "import", "ck", "--out", "new"}, {"config.json"});
 }
 

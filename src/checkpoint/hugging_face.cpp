@@ -610,6 +610,7 @@ std::map<std::string, StoredPlace> stored_places(const StoredModel& stored, cons
           "quantized, in F64, F32, F16 or BF16",
           stored.directory(), tensor.name, tensor.name);
     if (name == nullptr) refuse("{}: there is no tensor {}", stored.directory(), tensor.name);
+    (void)stored.numbers(*name, tensor.shape());  // before anything has the size that the configuration says
     std::int64_t row = 0, number = 0;
     for (const ParamSpec& part : tensor.parts) {
       StoredPlace& place = places[part.name] = {*name, tensor.shape()};
