@@ -10,31 +10,13 @@
 #include <filesystem>
 
 #include "apps/launch_words.h"
+#include "apps/launched.h"
 #include "apps/verbs.h"
 #include "base/error.h"
 
 namespace echelon {
-namespace {
 
 namespace fs = std::filesystem;
-
-// The rank that a launcher gave this process; -1: none did. (Open MPI, PMIx, MPICH and srun name it so.)
-int launched_rank() {
-  for (const char* name : {"OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK"})
-    if (const char* const text = std::getenv(name)) return std::atoi(text);
-  return -1;
-}
-
-}  // namespace
-
-int launched_processes() {
-  int processes = launched_rank() + 1;
-  for (const char* name : {"OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_STEP_NUM_TASKS"})
-    if (const char* const text = std::getenv(name)) processes = std::max(processes, std::atoi(text));
-  return processes;
-}
-
-bool is_another_process() { return launched_rank() > 0; }
 
 Job::Job() = default;
 Job::~Job() = default;

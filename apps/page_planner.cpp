@@ -32,7 +32,6 @@ ExactMemory exact_memory() {
   };
 }
 
-bool is_another_process() { return false; }
 bool surveys_later() { return true; }
 
 namespace {

@@ -9,6 +9,4 @@ void add_verbs(CLI::App& program, int& status) {
   add_calibrate(program, status);
 }
 
-bool is_another_process() { return false; }
-
 }  // namespace echelon

@@ -15,6 +15,7 @@
 #include "apps/flag_needs.h"
 #include "apps/help.h"
 #include "apps/launch_words.h"
+#include "apps/launched.h"
 #include "apps/terminal.h"
 #include "apps/topics.h"
 #include "apps/verbs.h"
@@ -146,6 +147,15 @@ void refuse_help_on_no_verb(const CLI::App& program, const std::vector<std::stri
   }
 }
 
+// Of processes that a launcher started, each would do the whole work, and write the same files. What trains
+// shares it out; what starts a training, or looks at each host's devices, is asked for on each.
+void refuse_copies(const CLI::App& program) {
+  const int processes = launched_processes();
+  for (const CLI::App* verb : program.get_subcommands())
+    if (processes > 1 && !contains({"train", "verify", "launch", "devices"}, verb->get_name()))
+      refuse("{}: is the work of one process, and {} were started; legal: one", verb->get_name(), processes);
+}
+
 // CLI11's complaints in the words of our own.
 [[noreturn]] void refuse_parse(CLI::App& program, const CLI::ParseError& error) {
   std::string words = program.get_name();
@@ -196,6 +206,7 @@ int run(CLI::App& program, int argc, char** argv) {
   }
   // Before the verb's own callback.
   program.parse_complete_callback([&program] {
+    refuse_copies(program);
     refuse_empty_values(program);
     refuse_lost_files(program);
   });

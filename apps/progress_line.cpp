@@ -2,6 +2,7 @@
 
 #include <fmt/core.h>
 
+#include "apps/launched.h"
 #include "apps/terminal.h"
 #include "apps/verbs.h"
 #include "base/clock.h"

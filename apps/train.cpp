@@ -8,6 +8,7 @@
 #include "apps/command_text.h"
 #include "apps/flag_needs.h"
 #include "apps/help.h"
+#include "apps/launched.h"
 #include "apps/progress_line.h"
 #include "apps/run_page.h"
 #include "apps/stop_signals.h"

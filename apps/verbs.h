@@ -26,10 +26,5 @@ void add_verbs(CLI::App& program, int& status);
 struct AlreadySaid {
   int status = 3;
 };
-// Whether this process is one that a launcher started beside others, and not the first of them: it does not
-// repeat what they all would say.
-bool is_another_process();
-// How many a launcher started, as far as it says; 0 or 1 where this one is alone.
-int launched_processes();
 
 }  // namespace echelon

@@ -26,6 +26,7 @@ set(planner_requests
 # What a page does in its own way.
 set(process_requests
   launch_words
+  launched
   progress_line
   survey_at_once)
 # What finds its way through all verbs, and documents: the binary's alone.

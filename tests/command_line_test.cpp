@@ -50,6 +50,23 @@ TEST_F(CommandLine, WrongWordsAreRefusedByName) {
 }
 
 // A name with a space is one word of what is shown to be typed.
+// Each of them would do all of it, and write the same files.
+TEST_F(CommandLine, WhatOneProcessDoesIsRefusedToSeveral) {
+  for (const char* launcher : {"OMPI_COMM_WORLD_SIZE=3", "PMI_SIZE=3", "SLURM_STEP_NUM_TASKS=3"})
+    for (const Words& words : std::vector<Words>{{"data", "info", "text.txt"},
+                                                 {"generate", "--checkpoint", "absent"},
+                                                 {"checkpoint", "info", "absent"},
+                                                 {"bench", "comm"}}) {
+      const Result r = run(words, fmt::format("export {}", launcher));
+      EXPECT_EQ(r.status, 2);
+      EXPECT_EQ(r.err,
+                fmt::format("echelon: {}: is the work of one process, and 3 were started; legal: one\n",
+                            words.front()));
+    }
+  EXPECT_EQ(run({"devices"}, "export PMI_SIZE=3").status, 0);
+  EXPECT_EQ(run({"data", "info", "text.txt"}, "export PMI_SIZE=1").status, 0);
+}
+
 TEST_F(CommandLine, NamesInCommandsAreQuoted) {
   fs::create_directory(at("my model"));
   write("my model/config.json", "{}");

@@ -8,6 +8,7 @@
 #include <memory>
 
 #include "apps/generate_flags.h"
+#include "apps/launched.h"
 #include "apps/train_flags.h"
 #include "apps/verbs.h"
 #include "apps/verify_flags.h"
