@@ -130,11 +130,12 @@ int run_verify(VerifyFlags& f) {
   for (std::size_t i = 0; i < r.reference_losses.size(); ++i)
     fmt::print(out, "step {}  loss of one rank {:.9f}  of the mesh {:.9f}\n", i, r.reference_losses[i],
                r.mesh_losses[i]);
-  print(fmt::format(
-      "largest relative difference: loss {:.2e}, gradients {:.2e} (bound {:.2e}), parameters {:.2e} "
-      "({:.0f}% of what those gradients allow)\n",
-      r.loss_max_rel_diff, r.grad_max_rel_diff, r.bound, r.param_max_rel_diff, 100 * r.param_worst));
-  if (r.wide)
+  if (!r.reference_losses.empty())
+    print(fmt::format(
+        "largest relative difference: loss {:.2e}, gradients {:.2e} (bound {:.2e}), parameters {:.2e} "
+        "({:.0f}% of what those gradients allow)\n",
+        r.loss_max_rel_diff, r.grad_max_rel_diff, r.bound, r.param_max_rel_diff, 100 * r.param_worst));
+  if (r.wide && !r.reference_losses.empty())
     print(fmt::format(
         "a rank in {} from the same weights: its loss is {:.2e} from that of one rank and {:.2e} from the "
         "mesh's, its gradients {:.2e}\n",
@@ -142,14 +143,15 @@ int run_verify(VerifyFlags& f) {
   print_notes(out, colours, r);
   if (r.pass)
     fmt::print(out, "{}{}\n", colours(Tint::good, "PASS"), r.bitwise ? ", to the last bit" : "");
-  else
+  else if (r.first_difference)
     fmt::print(out, "{}: first difference at step {}: {} of {}, {:.2e}\n", colours(Tint::bad, "FAIL"),
                r.first_difference->step, r.first_difference->kind, r.first_difference->tensor,
                r.first_difference->rel_diff);
   if (f.json) fmt::print("{}\n", to_json(r, request.plan));
   std::fflush(stdout);  // whatever becomes of the files
   f.timeline.write(r.simulated_timeline, r.measured_timeline, r.rank_timelines);
-  return r.pass ? 0 : 1;
+  if (!r.incomparable.empty()) fmt::print(stderr, "echelon: {}\n", r.incomparable);
+  return r.pass ? 0 : r.incomparable.empty() ? 1 : 3;
 }
 
 }  // namespace

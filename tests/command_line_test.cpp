@@ -116,6 +116,7 @@ TEST_F(CommandLine, MisspeltNamesAreGuessed) {  // long
 TEST_F(CommandLine, WrongValuesAreRefusedWithTheLegalOnes) {  // long
   refused(training({"--lr", "-1"}), {"--lr -1", "above 0"});
   refused(training({"--lr", "nan"}), {"--lr nan", "above 0"});
+  refused(training({"--lr", "1e39"}), {"--lr 1e+39", "at most 3.4e+38"});
   refused(training({"--lr", "1e-6", "--min-lr", "1e-5"}), {"--min-lr 1e-05", "--lr 1e-06"});
   refused(training({"--warmup", "9", "--steps", "5"}), {"--warmup 9", "5"});
   refused(training({"--steps", "0"}), {"--steps 0"});

@@ -421,6 +421,15 @@ TEST_F(TrainingCommands, DryRunsNeedNoDataAndAnyNumberOfRanks) {
   EXPECT_EQ(listing(), before);
 }
 
+TEST_F(TrainingCommands, VerifyComparesNothingWithWhatIsNotFinite) {
+  const Result lost =
+      run({"verify", "--steps", "3", "--seq-len", "16", "--precision", "f32", "--lr", "1e38"});
+  EXPECT_EQ(lost.status, 3);
+  EXPECT_EQ(lost.out.find("FAIL"), std::string::npos) << lost.out;
+  EXPECT_NE(lost.err.find("of one rank is not finite (learning rate 1e+38)"), std::string::npos) << lost.err;
+  EXPECT_EQ(std::count(lost.err.begin(), lost.err.end(), '\n'), 1) << lost.err;
+}
+
 // What needs a mesh has the one that verify chooses.
 TEST_F(TrainingCommands, VerifyJudgesFlagsByTheMeshThatItChooses) {
   for (const Words& more : std::vector<Words>{{"--zero", "3"},

@@ -5,6 +5,7 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <limits>
 #include <mutex>
 #include <set>
 
@@ -265,6 +266,26 @@ TEST(Verify, ClippingBites) {
     const std::vector<Outcome> outcomes = run_steps(plan, options, 3, random_samples(plan));
     for (double norm : outcomes[0].norms) EXPECT_GT(norm, small_clip) << describe(plan);
   }
+}
+
+// As where the learning rate is far too high.
+TEST(Verify, WhatIsNotFiniteOnOneRankIsComparedWithNothing) {
+  VerifyRequest request = request_for(odd_plan(odd_gpt2(), 2, 2, false), 1);
+  request.prepare = [](const ParameterStore& parameters) {
+    parameters.all().front().value.host<double>()[0] = std::numeric_limits<double>::quiet_NaN();
+  };
+  const VerifyReport lost = verify(request);
+  EXPECT_FALSE(lost.pass);
+  EXPECT_FALSE(lost.first_difference);
+  expect_contains(lost.incomparable,
+                  {"step 0: the loss of one rank is not finite", "nothing can be compared"});
+  // That the mesh alone goes wrong is the answer.
+  request.prepare = [](const ParameterStore& parameters) {
+    const Parameter& first = parameters.all().front();
+    if (first.value.numel() < first.spec.numel())
+      first.value.host<double>()[0] = std::numeric_limits<double>::quiet_NaN();
+  };
+  EXPECT_TRUE(verify(request).first_difference);
 }
 
 TEST(Verify, RefusesBadRequests) {

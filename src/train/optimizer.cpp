@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
+#include <limits>
 #include <numbers>
 #include <numeric>
 #include <optional>
@@ -21,6 +22,8 @@ void validate(const OptimizerOptions& o) {
     if (!(value >= 0) || !std::isfinite(value)) refuse("{} {}: must be a number of at least 0", flag, value);
   };
   positive("--lr", o.lr);
+  if (constexpr double most = std::numeric_limits<float>::max(); o.lr > most)
+    refuse("--lr {}: must be at most {:.2g}, the largest number of f32", o.lr, most);
   not_negative("--min-lr", o.min_lr);
   if (o.min_lr > o.lr) refuse("--min-lr {}: must not be above --lr {}", o.min_lr, o.lr);
   not_negative("--warmup", static_cast<double>(o.warmup_steps));

@@ -131,7 +131,9 @@ bool Comparison::step(std::int64_t step) {
   begin_stretch(step);
   const double loss = trainer_.compute_gradients(step, request_.samples);
   compute_reference(step);
+  if (ends_at(step, "the loss", !leads() || std::isfinite(expected_.back()))) return false;
   compare(step, ParameterTensor::gradient);
+  if (ended_) return false;
   compare_loss(step, loss);
   if (!finite_) return false;
   const double clip = from_rank_0(leads() ? reference_->apply_gradients(step) : 1);
@@ -139,7 +141,7 @@ bool Comparison::step(std::int64_t step) {
   compare(step, ParameterTensor::value, clip);
   has_earlier_squares_ = false;
   take_reference_state();
-  return true;
+  return !ended_;
 }
 
 // A step that the mesh does not end before it begins the next one.
@@ -151,10 +153,11 @@ bool Comparison::run_on(std::int64_t step) {
   if (!trainer_.flushes() || step % 2 == 0) begin_stretch(step);
   const std::vector<StepResult> results = trainer_.step(step, request_.samples, together);
   compute_reference(step);
+  if (ends_at(step, "the loss", !leads() || std::isfinite(expected_.back()))) return false;
   for (const StepResult& result : results) compare_loss(result.step, result.loss);
   // The gradients of the last update stay until the next one begins.
   if (is_whole) compare(step, ParameterTensor::gradient);
-  if (!finite_) return false;
+  if (ended_ || !finite_) return false;
   const double clip = from_rank_0(leads() ? reference_->apply_gradients(step) : 1);
   if (!is_whole) {
     if (trainer_.flushes()) keep_squares();
@@ -163,7 +166,7 @@ bool Comparison::run_on(std::int64_t step) {
   compare(step, ParameterTensor::value, clip);
   has_earlier_squares_ = false;
   take_reference_state();
-  return true;
+  return !ended_;
 }
 
 void Comparison::begin_stretch(std::int64_t step) {
@@ -182,6 +185,17 @@ void Comparison::compute_reference(std::int64_t step) {
   judge_.impose(step, std::move(routing));
   expected_.push_back(reference_->compute_gradients(step, request_.samples));
   compare_wide(step);
+}
+
+// Whatever the mesh has. A difference that was found before is an answer all the same.
+bool Comparison::ends_at(std::int64_t step, const std::string& what, bool is_finite) {
+  if (!agree(!is_finite && report_.pass)) return false;
+  ended_ = true;
+  report_.pass = false;
+  report_.incomparable =
+      fmt::format("step {}: {} of one rank is not finite (learning rate {}): nothing can be compared with it",
+                  step, what, request_.optimizer.lr);
+  return true;
 }
 
 // From rank 0 to everyone.
@@ -242,6 +256,9 @@ void Comparison::compare(std::int64_t step, ParameterTensor which, double clip) 
       continue;
     }
     const Numbers expected = reference_tensor(i, which);
+    const bool is_finite =
+        std::all_of(expected.begin(), expected.end(), [](double x) { return std::isfinite(x); });
+    if (!is_finite && ends_at(step, (is_gradient ? "the gradient of " : "") + at(i).name, false)) return;
     const double size = max_magnitude(expected);
     if (is_gradient) gradient_sizes_.push_back(size);
     const Worst worst = worst_difference(i, which, expected, tolerances(i, which, step, clip, expected));

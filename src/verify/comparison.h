@@ -26,7 +26,7 @@ class Comparison {
   // `report` is used on rank 0 only; `bound` as in the report.
   Comparison(const VerifyRequest& request, const Rank& rank, double bound, VerifyReport& report);
 
-  // False when what was found cannot be stepped on: a gradient that is not a number.
+  // False when what was found cannot be stepped on: a number that is none.
   bool step(std::int64_t step);
 
   const PipelineRun& last_run() const { return trainer_.last_run(); }
@@ -56,6 +56,8 @@ class Comparison {
   bool run_on(std::int64_t step);
   void begin_stretch(std::int64_t step);
   void compute_reference(std::int64_t step);
+  // Whether the comparison is over since rank 0's is not finite.
+  bool ends_at(std::int64_t step, const std::string& what, bool is_finite);
   using Numbers = std::vector<double>;
   void share(Numbers& numbers) const;
   double from_rank_0(double value) const;
@@ -102,7 +104,7 @@ class Comparison {
   // Steps from here on go together: the mesh takes the reference's state behind the last of them.
   std::int64_t stretch_ = 0;
   std::vector<double> gradient_sizes_;  // of the last step compared, by parameter
-  bool finite_ = true;                  // agreed by all ranks
+  bool finite_ = true, ended_ = false;  // agreed by all ranks
   bool has_earlier_squares_ = false;
   // On rank 0.
   RoutingJudge judge_;

@@ -190,6 +190,8 @@ std::string to_json(const VerifyReport& r, const Plan& plan) {
                        {"ties", d.ties()},
                        {"shift", number(d.shift)},
                        {"allowed", number(d.allowed)}});
+  ordered_json incomparable = nullptr;
+  if (!r.incomparable.empty()) incomparable = r.incomparable;
   ordered_json mesh = ordered_json::object();
   for (Axis axis : all_axes) mesh[axis_name(axis)] = plan.mesh.size(axis);
   mesh["ep"] = plan.mesh.ep;
@@ -206,6 +208,7 @@ std::string to_json(const VerifyReport& r, const Plan& plan) {
                                 {"routing_differences", routing},
                                 {"wide", wide},
                                 {"first_difference", first},
+                                {"incomparable", incomparable},
                                 {"mesh", mesh},
                                 {"reference_losses", r.reference_losses},
                                 {"mesh_losses", r.mesh_losses}});

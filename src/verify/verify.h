@@ -57,6 +57,8 @@ struct VerifyReport {
   Difference worst_judged;
   // Where the mesh chose other experts than one rank, which then went on with the mesh's.
   std::vector<RoutingDifference> routing_differences;
+  // Why it does not pass though nothing differs: what one rank computes is infinite or NaN; else empty.
+  std::string incomparable;
   std::vector<double> reference_losses, mesh_losses;
   // Of a precision narrower than that: how far a run in it from the same weights is from both.
   struct Wide {
