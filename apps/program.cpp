@@ -170,6 +170,8 @@ void refuse_copies(const CLI::App& program) {
     const std::string& first = unknown.front();
     if (!names.empty() && !first.starts_with("-")) refuse_verb(*app, first);
     const bool is_flag = first.starts_with("-");
+    if (is_flag && app->get_option_no_throw(first.substr(0, first.find('='))) != nullptr)
+      refuse("{}: stands before the verb that has it; put it behind {}", first, words);
     refuse("{}: {} has no such {}{}; {} --help lists what it has{}", first, words,
            is_flag ? "flag" : "argument",
            is_flag ? flag_that_was_meant(program, *app, first) : word_that_was_meant(*app, first), words,

@@ -92,6 +92,8 @@ TEST_F(CommandLine, MisspeltNamesAreGuessed) {  // long
   refused({"simulate", "--out", "drawing.pdf"}, {"--out drawing.pdf", "legal: names that end in .svg"});
   refused({"data", "tokenize", "text.txt", "--tokenizer", "bytes", "--out", "nowhere/x"},
           {"--out nowhere/x", "cannot be written"});
+  refused({"checkpoint", "--json", "info", "ck"},
+          {"--json: stands before", "behind echelon checkpoint info"});
   refused({"bench", "comm", "--rank", "2"}, {"--rank", "did you mean --ranks?"});
   refused(training({"--dpp", "2"}),
           {"--dpp: echelon train has no such flag (did you mean --dp?); echelon train --help lists"});
