@@ -19,6 +19,7 @@ std::string cpu_name();
 std::string processor_name();
 
 inline constexpr int most_repeats = 1'000'000;
+inline constexpr int most_bench_ranks = 256;  // threads of this process
 
 // Adds `comm` to the verb bench.
 void add_bench_comm(CLI::App& bench, int& status);

@@ -156,7 +156,8 @@ std::vector<std::int64_t> counts_to_measure(const BenchCommFlags& f) {
 }
 
 int bench_comm(const BenchCommFlags& f) {
-  if (f.ranks < 1 || f.ranks > 256) refuse("--ranks {}: must be from 1 to 256", f.ranks);
+  if (f.ranks < 1 || f.ranks > most_bench_ranks)
+    refuse("--ranks {}: must be from 1 to {}", f.ranks, most_bench_ranks);
   if (f.mebibytes && (!(*f.mebibytes > 0) || *f.mebibytes > 16384))
     refuse("--size {}: must be above 0 and at most 16384 MiB", *f.mebibytes);
   if (f.repeats && (*f.repeats < 1 || *f.repeats > most_repeats))

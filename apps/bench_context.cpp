@@ -170,9 +170,10 @@ int bench_context(const BenchContextFlags& f) {
                                     {"--heads", f.heads},
                                     {"--kv-heads", f.kv_heads},
                                     {"--head-dim", f.head_dim},
-                                    {"--repeats", std::int64_t{f.repeats}},
-                                    {"--ranks", std::int64_t{f.ranks}}})
+                                    {"--repeats", std::int64_t{f.repeats}}})
     if (value < 1 || value > most_repeats) refuse("{} {}: must be from 1 to {}", flag, value, most_repeats);
+  if (f.ranks < 1 || f.ranks > most_bench_ranks)
+    refuse("--ranks {}: must be from 1 to {}", f.ranks, most_bench_ranks);
   if (f.heads % f.kv_heads != 0) refuse("--kv-heads {}: must divide the {} --heads", f.kv_heads, f.heads);
   if (f.seq_len % (2 * f.ranks) != 0)
     refuse("--seq-len {}: must be a multiple of {}, twice the --ranks", f.seq_len, 2 * f.ranks);

@@ -172,6 +172,7 @@ TEST_F(CommandLine, WrongValuesAreRefusedWithTheLegalOnes) {  // long
   refused(with({"--model", "llama-3-405b"}), {"llama-3-405b", "TiB", "this machine"});
   refused(with({"--checkpoint", ""}), {"--checkpoint", "empty"});
   refused({"verify", "--steps", "0"}, {"--steps 0"});
+  refused({"bench", "context", "--ranks", "257"}, {"--ranks 257: must be from 1 to 256"});
   refused({"bench", "comm", "--ranks", "0"}, {"--ranks 0", "256"});
   refused({"bench", "comm", "--ranks", "256", "--size", "16384"}, {"--size 16384", "this machine"});
   refused({"bench", "comm", "--size", "nan"}, {"--size nan"});
