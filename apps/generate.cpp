@@ -399,13 +399,13 @@ void add_generate_flags(CLI::App& app, const std::shared_ptr<GenerateFlags>& fla
                       ->excludes(prompt);
   app.add_option_function<std::vector<std::string>>(
          "--prompt-tokens",
-         [flags](const std::vector<std::string>& tokens) {
-           for (const std::string& token : tokens)
-             flags->prompt_tokens.push_back(parse_number<std::int32_t>("--prompt-tokens", token));
+         [flags](const std::vector<std::string>& lists) {
+           for (const std::string& list : lists)
+             for (const std::string& token : split(list, ","))
+               flags->prompt_tokens.push_back(parse_number<std::int32_t>("--prompt-tokens", token));
          },
          "Token ids to continue, for models of token files")
       ->type_name("N")
-      ->delimiter(',')
       ->excludes(prompt)
       ->excludes(prompts);
   add_number(app, "--max-tokens", flags->options.max_tokens, "Most tokens to generate");

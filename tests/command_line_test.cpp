@@ -171,6 +171,7 @@ TEST_F(CommandLine, WrongValuesAreRefusedWithTheLegalOnes) {  // long
   refused(with({"--model", "gpt5"}), {"--model gpt5", "help models"});
   refused(with({"--model", "llama-3-405b"}), {"llama-3-405b", "TiB", "this machine"});
   refused(with({"--checkpoint", ""}), {"--checkpoint", "empty"});
+  refused({"generate", "--checkpoint", "ck", "--prompt-tokens", "1,,2"}, {"--prompt-tokens"});
   refused({"verify", "--steps", "0"}, {"--steps 0"});
   refused({"bench", "context", "--ranks", "257"}, {"--ranks 257: must be from 1 to 256"});
   refused({"bench", "comm", "--ranks", "0"}, {"--ranks 0", "256"});
