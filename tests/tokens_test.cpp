@@ -206,6 +206,11 @@ TEST_F(Tokens, RefusalsNameTheFile) {
   fs::permissions(path("hollow"), fs::perms::none);
   expect_refusal([&] { TokenData({path("hollow")}, 257); }, {"hollow", "ermission"});
   fs::permissions(path("hollow"), fs::perms::owner_all);
+  fs::create_directory(path("hollow/inner"));
+  fs::permissions(path("hollow/inner"), fs::perms::none);
+  expect_refusal([&] { TokenData({path("hollow")}, 257); },
+                 {"hollow/inner: cannot be read: Permission denied"});
+  fs::permissions(path("hollow/inner"), fs::perms::owner_all);
 }
 
 // It ended the process: the file was mapped, and its last pages were gone.

@@ -175,13 +175,20 @@ FileId file_id(const std::string& path) {
 void list_directory(const std::string& directory, std::vector<Candidate>& out) {
   namespace fs = std::filesystem;
   std::vector<Candidate> found;
-  try {
-    for (const fs::directory_entry& entry : fs::recursive_directory_iterator(directory)) {
+  std::vector<fs::path> left{directory};
+  while (!left.empty()) {
+    const fs::path at = std::move(left.back());
+    left.pop_back();
+    std::error_code error;
+    for (fs::directory_iterator entry(at, error); !error && entry != fs::directory_iterator();
+         entry.increment(error)) {
       std::error_code gone;  // a link that leads nowhere is no regular file
-      if (entry.is_regular_file(gone)) found.push_back({entry.path().string(), entry.is_symlink(), false});
+      if (entry->is_regular_file(gone))
+        found.push_back({entry->path().string(), entry->is_symlink(), false});
+      else if (entry->is_directory(gone) && !entry->is_symlink(gone))
+        left.push_back(entry->path());
     }
-  } catch (const fs::filesystem_error& error) {
-    refuse("--data {}: {}: {}", directory, error.path1().string(), error.code().message());
+    if (error) refuse("--data {}: cannot be read: {}", at.string(), error.message());
   }
   if (found.empty()) refuse("--data {}: the directory holds no files", directory);
   // By bytes, so that the order is the same everywhere.
