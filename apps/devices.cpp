@@ -73,7 +73,7 @@ int run_devices(bool json) {
   devices.push_back({{"device", "cpu"},
                      {"name", processor_name()},
                      {"cores", available_cores()},
-                     {"memory_bytes", memory},
+                     {"memory_bytes", static_cast<std::int64_t>(memory)},
                      {"instruction_sets", sets},
                      {"products", products == nullptr ? "the reference kernels" : products}});
   std::FILE* const out = json ? stderr : stdout;

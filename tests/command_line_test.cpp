@@ -240,6 +240,7 @@ TEST_F(CommandLine, DevicesAreListedAndThoseThatAreNotThereRefused) {
   EXPECT_NE(text.out.find("\ncuda  "), std::string::npos) << text.out;
   const json object = one_object(run({"devices", "--json"}));
   EXPECT_EQ(object["devices"][0]["device"], "cpu");
+  EXPECT_TRUE(object["devices"][0]["memory_bytes"].is_number_integer());
   EXPECT_GE(object["devices"][0]["cores"], 1);
   refused(training({"--device", "gpu"}), {"--device gpu", "legal: cpu, cuda, auto"});
   refused(training({"--device", "none"}), {"--device none", "legal: cpu, cuda, auto"});
