@@ -339,6 +339,12 @@ TEST_F(TextCommands, OneRunAtATimeTokenizesToAPrefix) {
   }
   EXPECT_EQ(run(tokenize).status, 0);  // it has left its file, as one that was killed does
   EXPECT_FALSE(fs::exists(at("made.parts")));
+  // What it keeps beside the text is none.
+  fs::create_directory(at("in"));
+  write("in/a.txt", "text");
+  const Result beside = run({"data", "tokenize", "in", "--tokenizer", "bytes", "--out", "in/made"});
+  EXPECT_NE(beside.out.find(": 5 tokens of 1 document in 1 file"), std::string::npos)
+      << beside.out << beside.err;
   refused({"data", "tokenize", "absent", "--tokenizer", "bytes", "--out", "other"},
           {"echelon: absent: no such file"});
   EXPECT_FALSE(fs::exists(at("other.parts")));

@@ -172,7 +172,8 @@ FileId file_id(const std::string& path) {
   return {status.st_dev, status.st_ino};
 }
 
-void list_directory(const std::string& directory, std::vector<Candidate>& out) {
+// Without `cache`, which is none of the data where it lies among them.
+void list_directory(const std::string& directory, const std::string& cache, std::vector<Candidate>& out) {
   namespace fs = std::filesystem;
   std::vector<Candidate> found;
   std::vector<fs::path> left{directory};
@@ -185,7 +186,8 @@ void list_directory(const std::string& directory, std::vector<Candidate>& out) {
       std::error_code gone;  // a link that leads nowhere is no regular file
       if (entry->is_regular_file(gone))
         found.push_back({entry->path().string(), entry->is_symlink(), false});
-      else if (entry->is_directory(gone) && !entry->is_symlink(gone))
+      else if (entry->is_directory(gone) && !entry->is_symlink(gone) &&
+               !fs::equivalent(entry->path(), cache, gone))
         left.push_back(entry->path());
     }
     if (error) refuse("--data {}: cannot be read: {}", at.string(), error.message());
@@ -198,7 +200,7 @@ void list_directory(const std::string& directory, std::vector<Candidate>& out) {
 }
 
 // All files of --data in their final order.
-std::vector<Candidate> list_files(const std::vector<std::string>& paths) {
+std::vector<Candidate> list_files(const std::vector<std::string>& paths, const std::string& cache) {
   namespace fs = std::filesystem;
   if (paths.empty()) refuse("--data: no path is given; give text files, directories or token files");
   std::vector<Candidate> all;
@@ -208,7 +210,7 @@ std::vector<Candidate> list_files(const std::vector<std::string>& paths) {
     if (status.type() == fs::file_type::not_found) refuse("--data {}: no such file or directory", path);
     if (status.type() == fs::file_type::none) refuse("--data {}: {}", path, error.message());
     if (status.type() == fs::file_type::directory) {
-      list_directory(path, all);
+      list_directory(path, cache, all);
     } else {
       all.push_back({path, false, true});
     }
@@ -228,7 +230,7 @@ TokenData::TokenData(const std::vector<std::string>& paths, std::int64_t vocab, 
     : reads_bytes_(reading.text.reads_bytes()) {
   constexpr int most_shown = 3;
   std::map<std::string, std::vector<std::string>> left_out;  // by why
-  for (const Candidate& file : list_files(paths))
+  for (const Candidate& file : list_files(paths, reading.cache_directory))
     if (const std::string why = add_file(file.path, file.named_by_user, vocab, reading); !why.empty())
       left_out[why].push_back(file.path);
   for (auto& [why, files] : left_out) {

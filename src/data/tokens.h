@@ -41,8 +41,9 @@ class TokenData {
   enum class Kind { text, tokens };
 
   // Each path is a text file, a token file, or a directory: the regular files below it in the order of their
-  // paths, without symbolic links to files that are read anyway and without empty files. All must be text, or
-  // all tokens. Every id is checked to be below `vocab` here, once. Throws RequestError naming the file.
+  // paths, without symbolic links to files that are read anyway, without empty files and without the cache.
+  // All must be text, or all tokens. Every id is checked to be below `vocab` here, once. Throws RequestError
+  // naming the file.
   TokenData(const std::vector<std::string>& paths, std::int64_t vocab, const DataReading& reading = {});
 
   // Whose ids they are: those of bytes, or of another tokenizer.
