@@ -13,6 +13,7 @@
 
 #include "apps/describe.h"
 #include "apps/flag_needs.h"
+#include "apps/flag_values.h"
 #include "apps/help.h"
 #include "apps/launch_words.h"
 #include "apps/launched.h"

@@ -77,7 +77,7 @@ std::string did_you_mean(std::string_view text, const std::vector<std::string>& 
   if (const std::string best = nearest(text, names); !best.empty())
     meant = {best};
   else if (text.size() >= 3)
-    std::ranges::copy_if(names, std::back_inserter(meant), [&](const std::string& name) {
+    std::copy_if(names.begin(), names.end(), std::back_inserter(meant), [&](const std::string& name) {
       return in_small_letters(name).starts_with(in_small_letters(text));
     });
   if (meant.empty() || meant.size() > few) return "";

@@ -58,7 +58,7 @@ std::optional<std::string> whole(const std::string& text) {
   int exponent = 0;
   if (e != text.npos) {
     const std::string power = text.substr(e + (text.substr(e + 1).starts_with('+') ? 2 : 1));
-    if (read_all(power, exponent) != std::errc() || std::abs(exponent) > 400) return {};
+    if (read_all(power, exponent) != std::errc() || exponent > 400 || exponent < -400) return {};
   }
   const std::string sign = mantissa.starts_with('-') ? "-" : "";
   const std::size_t point = std::min(mantissa.find('.'), mantissa.size());

@@ -29,6 +29,7 @@ void for_each_carried(const Rank& rank, const ParameterStore& parameters, const 
   const int tp = rank.size(Axis::tp);
   if (rank.mesh().dp_cp_size() == 1 || !has_residuals(compression.kind)) return;
   for (const ParamSpec& spec : parameters.model()) {
+    if (spec.frozen) continue;
     std::vector<GradientSection> slices;  // that carry something
     for (int index = 0; index < tp; index += tp_replicas(spec, tp))
       if (const GradientSection slice = gradient_section(spec, tp, index); has_residual(compression, slice))

@@ -60,6 +60,8 @@ std::string CheckpointDirectory::find_last_whole(const Progress& progress) {
       return path;
     } catch (const ForeignFormat&) {
       throw;
+    } catch (const Unreadable&) {  // it may be whole
+      throw;
     } catch (const RequestError& error) {
       damaged_.push_back({path, error.what()});
     }
