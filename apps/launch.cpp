@@ -73,7 +73,9 @@ std::string* value_of(Words& command, const std::string& flag) {
 
 int axis_size(Words& command, const std::string& flag) {
   const std::string* text = value_of(command, flag);
-  return text == nullptr ? 1 : parse_number<int>(flag, *text);
+  const int size = text == nullptr ? 1 : parse_number<int>(flag, *text);
+  if (size < 1) refuse("launch: {} {}: legal: 1 or more", flag, size);
+  return size;
 }
 
 class Launch {

@@ -7,6 +7,7 @@
 #include "case_choice.h"
 #include "checkpoint/checkpoint.h"
 #include "checkpoint/checkpoint_compare.h"
+#include "checkpoint/checkpoint_reader.h"
 #include "mesh_runs.h"
 #include "train/session.h"
 #include "verify/verify.h"
@@ -313,6 +314,24 @@ TEST(CompressedCheckpoint, IsWholeInBf16) {
     const std::string path = trained(plan, directory.path(), 2);
     EXPECT_NO_THROW(check_checkpoint(path, {})) << compress;
     EXPECT_TRUE(diff_checkpoints(path, path, {}).empty());
+  }
+}
+
+// What is not trained sends nothing, and carries nothing.
+TEST(CompressedCheckpoint, HasNothingOfFrozenParameters) {
+  for (const char* compress : {"topk:0.1", "powersgd:1"}) {
+    Plan plan = plan_of(odd_gpt2(true, 4), {2, 1, 1}, compress);
+    plan.model.tuning.freeze = {"*mlp*"};
+    const TemporaryDirectory directory;
+    const std::string path = trained(plan, directory.path(), 2);
+    EXPECT_NO_THROW(check_checkpoint(path, {})) << compress;
+    int carried = 0;
+    for (const std::string& name : CheckpointReader(path).names()) {
+      const bool is_carried = name.find(".residual.") != name.npos || name.find(".factor.") != name.npos;
+      EXPECT_FALSE(is_carried && name.find("mlp") != name.npos) << compress << ": " << name;
+      carried += is_carried;
+    }
+    EXPECT_GT(carried, 0) << compress;
   }
 }
 

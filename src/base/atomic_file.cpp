@@ -12,6 +12,7 @@
 #include <utility>
 
 #include "base/error.h"
+#include "base/random_name.h"
 
 namespace echelon {
 
@@ -26,10 +27,8 @@ bool is_special(mode_t mode) { return !S_ISREG(mode) && !S_ISLNK(mode) && !S_ISD
 }  // namespace
 
 AtomicFile::AtomicFile(std::string path)
-    : path_(std::move(path)), temporary_(fmt::format("{}.tmp-{}", path_, ::getpid())) {
+    : path_(std::move(path)), temporary_(fmt::format("{}.tmp-{}", path_, random_name())) {
   buffer_.reserve(buffer_bytes);
-  // A new file: what lies there is left from a process of this number, or a link to somebody else's file.
-  ::unlink(temporary_.c_str());
   fd_ = ::open(temporary_.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0666);
   if (fd_ < 0) fail("cannot create {}: {}", temporary_, std::strerror(errno));
 }

@@ -9,7 +9,7 @@
 namespace echelon {
 
 // A power cut leaves the old file or the new one, never a part; no device or pipe is replaced. Every error is
-// a RunError with the path and the system's reason; the temporary file (PATH.tmp-PID) is removed then, and
+// a RunError with the path and the system's reason; the temporary file (PATH.tmp-RANDOM) is removed then, and
 // when the object dies before commit().
 class AtomicFile {
  public:

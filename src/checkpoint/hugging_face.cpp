@@ -867,6 +867,12 @@ static void refuse_other_layout(const std::string& directory) {
         "them "
         "with merge_and_unload() and save_pretrained",
         directory);
+  if (has("adapter_config.json"))  // which transformers would add to the weights
+    refuse(
+        "{}: holds adapters (adapter_config.json) beside a model; legal: both as one, as PEFT writes them "
+        "with "
+        "merge_and_unload() and save_pretrained, or the model alone",
+        directory);
   if (!has("config.json"))
     refuse("{}: there is no config.json: not a model in Hugging Face's layout", directory);
 }

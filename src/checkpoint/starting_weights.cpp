@@ -11,8 +11,10 @@ namespace fs = std::filesystem;
 
 StartingWeights::StartingWeights(const std::string& path) : path_(path) {
   std::error_code none;
-  if (fs::exists(fs::path(path) / "config.json", none)) {
-    if (!has_weights(path)) refuse("--from {}: has a configuration, and no weights beside it", path);
+  const auto has = [&](const char* name) { return fs::exists(fs::path(path) / name, none); };
+  if (has("config.json") || has("adapter_config.json")) {  // adapters are refused by what reads models
+    if (!has("adapter_config.json") && !has_weights(path))
+      refuse("--from {}: has a configuration, and no weights beside it", path);
     hugging_face_.emplace(path);
     return;
   }
