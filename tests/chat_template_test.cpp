@@ -150,6 +150,10 @@ TEST(ChatTemplates, WhatTheAssistantSaysCountsWithWhatEndsIt) {
             "<|im_start|>user\na<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\n[b<|im_end|>]\n");
   EXPECT_EQ(shown(of("thoughts").parts(talk({"a", "<think>\nm\n</think>\n\nb"}), "x")),
             "<|im_start|>user\na<|im_end|>\n<|im_start|>assistant\n[<think>\nm\n</think>\n\nb<|im_end|>]\n");
+  // Of earlier answers it leaves thoughts out.
+  EXPECT_EQ(shown(of("thoughts").parts(talk({"a", "b", "c", "<think>\nm\n</think>\n\nd"}), "x")),
+            "<|im_start|>user\na<|im_end|>\n<|im_start|>assistant\n[b<|im_end|>]\n"
+            "<|im_start|>user\nc<|im_end|>\n<|im_start|>assistant\n[<think>\nm\n</think>\n\nd<|im_end|>]\n");
   EXPECT_EQ(of("headers").answer_end(), "<|end|>");
   EXPECT_EQ(of("alternate").answer_end(), "</s>");
   EXPECT_EQ(of("macros").answer_end(), "<|return|>");

@@ -199,17 +199,25 @@ std::vector<TextPart> ChatTemplate::parts(const ordered_json& messages, const st
     if (!written.text.starts_with(question)) refuse_message(number);
     return question;
   };
+  // What stands between an answer and where the next one is asked for: that is not yet written there, as some
+  // templates put thoughts, or room for them, in front of it.
+  const auto asked_behind = [&](std::size_t number, std::size_t next) {
+    const ordered_json before(marked.begin(), marked.begin() + static_cast<std::ptrdiff_t>(next));
+    const std::string text = written_as(before, true), what = mark(number);
+    const std::size_t at = text.find(what);
+    if (at == std::string::npos) refuse_message(number);
+    return text.substr(at + what.size());
+  };
   std::optional<std::vector<Place>> places = places_as_given(written);
   if (!places) {
     places.emplace();
     for (std::size_t k = 0; k < numbers.size(); ++k) {
-      const std::string question = question_of(numbers[k]), &behind = written.around[k + 1];
       const bool last = k + 1 == numbers.size();
-      const std::size_t end = last ? written.text.rfind(behind) : written.text.find(behind, question.size());
-      if (end == std::string::npos || end < question.size() ||
-          (last && end + behind.size() != written.text.size()))
-        refuse_message(numbers[k]);
-      places->push_back({question.size(), end});
+      const std::size_t begin = question_of(numbers[k]).size();
+      const std::string through = last ? written.text : question_of(numbers[k + 1]),
+                        behind = last ? written.around[k + 1] : asked_behind(numbers[k], numbers[k + 1]);
+      if (!through.ends_with(behind) || through.size() - behind.size() < begin) refuse_message(numbers[k]);
+      places->push_back({begin, through.size() - behind.size()});
     }
   }
   for (std::size_t k = 0; k < places->size(); ++k)
