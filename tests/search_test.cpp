@@ -239,6 +239,21 @@ TEST(Search, FindsOfThisTrainerWhatWalkingEverythingFinds) {  // long
 }
 
 // Replicas say nothing of what is cut: that is searched.
+// Alone, a schedule asks for a pipeline that it is the order of.
+TEST(Search, ASchedulesPlansHaveAPipeline) {
+  SearchRequest r = request("llama-3-8b", 16, 64);
+  r.top = 1000;
+  const auto has_one_rank = [](const std::vector<Estimate>& plans) {
+    return std::any_of(plans.begin(), plans.end(), [](const Estimate& e) { return e.plan.mesh.pp() == 1; });
+  };
+  EXPECT_TRUE(has_one_rank(search(r).plans));
+  r.pin("schedule", "zb-v");
+  const std::vector<Estimate> plans = search(r).plans;
+  EXPECT_FALSE(plans.empty());
+  EXPECT_FALSE(has_one_rank(plans));
+  for (const Estimate& e : plans) EXPECT_EQ(e.plan.schedule, "zb-v");
+}
+
 TEST(Search, ReplicasAloneLeaveTheStageOpen) {
   SearchRequest r = request("llama-3-8b", 16, 64);
   r.top = 1;

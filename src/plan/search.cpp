@@ -25,9 +25,13 @@ namespace echelon {
 namespace {
 
 std::vector<int> divisors(int n) {
-  std::vector<int> list;
-  for (int d = 1; d <= n; ++d)
-    if (n % d == 0) list.push_back(d);
+  std::vector<int> list, large;
+  for (int d = 1; std::int64_t{d} * d <= n; ++d) {
+    if (n % d != 0) continue;
+    list.push_back(d);
+    if (d != n / d) large.push_back(n / d);
+  }
+  list.insert(list.end(), large.rbegin(), large.rend());
   return list;
 }
 
@@ -302,6 +306,7 @@ class Search {
       }
       return result;
     };
+    if (pp == 1 && lacks_pipeline(plan)) return {};
     if (pp == 1) return with_splits({{"1f1b"}});
     std::vector<PipelineChoice> list;
     for (const std::string& name :
@@ -318,6 +323,11 @@ class Search {
       for (int v : pinned_or(r_, "chunks", given.chunks, chunks)) list.push_back({name, v == 1 ? 0 : v});
     }
     return with_splits(list);
+  }
+
+  // A schedule is asked for, other than what one rank runs.
+  bool lacks_pipeline(const Plan& plan) const {
+    return plan.mesh.pp() == 1 && r_.has("schedule") && !r_.has("pp") && r_.work.plan.schedule != "1f1b";
   }
 
   std::optional<Refusal> shape_refusal_of(const Plan& plan) const {
@@ -375,7 +385,9 @@ class Search {
     if (here.pipelines.empty()) {
       ++result_.considered;
       const auto why = [&] {
-        return fmt::format("pp {}: {} runs no pipelines", plan.mesh.pp(), r_.work.software.name);
+        return lacks_pipeline(plan)
+                   ? fmt::format("pp 1: has no pipeline for {}", r_.work.plan.schedule)
+                   : fmt::format("pp {}: {} runs no pipelines", plan.mesh.pp(), r_.work.software.name);
       };
       reject("schedule", 1, "no pipelines", why, r_.has("pp"));
       if (r_.remembers) remember(plan, 1, {Fate::schedule, 0, why_index(why())});
