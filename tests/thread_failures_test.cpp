@@ -306,7 +306,11 @@ TEST(ThreadFailure, TheReportDoesNotWaitForARankThatNeverComesBack) {
     inner(world);
     wait_until([&] { return failed.load(); });
     EXPECT_FALSE(ended);
-    clock.turn(1500ms);
+    // Once would be too early where who waits for the ranks has not seen yet that the job was aborted.
+    wait_until([&] {
+      clock.turn(1500ms);
+      return ended.load();
+    });
   };
   failing(
       2,
