@@ -5,6 +5,7 @@
 #include <cstdio>
 #include <exception>
 #include <memory>
+#include <new>
 #include <nlohmann/json.hpp>
 #include <string>
 #include <vector>
@@ -93,6 +94,11 @@ int run(int argc, char** argv) {
 int main(int argc, char** argv) {
   try {
     return echelon::run(argc, argv);
+  } catch (const std::bad_alloc&) {
+    std::fputs(
+        "echelon: out of memory: a page has less than the program; ask for fewer microbatches or schedules\n",
+        stderr);
+    return 2;
   } catch (const std::exception& error) {
     std::fprintf(stderr, "echelon: %s\n", error.what());
     return 2;

@@ -96,6 +96,12 @@ void SimulateFlags::read(const CLI::App& app) {
   const OfFbw full = parse_fbw("--times", times, 0);
   full_stage = {full.f, full.b, full.w};
   for (const OfFbw& x : parse_stages("--stage-times", stage_times, 0)) stages.push_back({x.f, x.b, x.w});
+  const auto takes_time = [](const StageTimes& t) {
+    return t.forward > 0 || t.backward_input > 0 || t.backward_weight > 0;
+  };
+  if (stages.empty() && !takes_time(full_stage)) refuse("--times {}: must not all be 0", times);
+  if (!stages.empty() && std::none_of(stages.begin(), stages.end(), takes_time))
+    refuse("--stage-times {}: must not all be 0", stage_times);
 
   if (!output_layer.empty()) {
     const OfFbw layer = parse_fbw("--output-layer", output_layer, 0);
