@@ -900,6 +900,27 @@ INSTANTIATE_TEST_SUITE_P(
       return name;
     });
 
+// Some keys have two names, of which either will do.
+TEST(HuggingFaceConfig, KeysHaveBothTheirNames) {
+  for (const auto& [fixture, name, other] : {std::tuple{"gpt2", "n_head", "num_attention_heads"},
+                                             {"gpt-neo", "num_layers", "num_hidden_layers"},
+                                             {"mixtral", "num_local_experts", "num_experts"},
+                                             {"deepseek-v3", "n_routed_experts", "num_local_experts"},
+                                             {"hunyuan-moe", "moe_topk", "num_experts_per_tok"}}) {
+    json config = json::parse(read_text((fixtures / fixture / "config.json").string()));
+    const std::string usual = to_toml(model_from_hugging_face(config.dump(), "x/config.json"));
+    const json value = config.at(name);
+    config[other] = value;
+    EXPECT_EQ(to_toml(model_from_hugging_face(config.dump(), "x/config.json")), usual) << fixture;
+    config.erase(name);
+    EXPECT_EQ(to_toml(model_from_hugging_face(config.dump(), "x/config.json")), usual) << fixture;
+    config[name] = 1;
+    config[other] = 2;
+    expect_refusal([&] { model_from_hugging_face(config.dump(), "x/config.json"); },
+                   {"x/config.json", other, name});
+  }
+}
+
 // What else a type can be asked for than its fixture is: it is written as that type again.
 TEST(HuggingFaceConfig, IsOfTheTypeThatSaysTheModel) {
   const auto changed = [](const char* fixture, const json& changes) {

@@ -28,7 +28,68 @@ const ModelType& type_of(const Config& config) {
   return *found;
 }
 
-ModelSpec model_of(const Json& object, const std::string& where) {
+// Two names of one key, which transformers has for some types (attribute_map).
+struct TwoNames {
+  const char* type;
+  const char *one, *other;
+};
+constexpr TwoNames two_names[] = {
+    {"gpt2", "n_embd", "hidden_size"},
+    {"gpt2", "n_positions", "max_position_embeddings"},
+    {"gpt2", "n_head", "num_attention_heads"},
+    {"gpt2", "n_layer", "num_hidden_layers"},
+    {"gpt_bigcode", "n_embd", "hidden_size"},
+    {"gpt_bigcode", "n_positions", "max_position_embeddings"},
+    {"gpt_bigcode", "n_head", "num_attention_heads"},
+    {"gpt_bigcode", "n_layer", "num_hidden_layers"},
+    {"gpt_neo", "num_heads", "num_attention_heads"},
+    {"gpt_neo", "num_layers", "num_hidden_layers"},
+    {"exaone", "num_hidden_layers", "num_layers"},
+    {"exaone", "rms_norm_eps", "layer_norm_epsilon"},
+    {"exaone", "hidden_act", "activation_function"},
+    {"ernie4_5_moe", "moe_num_experts", "num_experts"},
+    {"ernie4_5_moe", "moe_k", "num_experts_per_tok"},
+    {"hunyuan_v1_moe", "moe_topk", "num_experts_per_tok"},
+    {"hunyuan_v1_moe", "num_experts", "num_local_experts"},
+    {"minimax_m2", "num_local_experts", "num_experts"},
+    {"mixtral", "num_local_experts", "num_experts"},
+    {"gpt_oss", "num_local_experts", "num_experts"},
+    {"mellum", "num_local_experts", "num_experts"},
+    {"qwen3_moe", "num_local_experts", "num_experts"},
+    {"olmoe", "num_experts", "num_local_experts"},
+    {"flex_olmo", "num_experts", "num_local_experts"},
+    {"hy_v3", "num_experts", "num_local_experts"},
+    {"deepseek_v2", "n_routed_experts", "num_experts"},
+    {"deepseek_v3", "n_routed_experts", "num_local_experts"},
+    {"glm4_moe", "n_routed_experts", "num_local_experts"},
+    {"glm4_moe_lite", "n_routed_experts", "num_local_experts"},
+    {"solar_open", "n_routed_experts", "num_local_experts"},
+    {"dots1", "n_routed_experts", "num_local_experts"},
+    {"nemotron_h", "n_routed_experts", "num_local_experts"},
+    {"sarvam_moe", "n_routed_experts", "num_local_experts"},
+    {"sarvam_moe", "n_routed_experts", "num_experts"},
+};
+
+// The configuration with each such key under both its names. Two values, of which transformers takes one,
+// are refused.
+Json with_both_names(Json object, const std::string& where) {
+  const Config config(object, where);
+  const std::string type = config.text_or("model_type", "");
+  for (const TwoNames& key : two_names) {
+    if (type != key.type) continue;
+    const bool has_one = config.has(key.one), has_other = config.has(key.other);
+    if (has_one && has_other && config.required(key.one) != config.required(key.other))
+      config.wrong(key.other, fmt::format("{}, as {},", config.required(key.one).dump(), key.one));
+    if (has_one && !has_other)
+      object[key.other] = Json(config.required(key.one));
+    else if (has_other && !has_one)
+      object[key.one] = Json(config.required(key.other));
+  }
+  return object;
+}
+
+ModelSpec model_of(const Json& given, const std::string& where) {
+  const Json object = with_both_names(given, where);
   const Config config(object, where);
   const ModelType& type = type_of(config);
   ModelSpec m;

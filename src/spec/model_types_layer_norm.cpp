@@ -131,6 +131,8 @@ void read_neox(const Config& config, ModelSpec& m) {
   m.num_heads = config.integer("num_attention_heads");
   m.num_kv_heads = m.num_heads;
   m.head_dim = even_head_dim(config, "num_attention_heads", "hidden_size");
+  if (config.integer_or("head_dim", m.head_dim) != m.head_dim)  // transformers would turn a part of that
+    config.wrong("head_dim", fmt::format("{}, as hidden_size and num_attention_heads make it,", m.head_dim));
   m.mlp_hidden = config.integer("intermediate_size");
   m.vocab = config.integer("vocab_size");
   m.max_seq = config.integer("max_position_embeddings");

@@ -13,7 +13,8 @@ namespace {
 
 // What YaRN's positions have beside them in these models.
 double read_query_growth(const Config& config, ModelSpec& m) {
-  const char* const key = config.has("rope_scaling") ? "rope_scaling" : "rope_parameters";
+  const bool scaled = config.has("rope_scaling") && !config.required("rope_scaling").empty();
+  const char* const key = scaled ? "rope_scaling" : "rope_parameters";
   config.required(key);  // transformers would take some
   const std::string where = fmt::format("{}, {}", config.where(), key);
   const Config rope(config.required(key), where);
@@ -37,14 +38,8 @@ void read_llama_relative(const Config& config, ModelSpec& m) {
 // EXAONE 3 and 3.5: a Llama whose files have names of their own.
 void read_exaone(const Config& config, ModelSpec& m) {
   constexpr double theta = 500000;
-  Json whole = config.object();
-  for (const auto& [ours, theirs] : {std::pair{"num_hidden_layers", "num_layers"},
-                                     {"rms_norm_eps", "layer_norm_epsilon"},
-                                     {"hidden_act", "activation_function"}})
-    if (config.has(theirs)) whole.emplace(ours, config.required(theirs));
-  const Config named(whole, config.where());
-  named.required("num_key_value_heads");  // transformers would take 8
-  read_llama(named, {.rope_theta = theta, .norm_eps = 1e-5, .biased = false, .mlp_biased = true}, m);
+  config.required("num_key_value_heads");  // transformers would take 8
+  read_llama(config, {.rope_theta = theta, .norm_eps = 1e-5, .biased = false, .mlp_biased = true}, m);
 }
 
 // A squared ReLU, without a gate.
