@@ -23,6 +23,7 @@
 #include "checkpoint/checkpoint_reader.h"
 #include "checkpoint/finite.h"
 #include "checkpoint/safetensors.h"
+#include "checkpoint/starting_weights.h"
 #include "mesh_runs.h"
 #include "refusals.h"
 #include "run_command.h"
@@ -824,7 +825,14 @@ TEST(HuggingFaceConfig, QuantizedWeightsAreRefusedByName) {
   fs::create_directory(directory / "adapters");
   write_file_atomically(directory / "adapters/adapter_config.json", "{}");
   expect_refusal([&] { import_hugging_face(directory / "adapters", directory / "no", DType::f32, 1); },
-                 {"adapter_config.json", "merge_and_unload()"});
+                 {"adapter_config.json", "without their model", "merge_and_unload()"});
+  for (const char* file : {"config.json", "model.safetensors"})
+    fs::copy_file(fixtures / "llama" / file, directory / (std::string("adapters/") + file));
+  for (const auto& read : {std::function<void()>([&] {
+                             import_hugging_face(directory / "adapters", directory / "no", DType::f32, 1);
+                           }),
+                           std::function<void()>([&] { StartingWeights(directory / "adapters"); })})
+    expect_refusal(read, {"adapter_config.json", "beside their model", "or the model alone"});
   const SafetensorsFile original((fixtures / "gpt-oss/model.safetensors").string());
   std::vector<StoredTensor> tensors = original.tensors();
   const std::string name = "model.layers.0.mlp.experts.down_proj";
@@ -919,6 +927,27 @@ TEST(HuggingFaceConfig, KeysHaveBothTheirNames) {
     expect_refusal([&] { model_from_hugging_face(config.dump(), "x/config.json"); },
                    {"x/config.json", other, name});
   }
+}
+
+// An empty rope_scaling says nothing: what is beside it does.
+TEST(HuggingFaceConfig, AnEmptyScalingLeavesPositionsToTheOtherKey) {
+  json config = json::parse(read_text((fixtures / "hunyuan/config.json").string()));
+  const ModelSpec larger = model_from_hugging_face(config.dump(), "x/config.json");
+  EXPECT_GT(larger.rope.theta, 1e6);
+  config["rope_scaling"] = json::object();
+  EXPECT_EQ(to_toml(model_from_hugging_face(config.dump(), "x/config.json")), to_toml(larger));
+}
+
+// Heads are as wide as the sizes say: transformers would turn a part of another width.
+TEST(HuggingFaceConfig, NeoxHasNoOtherWidthOfHeads) {
+  json config = json::parse(read_text((fixtures / "gpt-neox/config.json").string()));
+  const std::string usual = to_toml(model_from_hugging_face(config.dump(), "x/config.json"));
+  const int width = config["hidden_size"].get<int>() / config["num_attention_heads"].get<int>();
+  config["head_dim"] = width;
+  EXPECT_EQ(to_toml(model_from_hugging_face(config.dump(), "x/config.json")), usual);
+  config["head_dim"] = 2 * width;
+  expect_refusal([&] { model_from_hugging_face(config.dump(), "x/config.json"); },
+                 {"head_dim", std::to_string(width)});
 }
 
 // What else a type can be asked for than its fixture is: it is written as that type again.

@@ -861,20 +861,13 @@ bool has_weights(const std::string& directory) {
 static void refuse_other_layout(const std::string& directory) {
   std::error_code none;
   const auto has = [&](const char* name) { return fs::exists(fs::path(directory) / name, none); };
-  if (!has("config.json") && has("adapter_config.json"))
-    refuse(
-        "{}: holds adapters (adapter_config.json) without their model; legal: both as one, as PEFT writes "
-        "them "
-        "with merge_and_unload() and save_pretrained",
-        directory);
+  const bool has_model = has("config.json");
   if (has("adapter_config.json"))  // which transformers would add to the weights
     refuse(
-        "{}: holds adapters (adapter_config.json) beside a model; legal: both as one, as PEFT writes them "
-        "with "
-        "merge_and_unload() and save_pretrained, or the model alone",
-        directory);
-  if (!has("config.json"))
-    refuse("{}: there is no config.json: not a model in Hugging Face's layout", directory);
+        "{}: holds adapters (adapter_config.json) {} model; legal: both as one, as PEFT writes them with "
+        "merge_and_unload() and save_pretrained{}",
+        directory, has_model ? "beside their" : "without their", has_model ? ", or the model alone" : "");
+  if (!has_model) refuse("{}: there is no config.json: not a model in Hugging Face's layout", directory);
 }
 
 static void refuse_other_weights(const std::string& directory) {

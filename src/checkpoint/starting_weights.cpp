@@ -12,8 +12,9 @@ namespace fs = std::filesystem;
 StartingWeights::StartingWeights(const std::string& path) : path_(path) {
   std::error_code none;
   const auto has = [&](const char* name) { return fs::exists(fs::path(path) / name, none); };
-  if (has("config.json") || has("adapter_config.json")) {  // adapters are refused by what reads models
-    if (!has("adapter_config.json") && !has_weights(path))
+  const bool has_adapters = has("adapter_config.json");  // which are refused by what reads models
+  if (has_adapters || has("config.json")) {
+    if (!has_adapters && !has_weights(path))
       refuse("--from {}: has a configuration, and no weights beside it", path);
     hugging_face_.emplace(path);
     return;

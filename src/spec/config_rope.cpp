@@ -80,6 +80,11 @@ void turn_part(const Config& config, double part, ModelSpec& m) {
 
 }  // namespace
 
+const char* rope_key(const Config& config) {
+  const char* const older = "rope_scaling";
+  return config.has(older) && !config.required(older).empty() ? older : "rope_parameters";
+}
+
 void read_rope(const Config& config, double theta, std::optional<double> rotary_part, bool heeded,
                ModelSpec& m) {
   m.rope.theta = config.real_or("rope_theta", theta);
@@ -87,8 +92,7 @@ void read_rope(const Config& config, double theta, std::optional<double> rotary_
   for (const char* key : {"rope_scaling", "rope_parameters"}) {
     if (!config.has(key)) continue;
     // Where both are there transformers takes the former alone, or mixes them where layers have their own.
-    if (key == std::string_view("rope_parameters") && config.has("rope_scaling") &&
-        !config.required("rope_scaling").empty()) {
+    if (key == std::string_view("rope_parameters") && key != std::string_view(rope_key(config))) {
       if (m.rope.local_theta > 0) config.only_null("rope_scaling");
       continue;
     }

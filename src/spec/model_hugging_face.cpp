@@ -68,6 +68,8 @@ constexpr TwoNames two_names[] = {
     {"nemotron_h", "n_routed_experts", "num_local_experts"},
     {"sarvam_moe", "n_routed_experts", "num_local_experts"},
     {"sarvam_moe", "n_routed_experts", "num_experts"},
+    {"sarvam_moe", "n_shared_experts", "num_shared_experts"},
+    {"sarvam_moe", "attention_bias", "use_qkv_bias"},
 };
 
 // The configuration with each such key under both its names. Two values, of which transformers takes one,

@@ -13,16 +13,13 @@ namespace {
 
 // By which YaRN sharpens DeepSeek's scores, beside what it does to positions: the square of a temperature.
 void read_sharpening(const Config& config, ModelSpec& m) {
-  for (const char* key : {"rope_scaling", "rope_parameters"}) {
-    if (!config.has(key) || m.rope.scaling == RopeScaling::none) continue;
-    const std::string where = fmt::format("{}, {}", config.where(), key);
-    const double by = Config(config.required(key), where).real_or("mscale_all_dim", 0);
-    if (by != 0) {
-      const double sharper = m.rope.factor <= 1 ? 1 : 0.1 * by * std::log(m.rope.factor) + 1;
-      m.scales.attention = sharper * sharper / std::sqrt(static_cast<double>(m.head_dim));
-    }
-    if (!config.required(key).empty()) return;  // the former alone, as read_rope() takes it
-  }
+  const char* const key = rope_key(config);
+  if (!config.has(key) || m.rope.scaling == RopeScaling::none) return;
+  const std::string where = fmt::format("{}, {}", config.where(), key);
+  const double by = Config(config.required(key), where).real_or("mscale_all_dim", 0);
+  if (by == 0) return;
+  const double sharper = m.rope.factor <= 1 ? 1 : 0.1 * by * std::log(m.rope.factor) + 1;
+  m.scales.attention = sharper * sharper / std::sqrt(static_cast<double>(m.head_dim));
 }
 
 // Multi-head latent attention, in layers that are a Llama's otherwise.

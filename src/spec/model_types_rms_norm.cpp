@@ -13,8 +13,7 @@ namespace {
 
 // What YaRN's positions have beside them in these models.
 double read_query_growth(const Config& config, ModelSpec& m) {
-  const bool scaled = config.has("rope_scaling") && !config.required("rope_scaling").empty();
-  const char* const key = scaled ? "rope_scaling" : "rope_parameters";
+  const char* const key = rope_key(config);
   config.required(key);  // transformers would take some
   const std::string where = fmt::format("{}, {}", config.where(), key);
   const Config rope(config.required(key), where);
@@ -160,7 +159,7 @@ void read_hunyuan(const Config& config, ModelSpec& m) {
   read_llama(config, {.norm_eps = 1e-5, .biased = false}, m);
   m.qk_norm = m.qk_norm_turned = true;
   if (m.rope.scaling != RopeScaling::dynamic) return;
-  const char* const key = config.has("rope_scaling") ? "rope_scaling" : "rope_parameters";
+  const char* const key = rope_key(config);
   const double alpha = Config(config.required(key), config.where()).real_or("alpha", 0);
   if (!(alpha > 0) || m.head_dim < 4) return;
   RopeSpec larger;

@@ -51,14 +51,10 @@ void read_dots1(const Config& config, ModelSpec& m) {
   read_sigmoid_routing(config, false, 1, 1, m);
 }
 
-// Sarvam: GLM-4.5's layers with whole heads turned. Its first files say some numbers otherwise.
+// Sarvam: GLM-4.5's layers with whole heads turned.
 void read_sarvam(const Config& config, ModelSpec& m) {
   constexpr double theta = 8e6;
   Json whole = config.object();
-  for (const auto& [ours, theirs] : {std::pair{"n_routed_experts", "num_experts"},
-                                     {"n_shared_experts", "num_shared_experts"},
-                                     {"attention_bias", "use_qkv_bias"}})
-    if (config.has(theirs)) whole.emplace(ours, config.required(theirs));
   whole.emplace("n_shared_experts", 1);
   whole.emplace("routed_scaling_factor", 2.5);
   whole.emplace("use_qk_norm", true);
@@ -124,7 +120,7 @@ void read_hy_v3(const Config& config, ModelSpec& m) {
   if (dense >= m.num_layers) config.wrong("mlp_layer_types", "sparse in some layer");
   m.experts = Experts::deepseek;
   m.num_dense_layers = dense;
-  m.num_experts = config.integer(one_of(config, "num_experts", "num_local_experts"));
+  m.num_experts = config.integer("num_experts");
   m.num_shared_experts = config.integer_or("num_shared_experts", 1);
   m.experts_per_token = config.integer("num_experts_per_tok");
   m.expert_hidden = config.integer("moe_intermediate_size");

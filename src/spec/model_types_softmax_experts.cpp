@@ -42,7 +42,7 @@ void read_gpt_oss(const Config& config, ModelSpec& m) {
     if (m.window.size >= m.max_seq) m.window = {};
   }
   m.experts = Experts::gpt_oss;
-  m.num_experts = config.integer(config.has("num_local_experts") ? "num_local_experts" : "num_experts");
+  m.num_experts = config.integer("num_local_experts");
   m.experts_per_token =
       config.integer(config.has("num_experts_per_tok") ? "num_experts_per_tok" : "experts_per_token");
   m.expert_hidden = m.mlp_hidden;
@@ -91,7 +91,7 @@ void read_olmoe(const Config& config, ModelSpec& m) {
   read_llama(config, {.norm_eps = 1e-5}, m);
   m.qk_norm = m.qk_norm_whole = true;
   m.experts = Experts::deepseek;
-  m.num_experts = config.integer(config.has("num_experts") ? "num_experts" : "num_local_experts");
+  m.num_experts = config.integer("num_experts");
   m.experts_per_token = config.integer("num_experts_per_tok");
   m.expert_hidden = m.mlp_hidden;
   m.router.normalise = config.boolean_or("norm_topk_prob", false);
@@ -106,7 +106,7 @@ void read_flex_olmo(const Config& config, ModelSpec& m) {
   m.norm_place = NormPlace::after;
   m.qk_norm = m.qk_norm_whole = true;
   m.experts = Experts::deepseek;
-  m.num_experts = config.integer(one_of(config, "num_experts", "num_local_experts"));
+  m.num_experts = config.integer("num_experts");
   m.experts_per_token = config.integer("num_experts_per_tok");
   m.expert_hidden = m.mlp_hidden;
   m.router.normalise = config.boolean_or("norm_topk_prob", false);
@@ -124,7 +124,7 @@ void read_mellum(const Config& config, ModelSpec& m) {
   if (dense >= m.num_layers) config.wrong("mlp_layer_types", "sparse in some layer");
   m.experts = Experts::deepseek;
   m.num_dense_layers = dense;
-  m.num_experts = config.integer(one_of(config, "num_experts", "num_local_experts"));
+  m.num_experts = config.integer("num_experts");
   m.experts_per_token = config.integer("num_experts_per_tok");
   m.expert_hidden = config.integer("moe_intermediate_size");
   m.router.normalise = config.boolean_or("norm_topk_prob", true);
@@ -134,8 +134,8 @@ void read_mellum(const Config& config, ModelSpec& m) {
 void read_hunyuan_moe(const Config& config, ModelSpec& m) {
   read_hunyuan(config, m);
   m.experts = Experts::deepseek;
-  m.num_experts = same_in_all(config, config.has("num_experts") ? "num_experts" : "num_local_experts");
-  m.experts_per_token = same_in_all(config, config.has("moe_topk") ? "moe_topk" : "num_experts_per_tok");
+  m.num_experts = same_in_all(config, "num_experts");
+  m.experts_per_token = same_in_all(config, "moe_topk");
   m.expert_hidden = m.mlp_hidden;
   m.num_shared_experts = 1;
 }
@@ -143,9 +143,6 @@ void read_hunyuan_moe(const Config& config, ModelSpec& m) {
 // ERNIE 4.5's mixtures: routers choose by the probabilities of a softmax and biases beside them. What
 // predicts more tokens is left out, as transformers leaves it.
 void read_ernie_moe(const Config& config, ModelSpec& m) {
-  const auto number = [&config](const char* name, const char* other) {
-    return config.integer(config.has(name) ? name : other);
-  };
   config.required("num_key_value_heads");  // transformers would take 4
   m.interleaved_rope = true;
   read_llama(config, {.rope_theta = 500000, .norm_eps = 1e-5, .tied = true, .bias_key = "use_bias"}, m);
@@ -158,8 +155,8 @@ void read_ernie_moe(const Config& config, ModelSpec& m) {
     if (config.has(key) && config.required(key) != only && config.required(key) != -1)
       config.wrong(key, fmt::format("{}", only));
   m.experts = Experts::deepseek;
-  m.num_experts = number("moe_num_experts", "num_experts");
-  m.experts_per_token = number("moe_k", "num_experts_per_tok");
+  m.num_experts = config.integer("moe_num_experts");
+  m.experts_per_token = config.integer("moe_k");
   m.expert_hidden = config.integer("moe_intermediate_size");
   const char* const shared = "moe_num_shared_experts";
   m.num_shared_experts =
