@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <chrono>
 #include <filesystem>
+#include <limits>
 #include <sstream>
 
 #include "apps/commands.h"
@@ -74,7 +75,7 @@ std::string* value_of(Words& command, const std::string& flag) {
 int axis_size(Words& command, const std::string& flag) {
   const std::string* text = value_of(command, flag);
   const int size = text == nullptr ? 1 : parse_number<int>(flag, *text);
-  if (size < 1) refuse("launch: {} {}: legal: 1 or more", flag, size);
+  if (size < 1) refuse("{} {}: must be at least 1", flag, size);
   return size;
 }
 
@@ -120,6 +121,11 @@ class Launch {
     if (flags_.elastic && value_of(command_, "--plan") != nullptr)
       refuse("--elastic: --plan {}: the ranks are counted by --dp, --tp, --pp and --cp; name those instead",
              *value_of(command_, "--plan"));
+    if (!flags_.elastic) return;
+    axis_size(command_, "--dp");
+    constexpr std::int64_t most = std::numeric_limits<int>::max();  // for more there is no room
+    for (const char* axis : {"--tp", "--pp", "--cp"})
+      others_ = std::min(others_ * axis_size(command_, axis), most);
   }
 
   int run_until_done() {
@@ -246,9 +252,7 @@ class Launch {
     if (gone.empty()) return;
     hosts_ = there;
     std::string& dp = *value_of(command_, "--dp");
-    const int others =
-        axis_size(command_, "--tp") * axis_size(command_, "--pp") * axis_size(command_, "--cp");
-    const int room = num_slots() / others;
+    const std::int64_t room = num_slots() / others_;
     if (room < 1)
       fail(
           "launch: {} cannot be reached by {} within 10 s; {} left, with room for {}, and the model is cut "
@@ -256,11 +260,11 @@ class Launch {
           fmt::join(gone, ", "), flags_.agent,
           hosts_.empty() ? "no host is"
                          : counted(std::ssize(hosts_), "host") + (hosts_.size() == 1 ? " is" : " are"),
-          counted(num_slots(), "rank"), others);
-    dp = std::to_string(std::min(room, parse_number<int>("--dp", dp)));
+          counted(num_slots(), "rank"), others_);
+    dp = std::to_string(std::min<std::int64_t>(room, axis_size(command_, "--dp")));
     // No more processes than ranks: the last host has some to spare.
-    for (int spare = num_slots() - std::stoi(dp) * others; spare > 0;) {
-      const int fewer = std::min(spare, hosts_.back().slots);
+    for (std::int64_t spare = num_slots() - std::stoi(dp) * others_; spare > 0;) {
+      const int fewer = static_cast<int>(std::min<std::int64_t>(spare, hosts_.back().slots));
       hosts_.back().slots -= fewer;
       spare -= fewer;
       if (hosts_.back().slots == 0) hosts_.pop_back();
@@ -273,6 +277,7 @@ class Launch {
   std::vector<Host> hosts_;
   Commands commands_;
   std::string directory_;
+  std::int64_t others_ = 1;  // ranks of a data-parallel one, where the training is elastic
 };
 
 }  // namespace

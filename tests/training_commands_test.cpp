@@ -396,6 +396,8 @@ TEST_F(TrainingCommands, LaunchGoesOnFromTheLastCheckpoint) {  // long
   refused({"launch", "--elastic", "--", "train", "--checkpoint", "x"}, {"--elastic", "--hosts"});
   refused({"launch", "--elastic", "--hosts", "a,b", "--", "train", "--checkpoint=x", "--dp=2", "--plan=p"},
           {"--elastic", "--plan p", "--tp"});
+  refused({"launch", "--elastic", "--hosts", "a,b", "--", "train", "--checkpoint=x", "--dp=2", "--tp", "0"},
+          {"--tp 0", "at least 1"});
   refused({"launch", "--hosts", "a:x", "--", "train", "--checkpoint", "x"}, {"--hosts x"});
 }
 
