@@ -51,10 +51,8 @@ require(path.resolve(planner))({ noInitialRun: true, print: () => {}, printErr: 
       for (const name of new Set([...Object.keys(mine), ...Object.keys(its)]))
         assert.strictEqual(JSON.stringify(mine[name]), JSON.stringify(its[name]), `${name} of ${line}`);
     }
-    for (const words of [
-             ['plan', '--gpus', '0'], ['plan', '--gpus', '6', '--tp', '5'],
-             ['plan', '--memory-margin', 'nan'], ['simulate', '--pp', '1k'], ['simulate', '--times', '0,0,0'],
-             ['plan', '--model', 'nope'], ['plan', '--price', '1x', '--tokens', '1']]) {
+    for (const words of [["plan", "--gpus", "0"], ["plan", "--gpus", "6", "--tp", "5"], ["plan", "--memory-margin", "nan"], ["plan", "--model", "nope"],
+                         ["simulate", "--pp", "1k"], ["simulate", "--times", "0,0,0"], ["plan", "--price", "1x", "--tokens", "1"]]) {
       const sentence = spawnSync(binary, words, { encoding: "utf8" }).stderr.trim();
       assert.strictEqual(ask(words).trouble, sentence);
       assert.strictEqual(module.callMain(words), 2);

@@ -238,7 +238,6 @@ TEST(Search, FindsOfThisTrainerWhatWalkingEverythingFinds) {  // long
     }
 }
 
-// Replicas say nothing of what is cut: that is searched.
 // Alone, a schedule asks for a pipeline that it is the order of.
 TEST(Search, ASchedulesPlansHaveAPipeline) {
   SearchRequest r = request("llama-3-8b", 16, 64);
@@ -254,6 +253,7 @@ TEST(Search, ASchedulesPlansHaveAPipeline) {
   for (const Estimate& e : plans) EXPECT_EQ(e.plan.schedule, "zb-v");
 }
 
+// Replicas say nothing of what is cut: that is searched.
 TEST(Search, ReplicasAloneLeaveTheStageOpen) {
   SearchRequest r = request("llama-3-8b", 16, 64);
   r.top = 1;

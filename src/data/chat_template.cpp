@@ -211,13 +211,14 @@ std::vector<TextPart> ChatTemplate::parts(const ordered_json& messages, const st
   std::optional<std::vector<Place>> places = places_as_given(written);
   if (!places) {
     places.emplace();
+    std::size_t begin = question_of(numbers.front()).size();
     for (std::size_t k = 0; k < numbers.size(); ++k) {
       const bool last = k + 1 == numbers.size();
-      const std::size_t begin = question_of(numbers[k]).size();
       const std::string through = last ? written.text : question_of(numbers[k + 1]),
                         behind = last ? written.around[k + 1] : asked_behind(numbers[k], numbers[k + 1]);
       if (!through.ends_with(behind) || through.size() - behind.size() < begin) refuse_message(numbers[k]);
       places->push_back({begin, through.size() - behind.size()});
+      begin = through.size();  // of the next answer
     }
   }
   for (std::size_t k = 0; k < places->size(); ++k)

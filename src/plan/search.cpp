@@ -306,7 +306,7 @@ class Search {
       }
       return result;
     };
-    if (pp == 1 && lacks_pipeline(plan)) return {};
+    if (lacks_pipeline(plan)) return {};
     if (pp == 1) return with_splits({{"1f1b"}});
     std::vector<PipelineChoice> list;
     for (const std::string& name :

@@ -125,9 +125,7 @@ function command(text) {
 // ---- what is chosen on the page stands in its address
 const state = Object.fromEntries(new URLSearchParams(location.hash.includes("=") ? location.hash.slice(1) : ""));
 // Another address in the same tab is another question; the links to sections have no "=".
-addEventListener('hashchange', () => {
-  if (location.hash.includes('=')) location.reload();
-});
+addEventListener("hashchange", () => { if (location.hash.includes("=")) location.reload(); });
 function keepState(key, value) {
   if (value === undefined || value === null || value === "") delete state[key];
   else state[key] = String(value);

@@ -18,14 +18,8 @@ function startPlanner() {
   const fill = () => fields.replaceChildren(...plannerFlags[planner.verb].map(([flag, values]) => {
     const fallback = plannerDefaults[planner.verb][flag] || (Array.isArray(values) ? values[0] : typeof values === "string" && !planner.start[values.replace("?", "")] ? values : typeof values === "number" ? values : "");
     const now = state.verb === planner.verb && state[flag] !== undefined ? state[flag] : fallback;
-    const known = Array.isArray(values) ?
-        values :
-        typeof values === 'string' && planner.start[values.replace('?', '')] ?
-        (values.endsWith('?') ? [''] : []).concat(planner.start[values.replace('?', '')]) :
-        null;
-    const list = known && !known.includes(now) ?
-        [...known, now] :
-        known;  // what an address asks for: the planner says what is legal
+    const known = Array.isArray(values) ? values : typeof values === "string" && planner.start[values.replace("?", "")] ? (values.endsWith("?") ? [""] : []).concat(planner.start[values.replace("?", "")]) : null;
+    const list = known && !known.includes(now) ? [...known, now] : known;  // an address asks for it: the planner says what is legal
     const input = list ? el("select", { name: flag }, list.map(v => el("option", { value: v, selected: v === now }, v === "" ? unset() : v)))
                        : el("input", { name: flag, value: now, placeholder: values === undefined ? unset() : "", autocomplete: "off" });
     return el("label", {}, "--" + flag, input);
