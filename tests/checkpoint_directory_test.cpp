@@ -1,9 +1,11 @@
 // Who may write a directory of checkpoints, and which of them a run goes on from.
 #include <gtest/gtest.h>
 
+#include <fcntl.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include "base/open_file.h"
 #include "bottles.h"
 #include "checkpoint/checkpoint.h"
 #include "checkpoint/checkpoint_directory.h"
@@ -79,6 +81,24 @@ TEST_F(OfCheckpoints, ALockFollowsNoLink) {
   expect_contains(message_of<RequestError>([&] { CheckpointDirectory(path_, "--checkpoint"); }),
                   {path_, ".lock"});
   EXPECT_EQ(read_bytes(directory_ / "precious"), "text");
+}
+
+// Who may not read it cannot tell whether it is damaged.
+TEST_F(OfCheckpoints, OneThatCannotBeReadIsNotSetAside) {
+  constexpr uid_t nobody = 65534;
+  train(request_, *data_, {});
+  fs::permissions(some_file(step(3)), fs::perms::none);
+  fs::permissions(directory_.path(), fs::perms{0755});
+  CheckpointDirectory held(path_, "--checkpoint");
+  const bool is_root = ::geteuid() == 0;  // who may read all
+  ASSERT_TRUE(!is_root || ::seteuid(nobody) == 0);
+  const bool comes_there = ::faccessat(AT_FDCWD, step(3).c_str(), R_OK | X_OK, AT_EACCESS) == 0;
+  std::string why;
+  if (comes_there) why = message_of<Unreadable>([&] { held.find_last_whole({}); });
+  ASSERT_TRUE(!is_root || ::seteuid(0) == 0);
+  if (!comes_there) GTEST_SKIP() << "temporary directories are root's alone";
+  expect_contains(why, {some_file(step(3)), "Permission denied"});
+  EXPECT_EQ(list_checkpoints(path_).size(), 3u);
 }
 
 TEST_F(OfCheckpoints, ARunGoesOnFromTheLastThatIsWhole) {

@@ -202,6 +202,8 @@ TEST_F(SimulateCommand, RefusesWrongRequestsByName) {  // long
   refused("--pp 100000 --microbatches 100000", {"--pp 100000", "legal"});
   refused("--times 1,1", {"--times 1,1", "F,B,W"});
   refused("--times 1,1,-1", {"--times 1,1,-1"});
+  refused("--times 0,0,0", {"--times 0,0,0", "not all be 0"});
+  refused("--pp 2 --stage-times '0,0,0;0,0,0'", {"--stage-times 0,0,0;0,0,0", "not all be 0"});
   refused("--stage-times '1,1,1;1,1,1'", {"--stage-times", "2 stages", "4"});
   refused("--format png", {"--format png", "svg"});
   refused("--format svg --out absent/x.svg", {"--out absent/x.svg", "No such file"});
