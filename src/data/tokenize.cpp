@@ -16,7 +16,7 @@
 #include <vector>
 
 #include "base/error.h"
-#include "base/start_thread.h"
+#include "base/in_parallel.h"
 #include "data/checksum.h"
 #include "data/record.h"
 #include "data/text_input.h"
@@ -236,39 +236,6 @@ void encode(TextWork& work, const OpenFile& file, const TextTokens& text, const 
   if (work.ends) append(work.ids, around.after, record.end_counted);
 }
 
-// body(i) for i in [0, count), by several threads. Throws what the first of them threw, by i.
-void in_parallel(int threads, std::size_t count, const std::function<void(std::size_t)>& body) {
-  std::atomic<std::size_t> next{0};
-  std::mutex mutex;
-  std::size_t first = count;
-  std::exception_ptr thrown;
-  const auto work = [&] {
-    for (std::size_t i = next++; i < count; i = next++) try {
-        body(i);
-      } catch (...) {
-        const std::lock_guard lock(mutex);
-        if (i < first) thrown = std::current_exception();
-        first = std::min(first, i);
-        next = count;
-      }
-  };
-  std::vector<std::thread> others;
-  const auto join = [&] {
-    for (std::thread& other : others) other.join();
-  };
-  try {
-    for (int i = 1; i < threads && i < static_cast<int>(count); ++i)
-      others.push_back(start_thread("tokenising", work));
-  } catch (...) {
-    next = count;
-    join();
-    throw;
-  }
-  work();
-  join();
-  if (thrown) std::rethrow_exception(thrown);
-}
-
 constexpr const char *cache_lock = ".lock", *cached_end = ".tokens", *half_made = ".tokens.tmp-";
 
 // Whether a cache's files have such names.
@@ -319,7 +286,8 @@ TokenStoreInfo tokenize_file(const OpenFile& file, const std::string& out, const
     report(progress, reader.done(), "tokenising " + file.path());
     std::vector<TextWork> batch = reader.next(much);
     if (batch.empty()) break;
-    in_parallel(threads, batch.size(), [&](std::size_t i) { encode(batch[i], file, text, around, records); });
+    in_parallel("tokenising", threads, batch.size(),
+                [&](std::size_t i) { encode(batch[i], file, text, around, records); });
     for (const TextWork& work : batch) {
       if (work.ids.empty() && (records || !work.begins)) continue;
       if (work.begins) writer.begin_document();
