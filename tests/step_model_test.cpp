@@ -984,7 +984,8 @@ double kept_by_layer(const Workload& work, const Plan& c) {
 
 // Of Qwen3-Next 80B by hand: z, what is convolved, decays and betas, and the output; behind the convolution
 // values, a key and a query of 128 numbers for each of 32 heads, the heads' squares of chunks of 64, and what
-// the norm is given; of attention its output times its gate. This trainer makes all but the first again.
+// the norm is given; of attention its output times its gate. This trainer makes all but the first again, and
+// keeps queries, keys and values before the norm of their heads too.
 TEST(StepModel, WhatTheDeltaRuleAndGatesKeep) {
   Workload work = workload("qwen3-next-80b-a3b", 8);
   work.plan.model.experts = Experts::none;
@@ -996,11 +997,12 @@ TEST(StepModel, WhatTheDeltaRuleAndGatesKeep) {
     return layer;
   };
   const PerKind others = kept(false), ours = kept(true);
-  EXPECT_DOUBLE_EQ(others[0] - ours[0], 2.0 * 4096);
+  const double before_norm = 2.0 * (16 + 2 * 2) * 256;
+  EXPECT_DOUBLE_EQ(others[0] - ours[0], 2.0 * 4096 - before_norm);
   EXPECT_DOUBLE_EQ(others[1] - ours[1], 2.0 * (4096 + 32 * (2 * 128 + 64) + 4096));
   const double layers = ours[1] - ours[0];  // whose MLPs are alike
   EXPECT_DOUBLE_EQ(layers, 2.0 * (4096 + 8192 + 2 * 32 + 4096) -
-                               (2.0 * ((16 + 2 * 2) * 256 + 16 * 256 + 16 * 256) + 4 * 16));
+                               (2.0 * ((16 + 2 * 2) * 256 + 16 * 256 + 16 * 256) + 4 * 16) - before_norm);
 }
 
 // torchtitan's per-op checkpointing, of Llama 3 8B: what a layer begins with, the outputs of the queries',

@@ -88,7 +88,9 @@ SavedBytes saved_bytes(const Workload& work, const Plan& c, const Recompute& rec
   const double mask = s.dropout ? cut / width : 0;
   const double heads = real(m.num_heads) / tp;
   const double keys = m.latent_attention() ? heads : std::max(1.0, real(m.num_kv_heads) / tp);
-  const double values = m.latent_attention() ? real(m.value_head_dim) : real(m.head_dim);
+  // This trainer's values of latent attention are as wide as its keys.
+  const double values =
+      m.latent_attention() && !s.is_this_trainer ? real(m.value_head_dim) : real(m.head_dim);
   const double qkv = tokens * (heads * real(m.head_dim) + keys * (real(m.head_dim) + values)) * width;
   const double compressed =
       m.latent_attention() ? 2 * tokens * real(m.q_rank + m.kv_rank + m.rotary_dim) * width : 0;
@@ -115,7 +117,8 @@ SavedBytes saved_bytes(const Workload& work, const Plan& c, const Recompute& rec
   // Of each part of a layer what it keeps, with the norm before it, and of that what is made again. Of a gate
   // others keep what it makes too.
   const double attention = cut + normed + qkv + compressed + core + (s.fused_attention ? cast : attended) +
-                           mask + (m.attention_gate ? (s.is_this_trainer ? 1 : 2) * attended : 0);
+                           mask + (m.attention_gate ? (s.is_this_trainer ? 1 : 2) * attended : 0) +
+                           (s.is_this_trainer && (m.qk_norm || m.qk_norm_whole) ? qkv : 0);  // before it too
   const double dropped_of_attention =
       (drops("attention") ? core : 0) + (products || drops("attention_in") || drops("latent") ? qkv : 0);
   // A state space keeps what its convolution and its scan are given, and what its norm is. A cp rank has all
@@ -147,6 +150,24 @@ SavedBytes saved_bytes(const Workload& work, const Plan& c, const Recompute& rec
       here * real(m.expert_latent) * operand + mlp(computed, expert_hidden) +
       mlp(tokens, real(m.shared_width()) / tp);
   const double dropped_of_experts = drops("experts_in") ? of_experts : 0;
+  // What W is given: of each product its input and the gradient of its output, of which a product by rows has
+  // all rows.
+  const double output = tokens * real(m.hidden) * width;
+  const auto waits_of_mlp = [&](double rows, double hidden) { return rows * hidden * (first + 1) * width; };
+  const double queries = tokens * heads * real(m.head_dim) * width;
+  const double waits_of_attention =
+      m.latent_attention() ? cut + 2 * queries + compressed +
+                                 tokens * heads * real(2 * m.value_head_dim - m.rotary_dim) * width + output
+                           : cut + qkv + (m.attention_gate ? 2 : 1) * attended + output;
+  // Convolutions wait for what they are given, and for the gradient of what they make, a scan's in 32 bits.
+  const double scanned = channels + mixed + scan_heads;
+  const double waits_of_scan = cut + tokens * ((2 * scanned + channels) * width + 4 * mixed) + output,
+               waits_of_conv = cut + 8 * convolved + output,
+               waits_before_mlp = cut + waits_of_mlp(tokens, mlp_hidden) + output,
+               waits_of_experts = 2 * copies * real(m.expert_width()) * width +
+                                  waits_of_mlp(computed, expert_hidden) +
+                                  (m.shared_width() > 0 ? cut + output : 0) +
+                                  waits_of_mlp(tokens, real(m.shared_width()) / tp);
   const double dropped_residual = drops("residual") || drops("residual1") ? cut : 0;
 
   SavedBytes saved;
@@ -171,6 +192,12 @@ SavedBytes saved_bytes(const Workload& work, const Plan& c, const Recompute& rec
     } else {
       saved.layer[k] = s.saved_factor * (all - dropped);
     }
+    saved.waiting[k] =
+        !s.is_this_trainer
+            ? saved.layer[k]
+            : (has.attention ? waits_of_attention : 0) + (has.state_space ? waits_of_scan : 0) +
+                  (has.short_conv ? waits_of_conv : 0) + (has.mlp ? waits_before_mlp : 0) +
+                  (has.experts ? waits_of_experts : 0) - (has.attention && has.state_space ? cut : 0);
     const double hidden = has.experts ? computed * expert_hidden : has.mlp ? tokens * mlp_hidden : 0;
     saved.working[k] =
         2 * whole + hidden * width * first + (recompute.everything() || by_product ? all - cut : dropped);
@@ -198,6 +225,7 @@ SavedBytes saved_bytes(const Workload& work, const Plan& c, const Recompute& rec
 RankShare::InFlight in_flight_here(const Plan& c, const SavedBytes& saved, const RankShare::InFlight& all) {
   if (!c.offloads_activations()) return all;
   RankShare::InFlight here;
+  here.waiting = all.waiting;
   double room = layers_here;
   PerKind left = all.layers;
   while (room > 0 && sum_of(left) > 0) {
@@ -304,6 +332,8 @@ static void each_term(const Workload& work, const Plan& c, const ParameterCounts
   }
   for (std::size_t k = 0; k < most_layer_kinds; ++k)
     if (most.layers[k] > 0) hold(k, most.layers[k], saved.layer[k]);
+  if (const double waiting = product_sum(most.waiting, saved.waiting); waiting > 0)
+    put({C::activations, "what gradients of weights wait for", 1, waiting});
   const double head = share.head * saved.head, working = std::max(in_layer, head);
   put({C::activations, head > in_layer ? "the output layer at work" : "a layer at work", 1, working});
   if (c.mesh.pp() > 1) put({C::communication, "messages between stages", 4, saved.boundary});

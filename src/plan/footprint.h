@@ -38,6 +38,7 @@ OffloadedBytes offloaded_bytes(const Workload& work, const Plan& c);
 // et al. 2022, table 2).
 struct SavedBytes {
   PerKind layer{};      // kept from the forward to the backward pass
+  PerKind waiting{};    // and from there, where B and W are apart, until W; of others than this trainer, all
   PerKind working{};    // comes and goes in a layer's backward pass
   double head = 0;      // of the output layer while it runs
   double boundary = 0;  // one activation between stages
@@ -54,10 +55,13 @@ struct RankShare {
   bool embedding = false, tied_copy = false;
   double head = 0;           // its part of the output layer
   double largest_stage = 1;  // its part of the rank's parameters
-  // Layers times the microbatches that each has in flight, where the rank may hold most.
+  // Layers times the microbatches that each has in flight, where the rank may hold most: whose backward pass
+  // comes, and of which only W is left.
   struct InFlight {
-    PerKind layers{};
-    double bytes(const SavedBytes& saved) const { return product_sum(layers, saved.layer); }
+    PerKind layers{}, waiting{};
+    double bytes(const SavedBytes& saved) const {
+      return product_sum(layers, saved.layer) + product_sum(waiting, saved.waiting);
+    }
   };
   std::vector<InFlight> in_flight;
 };

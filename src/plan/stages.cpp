@@ -40,33 +40,44 @@ SimulationCosts simulation_costs(const std::vector<LayerSeconds>& stages, const 
   return costs;
 }
 
-// Where all of a rank's stages are alike each of these moments is the peak.
-std::vector<RankShare::InFlight> in_flight(const ScheduleFacts& facts, std::size_t rank,
-                                           const std::vector<PerKind>& layers) {
+// Of a rank's stages that have the same layers all that counts is how much they hold together. Where W needs
+// as much as F keeps that is all it holds.
+std::vector<RankShare::InFlight> held_by_rank(const ScheduleFacts& facts, std::size_t rank,
+                                              const std::vector<PerKind>& layers, bool waits_apart) {
   const std::vector<StageUse>& uses = facts.uses[rank];
-  const auto of = [&](std::size_t use) { return static_cast<std::size_t>(uses[use].stage); };
-  bool are_alike = true;
-  for (std::size_t i = 1; i < uses.size(); ++i) are_alike &= layers[of(i)] == layers[of(0)];
-  std::vector<RankShare::InFlight> moments;
-  if (are_alike) {
-    const double stages = facts.peak[rank] / facts.stage_fraction;
-    moments.push_back({layers[of(0)]});
-    for (double& one : moments.back().layers) one *= stages;
-    return moments;
+  std::vector<const PerKind*> alike;  // the layers of stages, each once
+  std::vector<std::size_t> place;     // of each use
+  for (const StageUse& use : uses) {
+    const PerKind& own = layers[static_cast<std::size_t>(use.stage)];
+    const auto same =
+        std::find_if(alike.begin(), alike.end(), [&](const PerKind* one) { return *one == own; });
+    place.push_back(static_cast<std::size_t>(same - alike.begin()));
+    if (same == alike.end()) alike.push_back(&own);
   }
+  const auto covers = [](const HeldByStage& a, const HeldByStage& b) {
+    return std::equal(a.begin(), a.end(), b.begin(), [](const HeldOfStage& x, const HeldOfStage& y) {
+      return x.whole >= y.whole && x.weight_input >= y.weight_input;
+    });
+  };
+  std::vector<HeldByStage> most;
   for (const HeldByStage& held : facts.held[rank]) {
-    RankShare::InFlight now;
-    for (std::size_t i = 0; i < uses.size(); ++i)
-      for (std::size_t k = 0; k < most_layer_kinds; ++k) now.layers[k] += held[i] * layers[of(i)][k];
-    const auto covers = [](const RankShare::InFlight& a, const RankShare::InFlight& b) {
-      bool all = true;
-      for (std::size_t k = 0; k < most_layer_kinds; ++k) all &= a.layers[k] >= b.layers[k];
-      return all;
-    };
-    if (std::any_of(moments.begin(), moments.end(), [&](const auto& one) { return covers(one, now); }))
-      continue;
-    std::erase_if(moments, [&](const auto& one) { return covers(now, one); });
-    moments.push_back(now);
+    HeldByStage now(alike.size());
+    for (std::size_t i = 0; i < uses.size(); ++i) {
+      now[place[i]].whole += held[i].whole;
+      (waits_apart ? now[place[i]].weight_input : now[place[i]].whole) += held[i].weight_input;
+    }
+    if (std::any_of(most.begin(), most.end(), [&](const auto& one) { return covers(one, now); })) continue;
+    std::erase_if(most, [&](const auto& one) { return covers(now, one); });
+    most.push_back(std::move(now));
+  }
+  std::vector<RankShare::InFlight> moments;
+  for (const HeldByStage& held : most) {
+    RankShare::InFlight& now = moments.emplace_back();
+    for (std::size_t i = 0; i < alike.size(); ++i)
+      for (std::size_t k = 0; k < most_layer_kinds; ++k) {
+        now.layers[k] += held[i].whole * (*alike[i])[k];
+        now.waiting[k] += held[i].weight_input * (*alike[i])[k];
+      }
   }
   return moments;
 }
@@ -321,6 +332,14 @@ const StageShape& Stages::shape(const Plan& c) {
   return *last_shape_;
 }
 
+const std::vector<std::vector<RankShare::InFlight>>& Stages::in_flight(const ScheduleFacts& facts,
+                                                                       const StageShape& s) {
+  auto& held = in_flight_[{&facts, s.layers}];
+  for (std::size_t r = held.size(); r < facts.uses.size(); ++r)
+    held.push_back(held_by_rank(facts, r, s.by_kind, work_.software.is_this_trainer));
+  return held;
+}
+
 StageShape Stages::make_shape(const Plan& c) {
   StageShape s;
   const ScheduleFacts& facts = this->facts(c);
@@ -371,6 +390,7 @@ StageShape Stages::make_shape(const Plan& c) {
   }
   s.ranks.reserve(facts.uses.size());
   s.counts.reserve(facts.uses.size());
+  const auto& held = in_flight(facts, s);
   for (std::size_t r = 0; r < facts.uses.size(); ++r) {
     RankShare share;
     for (const StageUse& use : facts.uses[r]) {
@@ -382,7 +402,7 @@ StageShape Stages::make_shape(const Plan& c) {
     if (c.cuts_vocabulary()) share.head = 1.0 / c.mesh.pp();
     share.tied_copy = (m.tied_embedding || m.num_mtp_layers > 0) && share.head > 0 && !share.embedding;
     share.largest_stage = largest_stage(first_prices.counts, c, share, facts.uses[r], s.by_kind);
-    share.in_flight = in_flight(facts, r, s.by_kind);
+    share.in_flight = held[r];
     s.ranks.push_back(share);
     s.counts.push_back(share_counts(first_prices.counts, c, share));
   }

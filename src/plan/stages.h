@@ -77,6 +77,9 @@ class Stages {
 
   const ScheduleFacts& facts(const Plan& c);
   StageShape make_shape(const Plan& c);
+  // Of each rank; the same of many plans.
+  const std::vector<std::vector<RankShare::InFlight>>& in_flight(const ScheduleFacts& facts,
+                                                                 const StageShape& s);
   void bound(const Plan& c, StageShape& shape) const;
   // `prices`: of each rank.
   std::vector<std::int64_t> layers(const Plan& c, const ScheduleFacts& facts,
@@ -95,6 +98,9 @@ class Stages {
   ScheduleShelf shelf_;
   std::map<PriceKey, LayerPrices> prices_;
   std::map<int, ParameterCounts> counts_;
+  std::map<std::pair<const ScheduleFacts*, std::vector<std::int64_t>>,
+           std::vector<std::vector<RankShare::InFlight>>>
+      in_flight_;
   Plan last_shaped_;
   std::unique_ptr<StageShape> last_shape_;
   Plan last_cut_;

@@ -4,6 +4,7 @@
 #include <limits>
 #include <map>
 #include <set>
+#include <utility>
 
 #include "base/error.h"
 #include "base/median.h"
@@ -197,7 +198,9 @@ std::vector<double> peak_activations(const Schedule& schedule) {
 
 std::vector<std::vector<HeldByStage>> held_at_peaks(const Schedule& schedule) {
   const auto covers = [](const HeldByStage& a, const HeldByStage& b) {
-    return std::equal(a.begin(), a.end(), b.begin(), [](int x, int y) { return x >= y; });
+    return std::equal(a.begin(), a.end(), b.begin(), [](const HeldOfStage& x, const HeldOfStage& y) {
+      return x.whole >= y.whole && x.weight_input >= y.weight_input;
+    });
   };
   std::vector<std::vector<HeldByStage>> all;
   for (const auto& list : schedule.ranks) {
@@ -210,8 +213,7 @@ std::vector<std::vector<HeldByStage>> held_at_peaks(const Schedule& schedule) {
     std::vector<HeldByStage>& peaks = all.emplace_back();
     bool grew = false;
     const auto note = [&] {
-      if (!grew) return;
-      grew = false;
+      if (!std::exchange(grew, false)) return;
       if (std::any_of(peaks.begin(), peaks.end(), [&](const auto& peak) { return covers(peak, held); }))
         return;
       std::erase_if(peaks, [&](const auto& peak) { return covers(held, peak); });
@@ -219,10 +221,18 @@ std::vector<std::vector<HeldByStage>> held_at_peaks(const Schedule& schedule) {
     };
     for (const Instruction& i : list) {
       each_write(schedule, i, [&](const Value& v) {
-        if (v.kind == ValueKind::saved) ++held[place.at(v.stage)], grew = true;
+        if (v.kind != ValueKind::saved && v.kind != ValueKind::weight_input) return;
+        HeldOfStage& of_stage = held[place.at(v.stage)];
+        if (v.kind == ValueKind::weight_input) note(), --of_stage.whole;
+        ++(v.kind == ValueKind::saved ? of_stage.whole : of_stage.weight_input);
+        grew = true;
       });
       each_release(i, [&](const Value& v) {
-        if (v.kind == ValueKind::saved) note(), --held[place.at(v.stage)];
+        if (v.kind != ValueKind::saved && v.kind != ValueKind::weight_input) return;
+        note();
+        HeldOfStage& of_stage = held[place.at(v.stage)];
+        if (v.kind == ValueKind::weight_input) --of_stage.weight_input, ++of_stage.whole;
+        if (v.kind == ValueKind::saved) --of_stage.whole;
       });
     }
     note();

@@ -8,6 +8,7 @@
 // later than this.
 #pragma once
 
+#include <compare>
 #include <vector>
 
 #include "schedule/schedule.h"
@@ -51,10 +52,15 @@ struct Simulation {
 
 // What the order alone says, whatever the times.
 std::vector<double> peak_activations(const Schedule& schedule);
-// What each rank holds where it may hold most: activations by stage, in the order of the stages that it runs.
-// Which of these moments is the peak depends on how large the stages are; none holds as much of every stage
-// as another one does.
-using HeldByStage = std::vector<int>;
+// What each rank holds where it may hold most: of each stage that it runs, in their order, the microbatches
+// whose backward pass comes, and those of which only W is left. Which of these moments is the peak depends on
+// how large the stages are, and on what W needs of what F keeps; none holds as much of everything as another
+// one does.
+struct HeldOfStage {
+  int whole = 0, weight_input = 0;
+  auto operator<=>(const HeldOfStage&) const = default;
+};
+using HeldByStage = std::vector<HeldOfStage>;
 std::vector<std::vector<HeldByStage>> held_at_peaks(const Schedule& schedule);
 std::vector<int> weight_versions(const Schedule& schedule);
 int parameter_copies(const Schedule& schedule);
