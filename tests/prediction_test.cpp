@@ -69,15 +69,25 @@ TEST(Prediction, IsExactForRecomputationByRank) {
       }
 }
 
+// What the planner takes a rank to hold, of a step without what it repeats, is what the whole one is walked
+// to. Whether passes of it were left out.
+bool expect_peak_without_repeats(const Plan& plan, int pp_rank) {
+  const PipelineLayout whole(plan), steady(plan, StepLength::steady);
+  const Coordinates at = with_largest_shard(plan, whole, {.pp = pp_rank});
+  expect_same(exact_memory()(plan, steady, {.pp = pp_rank}), predict_memory(plan, whole, at));
+  return steady.of_rank(pp_rank).programs(0).microbatches() < whole.programs(0).microbatches();
+}
+
 // A rank holds as much in a step of few microbatches, with the batch of all of them, as in the whole one.
 TEST(Prediction, ASteadyStepHasThePeak) {
   int shorter = 0;
   for (const std::string& schedule : schedule_names()) {
     if (is_stream(schedule)) continue;
-    for (int pp : {1, 2, 3, 4})
+    for (int pp : {1, 2, 3, 4, 8})
       for (int zero : {0, 2, 3})
         for (std::int64_t batch : {37, 64, 74, 130}) {
-          Plan plan = odd_plan(zero == 3 ? odd_gpt2(true, 8) : odd_llama(false, 2, 8), 2, 1, false);
+          const std::int64_t layers = pp == 8 && batch % 37 == 0 ? 16 : 8;
+          Plan plan = odd_plan(zero == 3 ? odd_gpt2(true, layers) : odd_llama(false, 2, layers), 2, 1, false);
           plan.mesh.set(Axis::pp, pp);
           plan.schedule = schedule;
           plan.micro_batch = 2;
@@ -89,12 +99,10 @@ TEST(Prediction, ASteadyStepHasThePeak) {
           SCOPED_TRACE(fmt::format("{} pp {} zero {} batch {}", schedule, pp, zero, batch));
           if (!is_taken(40)) continue;
           try {
-            const PipelineLayout whole(plan), steady(plan, StepLength::steady);
-            shorter += steady.programs(0).microbatches() < whole.programs(0).microbatches();
-            for (int r = 0; r < pp; ++r)
-              expect_same(exact_memory()(plan, steady, {.pp = r}), exact_memory()(plan, whole, {.pp = r}));
+            for (int r = 0; r < pp; ++r) shorter += expect_peak_without_repeats(plan, r);
           } catch (const RequestError&) {
-            EXPECT_TRUE(schedule == "dualpipe" && (pp == 3 || batch % 4 != 0));  // it has two directions
+            // Two directions; two stages a rank.
+            EXPECT_TRUE((schedule == "dualpipe" && (pp == 3 || batch % 4 != 0)) || (pp == 8 && layers == 8));
           }
         }
   }
@@ -115,12 +123,8 @@ TEST(Prediction, AStepWithItsOutputLayerCutHasThePeakWithoutItsRepeats) {
         plan.global_batch = batch / pp * pp;
         SCOPED_TRACE(fmt::format("{} pp {} batch {}", schedule, pp, plan.global_batch));
         if (!is_taken(5)) continue;
-        const PipelineLayout whole(plan), steady(plan, StepLength::steady);
-        ++all;
-        shorter += steady.programs(0).microbatches() < whole.programs(0).microbatches();
-        ASSERT_NO_THROW(validate(steady.programs(0).schedule()));
-        for (int r = 0; r < pp; ++r)
-          expect_same(exact_memory()(plan, steady, {.pp = r}), exact_memory()(plan, whole, {.pp = r}));
+        all += pp;
+        for (int r = 0; r < pp; ++r) shorter += expect_peak_without_repeats(plan, r);
       }
   EXPECT_GT(shorter, all / 2);
 }

@@ -984,6 +984,26 @@ TEST(Search, FindsFewerGpusThatTakeLessTime) {
   EXPECT_FALSE(fewer_gpus(r, search(r).plans.at(0)));
 }
 
+// Stage 2 of several microbatches holds whole gradients, as stage 1 does: no list has both.
+TEST(Search, LeavesOutAStageOfZeroThatIsAnother) {
+  const auto asked = [](std::int64_t batch) {
+    SearchRequest r = request("llama-tiny", 4, batch, "echelon");
+    r.work.plan.seq_len = 128;
+    r.top = 20;
+    return r;
+  };
+  const auto has_2 = [](SearchRequest r) {
+    for (const char* axis : {"pp", "tp", "cp", "micro-batch"}) r.pin(axis, 1);
+    const auto plans = search(r).plans;
+    return std::any_of(plans.begin(), plans.end(), [](const Estimate& e) { return e.plan.zero == 2; });
+  };
+  EXPECT_FALSE(has_2(asked(64)));
+  EXPECT_TRUE(has_2(asked(4)));
+  SearchRequest second = asked(64);
+  second.pin("zero", 2);
+  EXPECT_TRUE(has_2(second));
+}
+
 // Six ranks can exchange 12 query heads, and not the 4 of keys and values.
 TEST(Search, ProposesWhatTrainAccepts) {
   SearchRequest r = request("llama-3-8b", 12, 24);

@@ -465,6 +465,11 @@ class Search {
         plan_.balance_layers = false;
       }
       for (const ShardingChoice& sharding : mesh.shardings) {
+        if (is_stage_1(sharding, mesh.shardings)) {
+          reject("same", 1);
+          if (outcome != nullptr) *outcome++ = Outcome{Fate::same};
+          continue;
+        }
         sharding.place_in(plan_);
         const auto refusal = shape_refusal_of(plan_);
         if (refusal)
@@ -477,6 +482,19 @@ class Search {
       }
     }
     rank(g);
+  }
+
+  // ZeRO 2 whose gradients are whole until a step's last microbatch, as those of stage 1 are, which is looked
+  // at too.
+  bool is_stage_1(const ShardingChoice& sharding, const std::vector<ShardingChoice>& all) const {
+    if (sharding.zero != 2) return false;
+    Plan second = plan_, first = plan_;
+    second.zero = 2;
+    first.zero = 1;
+    return std::any_of(
+               all.begin(), all.end(),
+               [&](const ShardingChoice& one) { return one.zero == 1 && one.hsdp == sharding.hsdp; }) &&
+           gradient_sums(r_.work.software, first) == gradient_sums(r_.work.software, second);
   }
 
   void leaf(const Group& g, Candidate candidate) {
@@ -633,7 +651,11 @@ class Search {
 
   void walk(Waiting waiting) {
     Estimate& e = waiting.estimate;
-    const std::vector<double> counted_bytes = model_.rank_bytes(e.plan);
+    if (!by_memory() && r_.work.software.is_this_trainer &&
+        is_behind(e.seconds, model_.least_bytes(e.plan))) {
+      if (waiting.outcome != nullptr) waiting.outcome->fate = Fate::behind;
+      return;
+    }
     const bool is_full = by_memory() && result_.plans.size() == top();
     const double most =
         is_full ? std::min(usable_, static_cast<double>(result_.plans.back().memory.total())) : usable_;
@@ -641,8 +663,7 @@ class Search {
     if (static_cast<double>(e.memory.total()) > usable_) {  // this trainer's
       if (waiting.outcome != nullptr)
         *waiting.outcome = {Fate::memory, static_cast<double>(e.memory.total())};
-      make_room(std::move(e.plan), counted_bytes, e.memory_rank,
-                static_cast<double>(e.memory.total()) - usable_, waiting.outcome);
+      make_room(std::move(e.plan), waiting.outcome);
       return;
     }
     if (static_cast<double>(e.memory.total()) > most) {
@@ -679,12 +700,12 @@ class Search {
     places.resize(plans.size());
   }
 
-  // The rank that holds too much makes more again.
-  void make_room(Plan plan, std::vector<double> most_bytes, int rank, double excess, Outcome* outcome) {
+  // Ranks that hold too much make more again.
+  void make_room(Plan plan, Outcome* outcome) {
     --result_.feasible;
-    most_bytes[static_cast<std::size_t>(rank)] -= excess;
-    const auto chosen =
-        kinds_.empty() || by_memory() ? std::nullopt : model_.fitting_recompute(plan, kinds_, most_bytes);
+    const auto chosen = kinds_.empty() || by_memory()
+                            ? std::nullopt
+                            : model_.fitting_recompute(plan, kinds_, model_.room(plan, usable_));
     if (!chosen || is_searched_everywhere(*chosen)) return reject("memory", 1);
     plan.recompute = *chosen;
     ++result_.feasible;

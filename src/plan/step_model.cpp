@@ -29,7 +29,10 @@ bool runs_the_same(const ScheduleFacts& facts, std::size_t a, std::size_t b) {
 }  // namespace
 
 StepModel::StepModel(Workload work)
-    : work_(std::move(work)), stages_(work_), num_parameters_(num_parameters(work_.plan.model)) {}
+    : work_(std::move(work)),
+      stages_(work_),
+      walked_(work_),
+      num_parameters_(num_parameters(work_.plan.model)) {}
 
 double StepModel::least_seconds(const Plan& c) {
   const LayerPrices& p = stages_.prices(c, c.recompute.of(0));
@@ -96,7 +99,8 @@ double StepModel::least_bytes(const Plan& c) {
     saved.working = {};
     most = std::max(most, real(footprint(work_, c, s.prices[r]->counts, saved, s.ranks[r]).total()));
   }
-  return most;
+  constexpr double surely = 0.9;  // what is counted by formula is off by less
+  return surely * most;
 }
 
 std::vector<Recompute> StepModel::recompute_kinds() const {
@@ -274,34 +278,29 @@ Estimate StepModel::estimate(const Plan& c) {
 void StepModel::add_memory(Estimate& e, double most_bytes) {
   const Plan& c = e.plan;
   const StageShape& s = stages_.shape(c);
-  std::vector<int> order;
-  for (std::size_t r = 0; r < s.ranks.size(); ++r) {
+  for (std::size_t r = 0; r < s.ranks.size(); ++r)
     e.rank_memory.push_back(footprint(work_, c, s.prices[r]->counts, s.prices[r]->saved, s.ranks[r]));
-    order.push_back(static_cast<int>(r));
+  if (work_.software.is_this_trainer) {
+    e.host_bytes = e.host_traffic = 0;
+    WalkedRanks ranks(rank_bytes(c));
+    // Whether it fits.
+    const auto walked = [&](int r, const StepMemory& memory) {
+      e.memory = e.rank_memory[static_cast<std::size_t>(r)] = memory;
+      e.memory_rank = r;
+      if (c.offload != Offload::none) add_host(e, static_cast<std::size_t>(r), memory.host);
+      ranks.set(r, real(memory.total()));
+      return real(memory.total()) <= most_bytes;
+    };
+    for (int r : ranks.first())
+      if (!walked(r, walked_.of(c, s, r))) return;
+    for (int r = ranks.next(); r >= 0 && ranks.likely(r) > most_bytes; r = ranks.next())
+      if (!walked(r, walked_.of(c, s, r))) return;
+    const std::vector<int> others = ranks.not_walked();
+    const std::vector<StepMemory> memories = walked_.of(c, s, others);
+    for (std::size_t i = 0; i < others.size(); ++i)
+      if (!walked(others[i], memories[i])) return;
   }
   const auto held = [&](int r) { return e.rank_memory[static_cast<std::size_t>(r)].total(); };
-  std::stable_sort(order.begin(), order.end(), [&](int a, int b) { return held(a) > held(b); });
-  if (work_.software.is_this_trainer) {
-    if (!work_.exact_memory) throw InvariantError("a plan of this trainer is priced with what it holds");
-    Plan plan = c;
-    plan.precision = trained_recipe(work_.precision);
-    plan.layers_per_stage = s.layers;
-    plan.balance_layers = false;
-    const PipelineLayout pipeline(plan, StepLength::steady);
-    e.host_bytes = e.host_traffic = 0;
-    // A steady step has fewer microbatches, which move as much each.
-    const double repeats = real(e.microbatches) / pipeline.programs(0).microbatches();
-    for (int r : order) {
-      const StepMemory walked = work_.exact_memory(plan, pipeline, {.pp = r});
-      e.memory = e.rank_memory[static_cast<std::size_t>(r)] = walked;
-      e.memory_rank = r;
-      HostActivations host = walked.host;
-      host.out = static_cast<std::int64_t>(real(host.out) * repeats);
-      host.back = static_cast<std::int64_t>(real(host.back) * repeats);
-      if (c.offload != Offload::none) add_host(e, static_cast<std::size_t>(r), host);
-      if (real(e.memory.total()) > most_bytes) return;
-    }
-  }
   e.memory_rank = 0;
   for (int r = 1; r < static_cast<int>(e.rank_memory.size()); ++r)
     if (held(r) > held(e.memory_rank)) e.memory_rank = r;
@@ -309,6 +308,23 @@ void StepModel::add_memory(Estimate& e, double most_bytes) {
   e.memory = e.rank_memory[most];
   if (!work_.software.is_this_trainer)
     e.memory_terms = footprint_terms(work_, c, s.prices[most]->counts, s.prices[most]->saved, s.ranks[most]);
+}
+
+std::vector<double> StepModel::room(const Plan& c, double most_bytes) {
+  const StageShape& s = stages_.shape(c);
+  std::vector<double> counted = rank_bytes(c);
+  WalkedRanks ranks(counted);
+  const auto fits = [&](int r) {
+    ranks.set(r, real(walked_.of(c, s, r).total()));
+    return ranks.likely(r) <= most_bytes;
+  };
+  const std::vector<int> first = ranks.first();
+  if (std::all_of(first.begin(), first.end(), fits))
+    for (int r = ranks.next(); r >= 0 && fits(r);) r = ranks.next();
+  for (int r = ranks.between(most_bytes); r >= 0; r = ranks.between(most_bytes)) (void)fits(r);
+  for (std::size_t r = 0; r < counted.size(); ++r)
+    counted[r] -= std::max(0.0, ranks.likely(static_cast<int>(r)) - most_bytes);
+  return counted;
 }
 
 Estimate StepModel::estimate_seconds(const Plan& c) {

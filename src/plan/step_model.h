@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "plan/stages.h"
+#include "plan/walked_memory.h"
 #include "plan/workload.h"
 #include "schedule/over_time.h"
 #include "schedule/simulate.h"
@@ -96,6 +97,9 @@ class StepModel {
   // what that one holds is all that is found out.
   Estimate estimate_seconds(const Plan& c);
   void add_memory(Estimate& e, double most_bytes = 1e300);
+  // Of a plan of this trainer that has a rank which holds more than `most_bytes`: what each rank may be
+  // counted to hold so that it is likely to hold no more than that.
+  std::vector<double> room(const Plan& c, double most_bytes);
   // The schedule's timeline as the estimate simulates it, over one step or two (two_steps()).
   Timeline timeline(const Plan& c, int steps = 1);
   // What the passes of each pipeline rank keep over that step, in bytes. The most of it is part of the
@@ -118,6 +122,7 @@ class StepModel {
 
   Workload work_;
   Stages stages_;
+  WalkedMemory walked_;
   std::int64_t num_parameters_;
   std::deque<std::pair<Plan, Ends>> simulated_;  // the last ones, the newest first
 };

@@ -50,6 +50,7 @@ struct GradientSums {
   bool each_microbatch = false;
   bool keeps_shards = false;  // between microbatches
   std::int64_t groups = 0;    // sums of each stage in a step, where there is one behind each group
+  bool operator==(const GradientSums&) const = default;
 };
 GradientSums gradient_sums(const Software& software, const Plan& plan);
 

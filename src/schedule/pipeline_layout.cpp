@@ -7,7 +7,6 @@
 #include "base/error.h"
 #include "base/units.h"
 #include "schedule/balance.h"
-#include "schedule/repeats.h"
 #include "schedule/schedules.h"
 #include "schedule/simulate.h"
 #include "schedule/text.h"
@@ -110,33 +109,30 @@ Schedule searched_schedule(const Plan& plan, int ranks, int microbatches) {
   return zb_auto(ranks, microbatches, costs).schedule;
 }
 
-// With the output layer cut over the ranks where the plan says so. The order, and with it the peak, then
-// depends on all microbatches: a steady step is the whole one without what it repeats.
-Schedule with_output_layer(const Plan& plan, Schedule schedule, StepLength length) {
+// With the output layer cut over the ranks where the plan says so.
+Schedule with_output_layer(const Plan& plan, Schedule schedule) {
   if (!plan.cuts_vocabulary()) return schedule;
   if (const std::string problem = vocabulary_problem(schedule); !problem.empty())
     refuse_field(plan, "vocabulary-parallel", {{"vocabulary-parallel", "off"}, {"schedule", "1f1b"}},
                  "--schedule {}: {}", plan.schedule, problem);
-  schedule = with_vocabulary_parallelism(schedule, flops_of(plan, cut_layers(plan, schedule)));
-  return length == StepLength::steady ? without_repeats(schedule) : schedule;
+  return with_vocabulary_parallelism(schedule, flops_of(plan, cut_layers(plan, schedule)));
 }
 
 // One rank needs no schedule but "forward, backward": the same as every schedule at P = 1, without a second
 // chunk.
-StepPrograms planned_programs(const Plan& plan, int microbatches, StepLength length) {
+StepPrograms planned_programs(const Plan& plan, int microbatches) {
   const int ranks = plan.mesh.size(Axis::pp);
   if (const auto refusal = schedule_refusal(plan)) throw PlanRefusal(plan, *refusal);
   if (ranks == 1) return StepPrograms(one_f_one_b(1, microbatches));
   if (!plan.schedule_text.empty())
-    return StepPrograms(with_output_layer(plan, own_schedule(plan, ranks, microbatches), length),
+    return StepPrograms(with_output_layer(plan, own_schedule(plan, ranks, microbatches)),
                         plan.optimizer_barrier);
   try {
     if (!flushes(plan) && !plan.cuts_vocabulary()) return {plan.schedule, ranks, microbatches};
     return StepPrograms(
         with_output_layer(plan, plan.schedule == "zb-auto"
                                     ? searched_schedule(plan, ranks, microbatches)
-                                    : make_schedule(plan.schedule, ranks, microbatches, plan.chunks),
-                          length),
+                                    : make_schedule(plan.schedule, ranks, microbatches, plan.chunks)),
         plan.optimizer_barrier);
   } catch (const PlanRefusal&) {
     throw;
@@ -314,6 +310,10 @@ void check_whole(const Plan& plan) {
   const PipelineLayout checked(plan);
 }
 
+bool are_alike(const std::vector<Range>& microbatches) {
+  return microbatches.back().size() == microbatches.front().size();
+}
+
 PipelineLayout::PipelineLayout(const Plan& plan, StepLength length)
     : shares_table_(plan.model.tied_embedding || plan.model.num_mtp_layers > 0),
       reads_embedding_again_(embedding_program(plan.model).reads_values_backward()),
@@ -321,14 +321,12 @@ PipelineLayout::PipelineLayout(const Plan& plan, StepLength length)
   for (int r = 0; r < plan.mesh.size(Axis::dp); ++r) {
     const std::vector<Range> batches = microbatches(plan, r);
     int count = static_cast<int>(batches.size());
-    const bool is_steady = length == StepLength::steady && plan.schedule_text.empty() &&
-                           batches.back().size() == batches[0].size();
-    if (is_steady && !plan.cuts_vocabulary())
+    // The order of a step whose output layer is cut depends on all its microbatches.
+    if (length == StepLength::steady && plan.schedule_text.empty() && !plan.cuts_vocabulary() &&
+        are_alike(batches))
       count = steady_microbatches(plan.schedule, plan.mesh.size(Axis::pp), count);
     microbatches_.push_back(count);
-    if (!programs_.contains(count))
-      programs_.emplace(
-          count, planned_programs(plan, count, is_steady ? StepLength::steady : StepLength::whole));
+    if (!programs_.contains(count)) programs_.emplace(count, planned_programs(plan, count));
   }
   const Schedule& schedule = programs(0).schedule();
   if (!programs(0).flushes()) refuse_stream(plan);
@@ -347,12 +345,20 @@ PipelineLayout::PipelineLayout(const Plan& plan, StepLength length)
                  plan.model.name, ends);
 }
 
+PipelineLayout PipelineLayout::of_rank(int pp_rank) const {
+  PipelineLayout one = *this;
+  one.programs_.clear();
+  for (const auto& [count, programs] : programs_) one.programs_.emplace(count, programs.of_rank(pp_rank));
+  return one;
+}
+
 void PipelineLayout::hold(const Plan& plan, const Schedule& schedule) {
   const auto model = std::make_shared<HeldModel>();
   model->parameters = all_parameters(plan.model);
   for (std::size_t i = 0; i < model->parameters.size(); ++i)
     model->places[model->parameters[i].name].index = i;
   model_ = model;
+  Groups all;
   for (int r = 0; r < schedule.num_ranks(); ++r) {
     std::set<int> held;
     for (const Instruction& i : schedule.ranks[static_cast<std::size_t>(r)])
@@ -381,17 +387,18 @@ void PipelineLayout::hold(const Plan& plan, const Schedule& schedule) {
         auto& holders = model->places.at(spec.name).holders;
         if (holders.empty() || holders.back() != r) holders.push_back(r);
       }
-    groups_.emplace_back();
+    all.emplace_back();
     for (int ep_index = 0; ep_index < plan.mesh.ep; ++ep_index) {
       const Range experts = experts_of(plan, ep_index);
       const auto is_here = [&](const ParamSpec& spec) {
         return spec.expert < 0 || (spec.expert >= experts.begin && spec.expert < experts.end);
       };
-      auto& here = groups_.back().emplace_back();
+      auto& here = all.back().emplace_back();
       for (const auto& group : groups)
         std::copy_if(group.begin(), group.end(), std::back_inserter(here.emplace_back()), is_here);
     }
   }
+  groups_ = std::make_shared<const Groups>(std::move(all));
 }
 
 const HeldModel::Place& HeldModel::place_of(const std::string& name) const {

@@ -32,7 +32,8 @@ std::optional<Refusal> copies_refusal(const Plan& plan, const std::vector<std::v
 void check_whole(const Plan& plan);
 
 // The programs of a plan's step: all of it, or, where its microbatches are alike, no more of their passes
-// than show the peak, with the tokens of all of them.
+// than show the peak (steady_microbatches()), with the tokens of all of them.
+bool are_alike(const std::vector<Range>& microbatches);
 enum class StepLength { whole, steady };
 
 // The whole model's parameters, in the same order on every rank: what collectives over parameters walk.
@@ -51,6 +52,9 @@ class PipelineLayout {
  public:
   // RequestError when the plan's schedule, stages and layers do not go together.
   explicit PipelineLayout(const Plan& plan, StepLength length = StepLength::whole);
+  // What one rank runs, without what it repeats: of a step whose microbatches are alike. It has the same
+  // peak.
+  PipelineLayout of_rank(int pp_rank) const;
 
   const std::vector<StageSlice>& slices() const { return slices_; }
   // Stages that a pipeline rank holds, ascending.
@@ -60,7 +64,7 @@ class PipelineLayout {
   // the embedding as well. Where the output layer is cut over the ranks, each one's part is a group of its
   // own, the last. Of routed experts those at the place `ep_index` of an expert group.
   const std::vector<std::vector<ParamSpec>>& groups_of(int pp_rank, int ep_index) const {
-    return groups_[static_cast<std::size_t>(pp_rank)][static_cast<std::size_t>(ep_index)];
+    return (*groups_)[static_cast<std::size_t>(pp_rank)][static_cast<std::size_t>(ep_index)];
   }
   // Pipeline ranks that hold a parameter, ascending: more than one for a tied embedding whose ends are on two
   // ranks, for every stage of DualPipe, and for one that they have in parts. The first one counts and saves
@@ -87,6 +91,8 @@ class PipelineLayout {
   std::set<int> late_groups(int pp_rank) const;
 
  private:
+  using Groups = std::vector<std::vector<std::vector<std::vector<ParamSpec>>>>;  // [pp][ep]
+
   void hold(const Plan& plan, const Schedule& schedule);
 
   std::vector<int> microbatches_;         // of each data-parallel rank
@@ -97,7 +103,7 @@ class PipelineLayout {
   std::string output_name_;  // of the output layer's matrix
   std::vector<StageSlice> slices_;
   std::vector<std::vector<int>> held_;
-  std::vector<std::vector<std::vector<std::vector<ParamSpec>>>> groups_;  // [pp][ep]
+  std::shared_ptr<const Groups> groups_;
   std::shared_ptr<const HeldModel> model_;
 };
 

@@ -1,7 +1,9 @@
 #include "schedule/repeats.h"
 
 #include <algorithm>
+#include <map>
 #include <set>
+#include <span>
 #include <tuple>
 #include <utility>
 
@@ -10,80 +12,102 @@ namespace {
 
 using std::size_t;
 
-constexpr int longest_period = 8;  // microbatches
+constexpr size_t rounds_left = 3;  // the first and the last may hold something of their own
 
-// What a rank holds where F of its first stage comes next, and what it runs from there to the next such F.
-// Microbatches count from the one of this F.
-struct Stretch {
-  std::vector<std::tuple<ValueKind, int, int>> held;  // kind, stage, microbatch
-  std::vector<Instruction> run;
-  bool operator==(const Stretch&) const = default;
+using List = std::span<const Instruction>;
+
+// How many more of each kind and stage a rank holds when it has run a part of its list; and the stages and
+// parts of the output layer that it begins there.
+struct Effect {
+  std::map<std::pair<ValueKind, int>, int> held;
+  std::set<std::pair<Op, int>> begun;
+};
+Effect effect_of(const Schedule& schedule, List whole, List part) {
+  std::set<std::pair<ValueKind, int>> received;
+  for (const Instruction& i : whole)
+    if (i.op == Op::recv) received.emplace(i.carries, i.stage);
+  Effect effect;
+  for (const Instruction& i : part) {
+    if (i.op == Op::recv) ++effect.held[{i.carries, i.stage}];
+    if (!is_compute(i.op)) continue;
+    if (i.op == Op::F || i.op == Op::V) effect.begun.emplace(i.op, i.stage);
+    each_read(schedule, i, [&](const Value& v) {
+      if (received.contains({v.kind, v.stage})) --effect.held[{v.kind, v.stage}];
+    });
+    each_write(schedule, i, [&](const Value& v) {
+      if (!travels(v)) ++effect.held[{v.kind, v.stage}];
+    });
+    each_release(i, [&](const Value& v) { --effect.held[{v.kind, v.stage}]; });
+  }
+  return effect;
+}
+
+// Whether a rank may run it so: each value is there that a pass reads, and no pass is run twice.
+bool is_complete(const Schedule& schedule, List list) {
+  std::set<Value> there;
+  std::set<std::tuple<Op, int, int>> passes;
+  for (const Instruction& i : list) {
+    bool reads = true;
+    each_read(schedule, i,
+              [&](const Value& v) { reads &= v.kind == ValueKind::weights || there.contains(v); });
+    if (!reads || (is_compute(i.op) && !passes.emplace(i.op, i.stage, i.microbatch).second)) return false;
+    each_write(schedule, i, [&](const Value& v) { there.insert(v); });
+  }
+  return true;
+}
+
+// Instructions [begin, end) are rounds of `length` of them, each `shift` microbatches behind the one before.
+struct Rounds {
+  size_t begin = 0, end = 0, length = 0;
+  int shift = 0;
 };
 
-// One for each microbatch, what comes before the first F with it. Empty where those F are not in order.
-std::vector<Stretch> stretches(const Schedule& schedule, const std::vector<Instruction>& list) {
-  const auto first = std::find_if(list.begin(), list.end(), [](const Instruction& i) { return i.op == Op::F; });
-  std::set<std::tuple<ValueKind, int, int>> held;
-  std::vector<Stretch> all(1);
-  for (const Instruction& i : list) {
-    if (i.op == Op::F && i.stage == first->stage && i.microbatch > 0) {
-      if (i.microbatch != static_cast<int>(all.size())) return {};
-      all.emplace_back();
-      for (const auto& [kind, stage, microbatch] : held)
-        all.back().held.emplace_back(kind, stage, microbatch - i.microbatch);
-    }
-    all.back().run.push_back(i);
-    all.back().run.back().microbatch -= static_cast<int>(all.size()) - 1;
-    each_write(schedule, i, [&](const Value& v) {
-      if (!travels(v)) held.insert({v.kind, v.stage, v.microbatch});
-    });
-    each_release(i, [&](const Value& v) { held.erase({v.kind, v.stage, v.microbatch}); });
-  }
-  return all;
+// The longest stretch around the middle of the list whose rounds have this length.
+Rounds rounds_of(const std::vector<Instruction>& list, size_t length) {
+  const size_t middle = list.size() / 2;
+  const int shift = list[middle].microbatch - list[middle - length].microbatch;
+  const auto repeats = [&](size_t i) {  // the one a round before it
+    Instruction later = list[i - length];
+    later.microbatch += shift;
+    return list[i] == later;
+  };
+  if (shift <= 0 || !repeats(middle)) return {};
+  size_t first = middle, last = middle;
+  while (first > length && repeats(first - 1)) --first;
+  while (last + 1 < list.size() && repeats(last + 1)) ++last;
+  return {first - length, last + 1, length, shift};
 }
 
 }  // namespace
 
-Schedule without_repeats(const Schedule& schedule) {
-  const int count = schedule.num_microbatches;
-  std::vector<std::vector<Stretch>> ranks;
-  for (const auto& list : schedule.ranks) {
-    ranks.push_back(stretches(schedule, list));
-    if (static_cast<int>(ranks.back().size()) != count) return schedule;
+std::vector<Instruction> without_repeats(const Schedule& lowered, int rank) {
+  const std::vector<Instruction>& list = lowered.ranks[static_cast<size_t>(rank)];
+  const List all(list);
+  const auto goes_on_alike = [&](const Rounds& rounds) {
+    const Effect effect = effect_of(lowered, all, all.subspan(rounds.begin, rounds.length));
+    return std::all_of(effect.held.begin(), effect.held.end(),
+                       [](const auto& held) { return held.second == 0; }) &&
+           effect.begun == effect_of(lowered, all, all).begun;
+  };
+  Rounds found;
+  for (size_t length = 1; found.length == 0 && (rounds_left + 1) * length <= list.size(); ++length) {
+    const Rounds rounds = rounds_of(list, length);
+    if (rounds.end - rounds.begin > rounds_left * length && goes_on_alike(rounds)) found = rounds;
   }
-  // The longest run of microbatches that are like those a period before them, on all ranks.
-  int begin = 0, most = 0, period = 1;
-  for (int p = 1; p <= std::min(longest_period, count - 1); ++p) {
-    int alike = 0;
-    for (int m = p; m < count; ++m) {
-      const bool is_alike = std::all_of(ranks.begin(), ranks.end(), [&](const std::vector<Stretch>& rank) {
-        return rank[static_cast<size_t>(m)] == rank[static_cast<size_t>(m - p)];
-      });
-      alike = is_alike ? alike + 1 : 0;
-      if (alike <= most) continue;
-      most = alike;
-      begin = m - alike + 1;
-      period = p;
-    }
+  if (found.length == 0) return list;
+  const size_t left_out = (found.end - found.begin) / found.length - rounds_left;
+  std::vector<Instruction> shorter(list.begin(), list.begin() + static_cast<std::ptrdiff_t>(found.begin));
+  for (size_t i = found.begin + left_out * found.length; i < list.size(); ++i) {
+    shorter.push_back(list[i]);
+    shorter.back().microbatch -= static_cast<int>(left_out) * found.shift;
   }
-  // The period before `begin` stays, one behind what is left out, and as many microbatches as a message may be
-  // received early.
-  const int left_out = std::max(0, most - period - schedule.num_ranks()) / period * period;
-  if (left_out == 0) return schedule;
-  Schedule shorter = schedule;
-  shorter.num_microbatches = count - left_out;
-  for (size_t r = 0; r < ranks.size(); ++r) {
-    auto& list = shorter.ranks[r];
-    list.clear();
-    for (int m = 0; m < count; ++m) {
-      if (m >= begin && m < begin + left_out) continue;
-      for (Instruction i : ranks[r][static_cast<size_t>(m)].run) {
-        i.microbatch += m < begin ? m : m - left_out;
-        list.push_back(i);
-      }
-    }
-  }
-  return shorter;
+  // Of DualPipe's directions each leaves out its own.
+  std::map<int, int> numbers;
+  for (const Instruction& i : shorter) numbers[i.microbatch] = 0;
+  int next = 0;
+  for (auto& [microbatch, number] : numbers) number = next++;
+  for (Instruction& i : shorter) i.microbatch = numbers.at(i.microbatch);
+  return is_complete(lowered, shorter) ? shorter : list;
 }
 
 }  // namespace echelon

@@ -1,15 +1,16 @@
-// A schedule found by running its ranks on paper (vocabulary.h) has no formula that tells what it does in
-// fewer microbatches; but in a long one all ranks come to do the same again and again.
+// In a long step a rank comes to do the same again and again.
 #pragma once
+
+#include <vector>
 
 #include "schedule/schedule.h"
 
 namespace echelon {
 
-// The same with passes left out that repeat: of a stretch in which every rank, some microbatches later, runs
-// again what it ran, and holds again what it held, as many are left as show it all. So is every moment of the
-// whole, and with it the peak of each rank's memory; and what is left is a schedule of fewer microbatches. As
-// it is where nothing repeats.
-Schedule without_repeats(const Schedule& schedule);
+// What a rank of a lowered schedule runs, with passes left out that repeat: of a stretch in which it runs,
+// some microbatches later, what it ran before, and then holds as much, three rounds are left. Every moment of
+// the whole is in them, and with it the peak of the rank's memory. What is left counts its microbatches from
+// 0. As it is where nothing repeats.
+std::vector<Instruction> without_repeats(const Schedule& lowered, int rank);
 
 }  // namespace echelon

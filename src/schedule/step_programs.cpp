@@ -7,6 +7,7 @@
 
 #include "base/error.h"
 #include "schedule/lower.h"
+#include "schedule/repeats.h"
 #include "schedule/schedules.h"
 
 namespace echelon {
@@ -145,6 +146,24 @@ StepPrograms::StepPrograms(const std::string& name, int ranks, int microbatches)
           cut_step(lower(make_schedule(name, ranks, microbatches, 0, step + left)), microbatches, step));
   }
   schedule_ = make_schedule(name, ranks, microbatches, 0, shown_steps());
+}
+
+StepPrograms StepPrograms::of_rank(int rank) const {
+  check(flushes(), "what repeats in a stream is a step");
+  const auto r = static_cast<std::size_t>(rank);
+  StepPrograms one;
+  Schedule lowered{schedule_.name, schedule_.num_stages, 0, {}, schedule_.vocabulary_parts};
+  lowered.ranks.resize(schedule_.ranks.size());
+  lowered.ranks[r] = without_repeats(programs_[0][0], rank);
+  for (const Instruction& i : lowered.ranks[r])
+    lowered.num_microbatches = std::max(lowered.num_microbatches, i.microbatch + 1);
+  one.schedule_ = lowered;
+  std::erase_if(one.schedule_.ranks[r], [](const Instruction& i) {
+    return i.op == Op::send || i.op == Op::recv || i.op == Op::validate;
+  });
+  one.microbatches_ = lowered.num_microbatches;
+  one.programs_.push_back({std::move(lowered)});
+  return one;
 }
 
 StepPrograms::Program StepPrograms::program(int step, int steps_left) const {

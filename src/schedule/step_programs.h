@@ -23,6 +23,9 @@ class StepPrograms {
   // For "pipedream" or "2bw". Throws what make_schedule() throws.
   StepPrograms(const std::string& name, int ranks, int microbatches);
 
+  // Of a schedule that flushes what one rank runs, without what it repeats; the others run nothing.
+  StepPrograms of_rank(int rank) const;
+
   struct Program {
     const Schedule* lowered = nullptr;
     // What the stream has done where the program counts from 0.
@@ -42,6 +45,8 @@ class StepPrograms {
   int shown_steps() const { return begin_ + 1 + reach_; }
 
  private:
+  StepPrograms() = default;
+
   Schedule schedule_;
   int microbatches_ = 0, updates_ = 1;
   int begin_ = 0;                                // first step whose program is that of every later one

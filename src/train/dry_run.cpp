@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "base/real.h"
 #include "comm/imagined.h"
 #include "spec/block.h"
 #include "train/state_copy.h"
@@ -16,6 +17,12 @@ void imagine_sample(std::int64_t, std::int64_t, std::int32_t*, std::int32_t*) {}
 // A step in the middle of a stream is as many steps behind its first one as fill the pipeline.
 std::int64_t steps_of_stream(const StepPrograms& programs, std::int64_t steps) {
   return std::min<std::int64_t>(steps, programs.shown_steps() + 1);
+}
+
+// Sums over microbatches by their tree hold more the more there are.
+bool repeats_itself(const Plan& plan, const PipelineLayout& pipeline, const Coordinates& at) {
+  return pipeline.programs(at.dp).flushes() && plan.optimizer_barrier &&
+         plan.numerics == Numerics::ordinary && are_alike(microbatches(plan, at.dp));
 }
 
 }  // namespace
@@ -79,24 +86,35 @@ StepMemory predict_memory(const Plan& plan, const PipelineLayout& pipeline, cons
   return {run.peak, run.host};
 }
 
+Coordinates with_largest_shard(const Plan& plan, const PipelineLayout& pipeline, Coordinates at) {
+  if (plan.zero_stage() == 0) return at;
+  const FlatLayout layout =
+      flat_layout(pipeline.groups_of(at.pp, plan.mesh.ep_index(at)), plan.mesh.size(Axis::tp), at.tp);
+  std::vector<ShardUnit> units = shard_units(layout, plan.all_shards());
+  if (plan.zero_stage() == 3)
+    for (ShardUnit& unit : frozen_units(layout, plan.all_shards())) units.push_back(std::move(unit));
+  std::int64_t most = 0;
+  for (int i = 0; i < plan.shards(); ++i) {
+    const Coordinates there{at.pp, i / plan.mesh.size(Axis::cp), i % plan.mesh.size(Axis::cp), at.tp};
+    const std::int64_t size = shard_size(units, plan.shard_index(there));
+    if (size <= most) continue;
+    most = size;
+    at = there;
+  }
+  return at;
+}
+
 ExactMemory exact_memory() {
-  return [](const Plan& plan, const PipelineLayout& pipeline, Coordinates at) {
-    if (plan.zero_stage() > 0) {
-      const FlatLayout layout =
-          flat_layout(pipeline.groups_of(at.pp, plan.mesh.ep_index(at)), plan.mesh.size(Axis::tp), at.tp);
-      std::vector<ShardUnit> units = shard_units(layout, plan.all_shards());
-      if (plan.zero_stage() == 3)
-        for (ShardUnit& unit : frozen_units(layout, plan.all_shards())) units.push_back(std::move(unit));
-      std::int64_t most = 0;
-      for (int i = 0; i < plan.shards(); ++i) {
-        const Coordinates there{at.pp, i / plan.mesh.size(Axis::cp), i % plan.mesh.size(Axis::cp), at.tp};
-        const std::int64_t size = shard_size(units, plan.shard_index(there));
-        if (size <= most) continue;
-        most = size;
-        at = there;
-      }
-    }
-    return predict_memory(plan, pipeline, at);
+  return [](const Plan& plan, const PipelineLayout& pipeline, const Coordinates& of) {
+    const Coordinates at = with_largest_shard(plan, pipeline, of);
+    if (!repeats_itself(plan, pipeline, at)) return predict_memory(plan, pipeline, at);
+    const PipelineLayout of_rank = pipeline.of_rank(at.pp);
+    StepMemory memory = predict_memory(plan, of_rank, at);
+    // Its passes are fewer, which move as much each.
+    const double repeats = real(num_microbatches(plan)) / of_rank.programs(at.dp).microbatches();
+    memory.host.out = static_cast<std::int64_t>(real(memory.host.out) * repeats);
+    memory.host.back = static_cast<std::int64_t>(real(memory.host.back) * repeats);
+    return memory;
   };
 }
 

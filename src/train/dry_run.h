@@ -43,7 +43,8 @@ DryRun dry_run(const Plan& plan, const PipelineLayout& pipeline, const Coordinat
 StepMemory predict_memory(const Plan& plan, const PipelineLayout& pipeline, const Coordinates& at = {},
                           const DryRunOptions& options = {});
 // For the planner: of a pipeline rank at the data- and tensor-parallel rank that holds most of it. Those have
-// equal batches in its plans, so it is the one with the largest shard.
+// equal batches in its plans, so it is the one with the largest shard. Passes that repeat are left out.
+Coordinates with_largest_shard(const Plan& plan, const PipelineLayout& pipeline, Coordinates at);
 ExactMemory exact_memory();
 // What a rank will send in a step `updates` optimizer steps after the first, under traffic_assumptions(), or
 // as the data decided.
