@@ -37,7 +37,8 @@ class Words final : public Tokenizer {
     if (dummy_ && !text.empty()) ids.push_back(1000);
     for (std::size_t at = 0; at < text.size();) {
       std::size_t end = at;
-      while (end < text.size() && std::isalpha(static_cast<unsigned char>(text[end])) != 0) ++end;
+      const auto is_letter = [](unsigned char c) { return std::isalpha(c) != 0 || c >= 0x80; };
+      while (end < text.size() && is_letter(static_cast<unsigned char>(text[end]))) ++end;
       if (end == at) ++end;
       std::uint32_t hash = 0;
       for (; at < end; ++at) hash = hash * 31 + static_cast<unsigned char>(text[at]);
@@ -120,6 +121,17 @@ std::string long_text(std::size_t bytes) {
   std::string text;
   for (int i = 0; text.size() < bytes; ++i)
     text += fmt::format("Line {} of many,\n\n  indented {}.\nNext\n", i, i * 7);
+  return text;
+}
+
+// Whose lines begin with letters of more than one byte, and whose words may have no end.
+std::string text_of_other_scripts(std::size_t bytes) {
+  std::string text;
+  for (int i = 0; text.size() < bytes; ++i) {
+    text += fmt::format("Строка {} из многих.\n語言{}模型。\n", i, i * 7);
+    for (int k = 0; i % 50 == 0 && k < 1000; ++k) text += k % 3 == 0 ? "日" : "本";
+    text += "한국어\n";
+  }
   return text;
 }
 
@@ -228,9 +240,9 @@ TEST_F(Data, CompressedIsAsWhatIsInIt) {
 }
 
 TEST_F(Data, PiecesOfATextHaveTheTokensOfTheWhole) {
-  const std::string text = long_text(3 << 20), file = write("long.txt", text);
-  for (const bool dummy : {false, true})
-    for (const int threads : {1, 3}) {
+  for (const std::string& text : {long_text(3 << 20), text_of_other_scripts(3 << 20)})
+    for (const auto& [dummy, threads] : {std::pair{false, 1}, {false, 3}, {true, 1}, {true, 3}}) {
+      const std::string file = write("long.txt", text);
       const auto words = std::make_shared<const Words>(dummy);
       Ids expected = words->encode(text);
       expected.push_back(1001);

@@ -70,7 +70,17 @@ struct TextWork {
 };
 
 bool is_white(char c) { return c == ' ' || (c >= '\t' && c <= '\r'); }
-bool is_letter(char c) { return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z'); }
+bool is_inside_character(char c) { return (static_cast<unsigned char>(c) & 0xC0) == 0x80; }
+
+// Whether a letter stands there. Of UTF-8 by its first byte, or two: the scripts of the world, without the
+// blocks of marks and pictures between them.
+bool begins_with_letter(std::string_view text) {
+  const auto byte = [&](std::size_t i) { return i < text.size() ? static_cast<unsigned char>(text[i]) : 0u; };
+  const unsigned first = byte(0);
+  if (first < 0x80) return (first >= 'a' && first <= 'z') || (first >= 'A' && first <= 'Z');
+  return (first >= 0xC3 && first <= 0xE1) || (first == 0xE3 && byte(1) > 0x80) ||
+         (first >= 0xE4 && first <= 0xED);
+}
 
 // Reads a file as work. Of a text, pieces whose tokens are together those of the whole.
 class WorkReader {
@@ -142,24 +152,37 @@ class WorkReader {
 
   // The last place where the tokens of the text before and after it are those of both together; 0: none. At
   // an end of a line after a word and before a letter: tokenizers that split text into words first split it
-  // there.
+  // there. Of a text that grows nothing is looked at twice.
   std::size_t seam() {
     int tries = 0;
-    for (std::size_t at = buffer_.size() - 1; at > 2 && most_refused_ > 0 && tries < 8; --at) {
-      if (buffer_[at - 1] != '\n' || !is_letter(buffer_[at]) || is_white(buffer_[at - 2])) continue;
+    const std::size_t until = std::max<std::size_t>(2, std::exchange(looked_at_, buffer_.size() - 1));
+    for (std::size_t at = buffer_.size() - 1; at > until && most_refused_ > 0 && tries < 8; --at) {
+      if (buffer_[at - 1] != '\n' || is_white(buffer_[at - 2]) ||
+          !begins_with_letter(std::string_view(buffer_).substr(at)))
+        continue;
       ++tries;
-      if (is_seam(at)) return at;
+      if (is_seam(at)) {
+        looked_at_ = 0;
+        return at;
+      }
       --most_refused_;
     }
     return 0;
   }
+  // By the words around it, or, where these are long, as much of them.
   bool is_seam(std::size_t at) const {
     constexpr std::size_t most = 256;
     const std::string_view text = buffer_;
     std::size_t first = at > most ? at - most : 0;
-    while (first > 0 && first < at - 1 && !is_white(text[first - 1])) ++first;
+    while (first > 0 && is_inside_character(text[first])) ++first;
+    std::size_t word = first;
+    while (word > 0 && word < at - 1 && !is_white(text[word - 1])) ++word;
+    if (word < at - 1) first = word;
     std::size_t last = std::min(text.size(), at + most);
-    while (last < text.size() && last > at + 1 && !is_white(text[last])) --last;
+    while (last < text.size() && is_inside_character(text[last])) --last;
+    word = last;
+    while (word < text.size() && word > at + 1 && !is_white(text[word])) --word;
+    if (word > at + 1) last = word;
     auto apart = tokenizer_->encode(text.substr(first, at - first));
     const auto after = tokenizer_->encode(text.substr(at, last - at));
     apart.insert(apart.end(), after.begin(), after.end());
@@ -171,7 +194,8 @@ class WorkReader {
   bool records_;
   std::unique_ptr<TextInput> input_;
   std::string buffer_;
-  std::size_t begin_ = 0, looked_at_ = 0;  // of records
+  std::size_t begin_ = 0;  // of records
+  std::size_t looked_at_ = 0;
   std::int64_t line_ = 0;
   bool began_ = false, ended_ = false;
   int most_refused_ = 32;  // places; a tokenizer that has none is not asked at every line
