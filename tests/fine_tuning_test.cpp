@@ -526,6 +526,8 @@ TEST(Adapters, AreNamedAndRefusedByTheirTargets) {
                                    "transformer.h.0.attn.c_proj.lora_A.weight"}));
   EXPECT_EQ(names(adapted(odd_gpt2(true, 1), "rank=2,targets=mlp.c_proj")),
             (std::set<std::string>{"transformer.h.0.mlp.c_proj.lora_A.weight"}));
+  EXPECT_EQ(names(adapted(odd_llama(false, 2, 2), "rank=2,targets=layers.1.mlp.up_proj")),
+            (std::set<std::string>{"model.layers.1.mlp.up_proj.lora_A.weight"}));
   const auto refused = [](const ModelSpec& model, const std::string& lora,
                           const std::vector<std::string>& words) {
     expect_refusal([&] { validate(odd_plan(adapted(model, lora), 1, 1, false)); }, words);
@@ -533,6 +535,7 @@ TEST(Adapters, AreNamedAndRefusedByTheirTargets) {
   refused(odd_llama(), "rank=2,targets=q_proj,w1",
           {"--lora rank=2,alpha=2,targets=q_proj,w1", "is called w1", "q_proj"});
   refused(odd_llama(), "rank=2,targets=proj", {"is called proj"});
+  refused(odd_llama(false, 2, 2), "rank=2,targets=layers.2.mlp.up_proj", {"is called layers.2.mlp.up_proj"});
   refused(odd_llama(), "rank=2,targets=lm_head", {"the output layer have no adapters"});
   refused(odd_mixtral(), "rank=2,targets=w1", {"routed experts"});
   refused(odd_llama(), "rank=100", {"24 columns", "legal: rank=8"});
@@ -569,6 +572,11 @@ TEST(Adapters, AreExportedUnderTheNamesOfTheFiles) {
                                    "model.layers.1.self_attn.out_proj", "model.layers.1.feed_forward.w2"}));
   EXPECT_EQ(modules.get<std::set<std::string>>(),
             (std::set<std::string>{"conv.out_proj", "self_attn.out_proj", "feed_forward.w2"}));
+  // PEFT would adapt what has such a name in every layer.
+  tensors.clear();
+  EXPECT_EQ(exported("rank=2,targets=layers.1.mlp.down_proj,self_attn.o_proj", tensors)
+                .get<std::set<std::string>>(),
+            (std::set<std::string>{"model.layers.1.feed_forward.w2", "self_attn.out_proj"}));
   expect_refusal([&] { exported("rank=2,targets=in_proj.c", tensors); },
                  {"--adapters", "convolved", "one matrix"});
 }

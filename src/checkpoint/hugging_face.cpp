@@ -824,16 +824,33 @@ void export_adapters(const std::string& checkpoint, const std::string& directory
   NewDirectory out(directory);
   const DType dtype = asked.value_or(reader.info().dtype);
   Shard shard{"adapter_model.safetensors", {}};
-  std::set<std::string> modules;
+  const auto module_in_file = [&](ParamSpec weight) {
+    weight.name = renamed(type, weight.name);
+    return module_of(weight);
+  };
+  // Behind the number of the layer: the name of nothing else.
+  const auto in_layer = [](const std::string& module) {
+    return module.substr(module.find('.', module.find_first_of("0123456789")) + 1);
+  };
+  std::map<std::string, std::set<std::string>> adapted;  // by their names in a layer
   for (const AdaptedMatrix& one : all) {
     for (const ParamSpec& factor : {one.a, one.b})
       shard.tensors.push_back({"base_model.model." + renamed(type, factor.name), {factor}});
-    // Behind the number of the layer: alike in all of them, and the name of nothing else.
-    ParamSpec in_file = one.weight;
-    in_file.name = renamed(type, in_file.name);
-    const std::string module = module_of(in_file);
-    modules.insert(module.substr(module.find('.', module.find_first_of("0123456789")) + 1));
+    const std::string module = module_in_file(one.weight);
+    adapted[in_layer(module)].insert(module);
   }
+  // Where layers have such a matrix without an adapter, those that have one are named whole.
+  std::set<std::string> modules;
+  for (const auto& [name, whole] : adapted) modules.insert(name);
+  for (std::int64_t layer = 0; layer < model.num_layers; ++layer)
+    for (const BlockOp& op : layer_program(model, layer).ops)
+      if (op.kind == OpKind::linear)
+        for (const ParamSpec& weight : op.weights) {
+          const std::string module = module_in_file(weight), name = in_layer(module);
+          if (!adapted.contains(name) || adapted[name].contains(module)) continue;
+          modules.erase(name);
+          modules.insert(adapted[name].begin(), adapted[name].end());
+        }
   write_shard(reader, shard, {}, out.path(shard.name), dtype);
   const bool is_whole = lora.alpha == std::floor(lora.alpha) && lora.alpha < 0x1p53;
   const ordered_json config{

@@ -109,11 +109,11 @@ void adapt(BlockProgram& program, const Lora& lora) {
   }
 }
 
-// Modules that may have adapters.
+// Modules that may have adapters. A target may name a layer.
 std::vector<std::string> modules_of(const ModelSpec& model) {
   std::vector<std::string> modules;
-  for (const LayerKind& kind : layer_kinds(model))
-    for (const BlockOp& op : layer_program(model, kind.layer).ops)
+  for (std::int64_t layer = 0; layer < model.num_layers; ++layer)
+    for (const BlockOp& op : layer_program(model, layer).ops)
       if (op.kind == OpKind::linear)
         for (const ParamSpec& weight : op.weights) modules.push_back(module_of(weight));
   return modules;
