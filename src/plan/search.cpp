@@ -486,15 +486,14 @@ class Search {
 
   // ZeRO 2 whose gradients are whole until a step's last microbatch, as those of stage 1 are, which is looked
   // at too.
-  bool is_stage_1(const ShardingChoice& sharding, const std::vector<ShardingChoice>& all) const {
-    if (sharding.zero != 2) return false;
-    Plan second = plan_, first = plan_;
-    second.zero = 2;
-    first.zero = 1;
-    return std::any_of(
-               all.begin(), all.end(),
-               [&](const ShardingChoice& one) { return one.zero == 1 && one.hsdp == sharding.hsdp; }) &&
-           gradient_sums(r_.work.software, first) == gradient_sums(r_.work.software, second);
+  bool is_stage_1(const ShardingChoice& sharding, const std::vector<ShardingChoice>& all) {
+    const ShardingChoice first{1, sharding.hsdp};
+    const auto is_first = [&](const ShardingChoice& one) { return one.zero == 1 && one.hsdp == first.hsdp; };
+    if (sharding.zero != 2 || std::none_of(all.begin(), all.end(), is_first)) return false;
+    first.place_in(plan_);
+    const GradientSums sums = gradient_sums(r_.work.software, plan_);
+    sharding.place_in(plan_);
+    return sums == gradient_sums(r_.work.software, plan_);
   }
 
   void leaf(const Group& g, Candidate candidate) {

@@ -54,11 +54,6 @@ std::vector<RankShare::InFlight> held_by_rank(const ScheduleFacts& facts, std::s
     place.push_back(static_cast<std::size_t>(same - alike.begin()));
     if (same == alike.end()) alike.push_back(&own);
   }
-  const auto covers = [](const HeldByStage& a, const HeldByStage& b) {
-    return std::equal(a.begin(), a.end(), b.begin(), [](const HeldOfStage& x, const HeldOfStage& y) {
-      return x.whole >= y.whole && x.weight_input >= y.weight_input;
-    });
-  };
   std::vector<HeldByStage> most;
   for (const HeldByStage& held : facts.held[rank]) {
     HeldByStage now(alike.size());

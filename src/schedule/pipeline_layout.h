@@ -31,9 +31,10 @@ std::optional<Refusal> copies_refusal(const Plan& plan, const std::vector<std::v
 // remedies the caller tries.
 void check_whole(const Plan& plan);
 
+// Microbatches of as many samples each.
+bool are_alike(const std::vector<Range>& microbatches);
 // The programs of a plan's step: all of it, or, where its microbatches are alike, no more of their passes
 // than show the peak (steady_microbatches()), with the tokens of all of them.
-bool are_alike(const std::vector<Range>& microbatches);
 enum class StepLength { whole, steady };
 
 // The whole model's parameters, in the same order on every rank: what collectives over parameters walk.

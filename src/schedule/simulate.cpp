@@ -196,12 +196,13 @@ std::vector<double> peak_activations(const Schedule& schedule) {
   return peaks;
 }
 
+bool covers(const HeldByStage& a, const HeldByStage& b) {
+  return std::equal(a.begin(), a.end(), b.begin(), [](const HeldOfStage& x, const HeldOfStage& y) {
+    return x.whole >= y.whole && x.weight_input >= y.weight_input;
+  });
+}
+
 std::vector<std::vector<HeldByStage>> held_at_peaks(const Schedule& schedule) {
-  const auto covers = [](const HeldByStage& a, const HeldByStage& b) {
-    return std::equal(a.begin(), a.end(), b.begin(), [](const HeldOfStage& x, const HeldOfStage& y) {
-      return x.whole >= y.whole && x.weight_input >= y.weight_input;
-    });
-  };
   std::vector<std::vector<HeldByStage>> all;
   for (const auto& list : schedule.ranks) {
     std::map<int, std::size_t> place;

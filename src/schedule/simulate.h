@@ -61,6 +61,7 @@ struct HeldOfStage {
   auto operator<=>(const HeldOfStage&) const = default;
 };
 using HeldByStage = std::vector<HeldOfStage>;
+bool covers(const HeldByStage& a, const HeldByStage& b);  // a is as much of everything
 std::vector<std::vector<HeldByStage>> held_at_peaks(const Schedule& schedule);
 std::vector<int> weight_versions(const Schedule& schedule);
 int parameter_copies(const Schedule& schedule);
