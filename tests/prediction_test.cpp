@@ -5,6 +5,7 @@
 #include <fstream>
 #include <map>
 #include <mutex>
+#include <set>
 
 #include "case_choice.h"
 #include "context_runs.h"
@@ -107,6 +108,27 @@ TEST(Prediction, ASteadyStepHasThePeak) {
         }
   }
   EXPECT_GT(shorter, so_many(2, 20));
+}
+
+// Where both ends of a tied table are on one rank what lookups add waits, of each microbatch, for the end of
+// the step, as long as it is less than a table of its own.
+TEST(Prediction, LookupsThatWaitAreThoseOfAllMicrobatches) {
+  std::set<std::int64_t> gradients;
+  for (const char* schedule : {"1f1b", "zb-v"})
+    for (std::int64_t batch : {4, 6, 9, 12, 24, 60}) {
+      ModelSpec model = odd_gpt2(true, 4);
+      model.vocab = 100;
+      Plan plan = odd_plan(model, 1, 1, false);
+      if (std::string(schedule) == "zb-v") plan.mesh.set(Axis::pp, 2);
+      plan.schedule = schedule;
+      plan.micro_batch = 1;
+      plan.global_batch = batch;
+      SCOPED_TRACE(fmt::format("{} batch {}", schedule, batch));
+      expect_peak_without_repeats(plan, 0);
+      const PipelineLayout whole(plan);
+      gradients.insert(predict_memory(plan, whole, {})[MemoryCategory::gradients]);
+    }
+  EXPECT_GT(gradients.size(), 4U);
 }
 
 // With the output layer cut the order of a step is that of all its microbatches, less what it repeats.

@@ -119,10 +119,8 @@ template void store_values(std::span<const bf16>, Range, const Parameter&);
 
 // Of the gradients of all rows that a rank looks up in an update.
 static std::int64_t bytes_of_lookups(const Plan& plan, const Rank& rank) {
-  std::int64_t rows = 0;
-  for (const Range& samples : microbatches(plan, rank.coordinate(Axis::dp)))
-    rows += samples.size() * plan.seq_len / rank.size(Axis::cp);
-  return rows * plan.model.hidden * element_bytes(rank.precision().activations);
+  return looked_up_rows(plan, rank.coordinate(Axis::dp)) * plan.model.hidden *
+         element_bytes(rank.precision().activations);
 }
 
 ParameterStore::ParameterStore(const Rank& rank, const Plan& plan, const PipelineLayout& pipeline,

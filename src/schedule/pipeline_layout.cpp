@@ -314,6 +314,18 @@ bool are_alike(const std::vector<Range>& microbatches) {
   return microbatches.back().size() == microbatches.front().size();
 }
 
+std::int64_t looked_up_rows(const Plan& plan, int dp_rank) {
+  std::int64_t rows = 0;
+  for (const Range& samples : microbatches(plan, dp_rank))
+    rows += samples.size() * plan.seq_len / plan.mesh.size(Axis::cp);
+  return rows;
+}
+
+bool may_keep_lookups(const Plan& plan, int dp_rank) {
+  constexpr std::int64_t widest = 4;  // a gradient's elements, beside those of activations
+  return plan.model.tied_embedding && looked_up_rows(plan, dp_rank) < widest * plan.model.vocab;
+}
+
 PipelineLayout::PipelineLayout(const Plan& plan, StepLength length)
     : shares_table_(plan.model.tied_embedding || plan.model.num_mtp_layers > 0),
       reads_embedding_again_(embedding_program(plan.model).reads_values_backward()),
@@ -323,7 +335,7 @@ PipelineLayout::PipelineLayout(const Plan& plan, StepLength length)
     int count = static_cast<int>(batches.size());
     // The order of a step whose output layer is cut depends on all its microbatches.
     if (length == StepLength::steady && plan.schedule_text.empty() && !plan.cuts_vocabulary() &&
-        are_alike(batches))
+        are_alike(batches) && !may_keep_lookups(plan, r))
       count = steady_microbatches(plan.schedule, plan.mesh.size(Axis::pp), count);
     microbatches_.push_back(count);
     if (!programs_.contains(count)) programs_.emplace(count, planned_programs(plan, count));

@@ -33,6 +33,11 @@ void check_whole(const Plan& plan);
 
 // Microbatches of as many samples each.
 bool are_alike(const std::vector<Range>& microbatches);
+// Rows of the embedding that a data-parallel rank looks up in a step, on each rank along cp.
+std::int64_t looked_up_rows(const Plan& plan, int dp_rank);
+// Whether a rank that has a tied table at both ends may keep what lookups add to it until the step ends
+// (ParameterStore), of each microbatch: then none of them can be left out.
+bool may_keep_lookups(const Plan& plan, int dp_rank);
 // The programs of a plan's step: all of it, or, where its microbatches are alike, no more of their passes
 // than show the peak (steady_microbatches()), with the tokens of all of them.
 enum class StepLength { whole, steady };

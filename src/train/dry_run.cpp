@@ -22,7 +22,8 @@ std::int64_t steps_of_stream(const StepPrograms& programs, std::int64_t steps) {
 // Sums over microbatches by their tree hold more the more there are.
 bool repeats_itself(const Plan& plan, const PipelineLayout& pipeline, const Coordinates& at) {
   return pipeline.programs(at.dp).flushes() && plan.optimizer_barrier &&
-         plan.numerics == Numerics::ordinary && are_alike(microbatches(plan, at.dp));
+         plan.numerics == Numerics::ordinary && are_alike(microbatches(plan, at.dp)) &&
+         !(pipeline.ties_on(at.pp) && may_keep_lookups(plan, at.dp));
 }
 
 }  // namespace
