@@ -842,15 +842,12 @@ void export_adapters(const std::string& checkpoint, const std::string& directory
   // Where layers have such a matrix without an adapter, those that have one are named whole.
   std::set<std::string> modules;
   for (const auto& [name, whole] : adapted) modules.insert(name);
-  for (std::int64_t layer = 0; layer < model.num_layers; ++layer)
-    for (const BlockOp& op : layer_program(model, layer).ops)
-      if (op.kind == OpKind::linear)
-        for (const ParamSpec& weight : op.weights) {
-          const std::string module = module_in_file(weight), name = in_layer(module);
-          if (!adapted.contains(name) || adapted[name].contains(module)) continue;
-          modules.erase(name);
-          modules.insert(adapted[name].begin(), adapted[name].end());
-        }
+  for (const ParamSpec& weight : adaptable_matrices(model)) {
+    const std::string module = module_in_file(weight), name = in_layer(module);
+    if (!adapted.contains(name) || adapted[name].contains(module)) continue;
+    modules.erase(name);
+    modules.insert(adapted[name].begin(), adapted[name].end());
+  }
   write_shard(reader, shard, {}, out.path(shard.name), dtype);
   const bool is_whole = lora.alpha == std::floor(lora.alpha) && lora.alpha < 0x1p53;
   const ordered_json config{

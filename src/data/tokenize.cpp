@@ -5,14 +5,9 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <atomic>
 #include <cerrno>
 #include <cstring>
-#include <exception>
 #include <filesystem>
-#include <functional>
-#include <mutex>
-#include <thread>
 #include <vector>
 
 #include "base/error.h"

@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <cmath>
 
-#include "base/error.h"
 #include "base/real.h"
 #include "plan/interval.h"
 #include "plan/memory.h"

@@ -109,17 +109,15 @@ void adapt(BlockProgram& program, const Lora& lora) {
   }
 }
 
-// Modules that may have adapters. A target may name a layer.
-std::vector<std::string> modules_of(const ModelSpec& model) {
-  std::vector<std::string> modules;
+}  // namespace
+
+std::vector<ParamSpec> adaptable_matrices(const ModelSpec& model) {
+  std::vector<ParamSpec> all;
   for (std::int64_t layer = 0; layer < model.num_layers; ++layer)
     for (const BlockOp& op : layer_program(model, layer).ops)
-      if (op.kind == OpKind::linear)
-        for (const ParamSpec& weight : op.weights) modules.push_back(module_of(weight));
-  return modules;
+      if (op.kind == OpKind::linear) all.insert(all.end(), op.weights.begin(), op.weights.end());
+  return all;
 }
-
-}  // namespace
 
 std::string module_of(const ParamSpec& weight) {
   const std::string_view name = weight.name, end = ".weight";
@@ -278,7 +276,8 @@ TuningProblem lora_problem(const ModelSpec& model) {
   if (lora.rank > model.hidden)
     return {fmt::format("{} has {} columns, and a rank beyond that is no saving", model.name, model.hidden),
             {"rank=8"}};
-  const std::vector<std::string> modules = modules_of(model);
+  std::vector<std::string> modules;  // of every layer, which a target may name
+  for (const ParamSpec& weight : adaptable_matrices(model)) modules.push_back(module_of(weight));
   std::set<std::string> ends;
   for (const std::string& module : modules) ends.insert(module.substr(module.rfind('.') + 1));
   const std::vector<std::string> all{

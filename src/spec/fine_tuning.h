@@ -46,6 +46,8 @@ void tune(BlockProgram& program, const ModelSpec& model);
 // them, and no routers, whose backward passes count: gradients need not come so far.
 std::int64_t idle_blocks(const ModelSpec& model);
 
+// Matrices of every layer that may have adapters.
+std::vector<ParamSpec> adaptable_matrices(const ModelSpec& model);
 // The name of a matrix without ".weight": what adapters are named after.
 std::string module_of(const ParamSpec& weight);
 
