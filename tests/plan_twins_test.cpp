@@ -1,10 +1,12 @@
 // What the planner's search says that a configuration holds is what training it holds: 42 configurations over
 // all axes, schedules, kinds of sharding and of recomputation, in f32 and bf16, 9 more of a mixture of
-// experts, and 6 with the output layer cut over the pipeline.
+// experts, and 6 with the output layer cut over the pipeline. And what it says that a rank sends along each
+// axis is what training sends, of models of full size, in dry runs.
 #include <gtest/gtest.h>
 
 #include <mutex>
 
+#include "case_choice.h"
 #include "pipeline_runs.h"
 #include "plan/explain.h"
 #include "plan/step_model.h"
@@ -193,6 +195,88 @@ TEST(PlanTwins, MemoryIsWhatTrainingHolds) {
   for (Family family : {Family::gpt2, Family::llama}) expect_held(workload(family, Precision::bf16), all);
   expect_held(mixture_workload(), mixture_configurations());
   expect_held(workload(Family::llama), cut_configurations());
+}
+
+// Of models of full size, whose few bytes of losses and norms do not count.
+std::vector<Plan> sending_configurations(const ModelSpec& m) {
+  std::vector<Plan> all;
+  const bool has_experts = m.experts != Experts::none, has_attention = m.num_heads > 0;
+  const auto add = [&](Plan c, int ep, const auto& change) {
+    c.model = m;
+    c.mesh.ep = has_experts ? ep : 1;
+    c.seq_len = 1024;
+    c.micro_batch = 1;
+    c.global_batch = std::int64_t{8} * c.mesh.dp();
+    c.balance_layers = false;
+    change(c);
+    all.push_back(c);
+  };
+  for (bool sp : {true, false})
+    for (const Recompute& kind : {Recompute::none, Recompute::full})
+      add(on(2, 4, 1), 2, [&](Plan& c) { c.sequence_parallel = sp, c.recompute = kind; });
+  add(on(1, 2, 1), 1, [](Plan& c) { c.micro_batch = 2; });
+  for (int zero : {1, 2, 3}) {
+    add(on(4, 1, 1), 1, [&](Plan& c) { c.zero = zero; });
+    add(on(4, 2, 1), 4, [&](Plan& c) { c.zero = zero, c.recompute = Recompute::full; });
+  }
+  for (ContextKind kind : {ContextKind::ring, ContextKind::allgather, ContextKind::ulysses})
+    for (const Recompute& again : {Recompute::none, Recompute::selective, Recompute::full})
+      if (has_attention || again != Recompute::selective)
+        add(on(1, 1, 1, 2), 2, [&](Plan& c) { c.context_kind = kind, c.recompute = again; });
+  for (const char* schedule : {"1f1b", "zb-h1", "zb-v", "dualpipe", "dualpipev"})
+    add(on(2, 1, 4), 1, [&](Plan& c) { c.schedule = schedule, c.zero = 1; });
+  add(on(2, 2, 2, 2), 4, [](Plan& c) { c.schedule = "interleaved", c.chunks = 2, c.zero = 1; });
+  return all;
+}
+
+AxisBytes sent(const Plan& plan) {
+  const PipelineLayout pipeline(plan);
+  AxisBytes most;
+  for (int pp = 0; pp < plan.mesh.pp(); ++pp) {
+    const Traffic traffic = predict_traffic(plan, pipeline, {.pp = pp});
+    for (const auto& [bytes, axis] : {std::pair{&AxisBytes::dp, Axis::dp},
+                                      {&AxisBytes::tp, Axis::tp},
+                                      {&AxisBytes::pp, Axis::pp},
+                                      {&AxisBytes::cp, Axis::cp},
+                                      {&AxisBytes::ep, Axis::ep}})
+      most.*bytes = std::max(most.*bytes, static_cast<double>(traffic.bytes(axis)));
+  }
+  return most;
+}
+
+TEST(PlanTwins, TrafficIsWhatTrainingSends) {
+  // Tied tables, mixtures with a shared expert and without, latent attention, state spaces and convolutions.
+  for (const char* name : {"llama-3.2-1b", "gpt2-350m", "qwen3-30b-a3b", "qwen1.5-moe-a2.7b",
+                           "deepseek-v2-lite", "nemotron-h-8b", "qwen3-next-80b-a3b", "lfm2-8b-a1b"}) {
+    Workload work = workload(Family::llama, Precision::bf16);
+    work.plan.model = load_model(name);
+    const std::vector<Plan> all = sending_configurations(work.plan.model);
+    int priced = 0;
+    for (const Plan& c : all) {
+      if (!is_taken(3)) continue;
+      ++priced;
+      work.plan.seq_len = c.seq_len;
+      work.plan.global_batch = c.global_batch;
+      if (!shape_problem(work, c).empty()) continue;
+      SCOPED_TRACE(fmt::format("{} {}", name, summary(c)));
+      StepModel model(work);
+      ASSERT_EQ(model.schedule_problem(c), "");
+      const Estimate estimate = model.estimate_seconds(c);
+      const AxisBytes measured = sent(trained_plan(estimate, work));
+      const auto expect_sent = [&](const char* axis, double predicted, double bytes) {
+        // What is sent once a step of few bytes: counts of routed tokens, losses, clipped norms. And where a
+        // pass begins with the layer that the one before ended with, ZeRO 3 may still have it.
+        constexpr double few = 1 << 20;
+        EXPECT_NEAR(predicted, bytes, (c.zero == 3 ? 0.06 : 0.025) * bytes + few) << axis;
+      };
+      expect_sent("dp", estimate.traffic.dp, measured.dp);
+      expect_sent("tp", estimate.traffic.tp, measured.tp);
+      expect_sent("pp", estimate.traffic.pp, measured.pp);
+      expect_sent("cp", estimate.traffic.cp, measured.cp);
+      expect_sent("ep", estimate.traffic.ep, measured.ep);
+    }
+    EXPECT_GT(priced, 0);
+  }
 }
 
 }  // namespace

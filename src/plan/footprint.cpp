@@ -4,6 +4,7 @@
 
 #include "base/real.h"
 #include "plan/every_second_product.h"
+#include "plan/expert_rows.h"
 #include "plan/op_seconds.h"
 #include "spec/flat_layout.h"
 
@@ -17,6 +18,28 @@ double held(const std::vector<ParamSpec>& list, int tp, bool routed) {
   return sum;
 }
 
+// Of those that are whole on each rank of tp: their gradients are of its own rows of the sequence, or of its
+// own heads.
+double partial(const std::vector<ParamSpec>& list, bool of_rows) {
+  double sum = 0;
+  for (const ParamSpec& p : list)
+    if (of_rows ? p.rows_are_sequence_sharded : p.tp_partial) sum += real(p.numel());
+  return sum;
+}
+
+// A head that n of the ranks hold is summed over these alone.
+double repeated(const std::vector<ParamSpec>& list, int tp) {
+  double sum = 0;
+  for (const ParamSpec& p : list)
+    for (const Piece& piece : p.pieces) {
+      const double heads = real(piece.length / piece.unit);
+      if (heads >= tp) continue;
+      const double row = real(p.numel()) / real(p.shape[static_cast<std::size_t>(p.shard_dim)]);
+      sum += real(piece.unit) * row * (1 - heads / tp) / (1 - 1.0 / tp);
+    }
+  return sum;
+}
+
 }  // namespace
 
 ParameterCounts parameter_counts(const ModelSpec& m, int tp) {
@@ -25,6 +48,9 @@ ParameterCounts parameter_counts(const ModelSpec& m, int tp) {
   for (const LayerKind& kind : layer_kinds(m)) {
     const auto block = block_parameters(m, kind.layer);
     counts.layer[k] = held(block, tp, false);
+    counts.of_rows[k] = partial(block, true);
+    counts.of_heads[k] = partial(block, false);
+    counts.repeated[k] = repeated(block, tp);
     counts.routed[k++] = held(block, tp, true);
   }
   counts.embedding = held(embedding_parameters(m), tp, false);
@@ -108,9 +134,8 @@ SavedBytes saved_bytes(const Workload& work, const Plan& c, const Recompute& rec
   const auto drops = [&](const char* op) { return std::binary_search(list.begin(), list.end(), op); };
   const bool products = drops("linear");
   const bool by_product = s.keeps_every_second_product && recompute == Recompute::selective;
-  const double here = c.shards_sequence() ? tokens / tp : tokens;
-  const double copies = busiest_rank(work.expert_load, c.mesh) * here * real(m.experts_per_token),
-               computed = copies * c.mesh.expert_cut(),
+  const ExpertRows routed = expert_rows(work, c);
+  const double here = routed.routed, copies = routed.copies, computed = routed.computed,
                expert_hidden = real(m.expert_hidden) / c.mesh.expert_cut();
   const double mlp_hidden = real(m.mlp_hidden) / tp;
 
@@ -145,10 +170,12 @@ SavedBytes saved_bytes(const Workload& work, const Plan& c, const Recompute& rec
   const double before_mlp = cut + normed + mask;
   const double of_mlp = mlp(tokens, mlp_hidden), dropped_of_mlp = products || drops("mlp_in") ? of_mlp : 0;
   // What is narrower on its way to experts is projected back from their sum.
-  const double of_experts =
-      copies * real(m.expert_width()) * (operand + (s.keeps_expert_outputs ? width : 0)) +
-      here * real(m.expert_latent) * operand + mlp(computed, expert_hidden) +
-      mlp(tokens, real(m.shared_width()) / tp);
+  // This trainer takes copies from the rows again where all experts are here.
+  const double taken = s.is_this_trainer && c.mesh.ep == 1 ? 0 : copies * real(m.expert_width());
+  const double of_experts = taken * operand +
+                            copies * real(m.expert_width()) * (s.keeps_expert_outputs ? width : 0) +
+                            here * real(m.expert_latent) * operand + mlp(computed, expert_hidden) +
+                            mlp(tokens, real(m.shared_width()) / tp);
   const double dropped_of_experts = drops("experts_in") ? of_experts : 0;
   // What W is given: of each product its input and the gradient of its output, of which a product by rows has
   // all rows.
@@ -164,7 +191,7 @@ SavedBytes saved_bytes(const Workload& work, const Plan& c, const Recompute& rec
   const double waits_of_scan = cut + tokens * ((2 * scanned + channels) * width + 4 * mixed) + output,
                waits_of_conv = cut + 8 * convolved + output,
                waits_before_mlp = cut + waits_of_mlp(tokens, mlp_hidden) + output,
-               waits_of_experts = 2 * copies * real(m.expert_width()) * width +
+               waits_of_experts = (taken + copies * real(m.expert_width())) * width +
                                   waits_of_mlp(computed, expert_hidden) +
                                   (m.shared_width() > 0 ? cut + output : 0) +
                                   waits_of_mlp(tokens, real(m.shared_width()) / tp);
@@ -201,7 +228,7 @@ SavedBytes saved_bytes(const Workload& work, const Plan& c, const Recompute& rec
     const double hidden = has.experts ? computed * expert_hidden : has.mlp ? tokens * mlp_hidden : 0;
     saved.working[k] =
         2 * whole + hidden * width * first + (recompute.everything() || by_product ? all - cut : dropped);
-    if (has.experts) saved.working[k] += 2 * copies * real(m.expert_width()) * width;
+    if (has.experts) saved.working[k] += 2 * taken * width;
     if (has.state_space) {
       // Of one sequence at a time the states of its chunks, and what their products are made of.
       const double rows = real(std::min(scan.chunk, c.seq_len)), length = real(c.seq_len);
@@ -248,8 +275,14 @@ double activations_on_host(const Plan& c, const SavedBytes& saved, const RankSha
 
 ShareCounts share_counts(const ParameterCounts& counts, const Plan& c, const RankShare& share) {
   ShareCounts sum;
-  sum.common = product_sum(share.layers, counts.layer) + (share.embedding ? counts.embedding : 0) +
-               share.head * counts.head + (share.tied_copy ? counts.tied : 0);
+  const double layers = product_sum(share.layers, counts.layer);
+  sum.common = layers + (share.embedding ? counts.embedding : 0) + share.head * counts.head +
+               (share.tied_copy ? counts.tied : 0);
+  sum.read_twice = layers + (share.embedding && share.head > 0 ? counts.tied : 0);
+  if (c.mesh.tp() > 1)
+    sum.summed_over_tp = product_sum(share.layers, counts.of_heads) +
+                         product_sum(share.layers, counts.repeated) +
+                         (c.shards_sequence() ? product_sum(share.layers, counts.of_rows) : 0);
   sum.routed =
       (product_sum(share.layers, counts.routed) + share.head * counts.head_routed) / c.mesh.expert_ranks();
   return sum;

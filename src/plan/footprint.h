@@ -17,6 +17,9 @@ struct ParameterCounts {
   PerKind routed{};                          // all routed experts of a layer, uncut
   double embedding = 0, head = 0, tied = 0;  // tied: of a copy at the other end of the pipeline
   double head_routed = 0;                    // of a module that predicts one more token, uncut
+  // Of a layer those that several tp ranks hold: whole, and used on rows or on heads of a rank's own; and
+  // heads of which there are fewer than ranks, as many as all ranks would send as much of.
+  PerKind of_rows{}, of_heads{}, repeated{};
 };
 ParameterCounts parameter_counts(const ModelSpec& model, int tp);
 
@@ -74,6 +77,10 @@ double activations_on_host(const Plan& c, const SavedBytes& saved, const RankSha
 // Parameters of a share that its dp ranks cut under ZeRO: those of experts over another group.
 struct ShareCounts {
   double common = 0, routed = 0;
+  // Of the common ones those that this trainer gathers for a microbatch's backward pass too (ZeRO 3): it runs
+  // the output layer forwards and backwards at once, and looks nothing up backwards.
+  double read_twice = 0;
+  double summed_over_tp = 0;  // those whose gradients each tp rank has a part of
 };
 // Of these what one dp rank keeps of the optimizer's state.
 double own_elements(const Plan& c, const ShareCounts& counts);

@@ -7,6 +7,7 @@
 #include "base/real.h"
 #include "plan/every_second_product.h"
 #include "plan/expert_reach.h"
+#include "plan/expert_rows.h"
 #include "plan/state_seconds.h"
 #include "spec/block_passes.h"
 
@@ -36,21 +37,22 @@ class Pricer {
 
   LayerSeconds layer(const BlockProgram& program) {
     t_ = {};
-    kernels_ = collectives_ = waits_ = forward_bytes_ = 0;
+    kernels_ = collectives_ = waits_ = 0;
     beside_ = {};
+    heads_there_ = {};
     std::vector<PassSeconds> forward;  // by op
-    std::vector<double> bytes;
+    std::vector<LayerBytes> bytes;
     for (const BlockOp& op : program.ops) {
       const PassSeconds seconds = t_.forward;
-      const double sent = forward_bytes_;
+      sent_forward_ = {};
       price(program, op);
       forward.push_back(difference(t_.forward, seconds));
-      bytes.push_back(forward_bytes_ - sent);
+      bytes.push_back(sent_forward_);
     }
     PassSeconds again;
     const auto make_again = [&](int op, double part = 1) {
       again += forward[static_cast<std::size_t>(op)] * part;
-      t_.tensor_bytes += bytes[static_cast<std::size_t>(op)] * part;
+      t_.sent += bytes[static_cast<std::size_t>(op)] * part;
     };
     if (w_.software.keeps_every_second_product && recompute_ == Recompute::selective) {
       std::vector<double> part(program.ops.size(), 1);
@@ -61,13 +63,29 @@ class Pricer {
         // What the last sum of a layer makes is the next one's input, and what tp has summed is kept.
         if (kind == OpKind::residual && static_cast<std::size_t>(op) + 1 == program.ops.size()) part[op] = 0;
         if (kind == OpKind::attention) part[op] = 0;
-        if (kind == OpKind::residual) forward[op].tensor = bytes[op] = 0;
+        if (kind == OpKind::residual) forward[op].tensor = bytes[op].tensor = 0;
         make_again(static_cast<int>(op), part[op]);
       }
-    } else if (recompute_.everything())  // programs run the last product as well
+    } else if (recompute_.everything() && !w_.software.is_this_trainer) {
+      // Programs run the last product as well.
       for (std::size_t op = 0; op < program.ops.size(); ++op) make_again(static_cast<int>(op));
-    else
-      for (int op : programs_.again(program, recompute_)) make_again(op);
+    } else {
+      const std::vector<int>& ops = programs_.again(program, recompute_);
+      for (int op : ops) {
+        make_again(op);
+        const BlockOp& one = program.ops[static_cast<std::size_t>(op)];
+        if (w_.software.is_this_trainer) {
+          // Heads that were exchanged are kept, unless what they were made of is made again.
+          if (one.kind != OpKind::attention ||
+              std::find(ops.begin(), ops.end(), program.producer(one.inputs[0])) != ops.end())
+            continue;
+          again.context -= heads_there_.first;
+          t_.sent.context -= heads_there_.second;
+        } else if (one.kind == OpKind::experts_in) {  // others make a mixture again as a whole
+          make_again(static_cast<int>(program.find(OpKind::experts_out) - program.ops.data()));
+        }
+      }
+    }
     const double forward_tensor = t_.forward.tensor, shown = show_what_nothing_hides();
     if (forward_tensor > 0) again.tensor += shown * again.tensor / forward_tensor;
     if (w_.software.overlaps_experts) hide_exchanges();
@@ -156,7 +174,7 @@ class Pricer {
         if (op.name == "attention_in") gather_heads();
         return;
       case OpKind::latent:
-        enter();
+        enter(w_.software.regathers_sequence, real(program.value(op.inputs[0]).width));
         return latent_heads();
       case OpKind::narrow:
         // Values as wide as keys are this trainer's: kernels of others take both widths.
@@ -197,11 +215,11 @@ class Pricer {
         if (!is_of_experts(program, op.inputs[0])) leave();
         return norm(program.value(op.outputs[0]));
       case OpKind::experts_in:
-        experts();
+        experts_in();
         if (!op.biases.empty()) expert_biases();
         return;
       case OpKind::experts_out:
-        return;           // in experts()
+        return experts_out();
       case OpKind::loss:  // its product; see loss()
         // This trainer runs the output layer forwards and backwards at once, on one input.
         enter(w_.software.regathers_sequence && !w_.software.is_this_trainer);
@@ -299,16 +317,20 @@ class Pricer {
   }
 
   // What is gathered is an operand, in as many bits as products read; this trainer rounds it there.
-  double rows_bytes(Verb verb) const {
+  double rows_bytes(Verb verb, double columns) const {
     const bool rounded = verb == Verb::all_gather && !w_.software.is_this_trainer;
     const double width = rounded ? std::min(width_, ops_.operand_bytes()) : width_;
-    return tokens_ * real(m_.hidden) * width;
+    return tokens_ * columns * width;
   }
-  void communicate(PassSeconds& pass, Verb verb, double bytes) {
-    t_.tensor_bytes += bytes;
-    if (&pass == &t_.forward) forward_bytes_ += bytes;
+  void send(double LayerBytes::*axis, double forward, double backward) {
+    t_.sent.*axis += forward + backward;
+    sent_forward_.*axis += forward;
+  }
+  void communicate(PassSeconds& pass, Verb verb, double columns, double bytes) {
+    const bool is_forward = &pass == &t_.forward;
+    send(&LayerBytes::tensor, is_forward ? bytes : 0, is_forward ? 0 : bytes);
     collectives_ += 1;
-    const double seconds = ops_.collective(verb, rows_bytes(verb), mesh_.tp(), 1),
+    const double seconds = ops_.collective(verb, rows_bytes(verb, columns), mesh_.tp(), 1),
                  wait = ops_.ring_wait(verb, mesh_.tp(), 1);
     pass.tensor += wait + (seconds - wait) * (1 - w_.software.tensor_overlap);
     waits_ += wait;
@@ -330,8 +352,7 @@ class Pricer {
   void add_up(double sums, std::int64_t ranks) {
     if (ranks == 1) return;
     const double bytes = tokens_ * sums * 4, sent = 2 * (real(ranks) - 1) / real(ranks) * bytes;
-    t_.tensor_bytes += 2 * sent;
-    forward_bytes_ += sent;
+    send(&LayerBytes::tensor, sent, sent);
     collectives_ += 2;
     const double seconds = ops_.collective(Verb::all_reduce, bytes, static_cast<int>(ranks), 1);
     t_.forward.tensor += seconds;
@@ -345,31 +366,34 @@ class Pricer {
     if (s.is_this_trainer || !s.tensor_repeats_heads || real(m_.num_kv_heads) >= tp_) return;
     const double bytes = tokens_ * real(m_.attention_width() + 2 * m_.kv_width()) * width_,
                  sent = (tp_ - 1) / tp_ * bytes;
-    t_.tensor_bytes += 2 * sent;
-    forward_bytes_ += sent;
+    send(&LayerBytes::tensor, sent, sent);
     collectives_ += 2;
     t_.forward.tensor += ops_.collective(Verb::all_gather, bytes, mesh_.tp(), 1);
     t_.backward_input.tensor += ops_.collective(Verb::reduce_scatter, bytes, mesh_.tp(), 1);
     passes(2 * bytes, 2 * bytes);
   }
-  void gather_rows(PassSeconds& pass) {
+  void gather_rows(PassSeconds& pass, double columns) {
     if (tp_ == 1) return;
-    communicate(pass, Verb::all_gather, (tp_ - 1) / tp_ * rows_bytes(Verb::all_gather));
+    communicate(pass, Verb::all_gather, columns, (tp_ - 1) / tp_ * rows_bytes(Verb::all_gather, columns));
   }
+  void gather_rows(PassSeconds& pass) { gather_rows(pass, real(m_.hidden)); }
   // P -> S or P -> I.
-  void reduce_rows(PassSeconds& pass) {
+  void reduce_rows(PassSeconds& pass, double columns) {
     if (tp_ == 1) return;
     const Verb verb = c_.shards_sequence() ? Verb::reduce_scatter : Verb::all_reduce;
-    communicate(pass, verb, (c_.shards_sequence() ? 1 : 2) * (tp_ - 1) / tp_ * rows_bytes(verb));
+    communicate(pass, verb, columns,
+                (c_.shards_sequence() ? 1 : 2) * (tp_ - 1) / tp_ * rows_bytes(verb, columns));
   }
+  void reduce_rows(PassSeconds& pass) { reduce_rows(pass, real(m_.hidden)); }
   void enter() { enter(w_.software.regathers_sequence); }
-  void enter(bool gathers_again) {
+  void enter(bool gathers_again) { enter(gathers_again, real(m_.hidden)); }
+  void enter(bool gathers_again, double columns) {
     if (c_.shards_sequence()) {
-      gather_rows(t_.forward);
+      gather_rows(t_.forward, columns);
       // The second gather runs beside the input's gradient, but both share the links.
-      if (gathers_again) gather_rows(t_.backward_weight);
+      if (gathers_again) gather_rows(t_.backward_weight, columns);
     }
-    reduce_rows(t_.backward_input);
+    reduce_rows(t_.backward_input, columns);
   }
   void leave() {
     reduce_rows(t_.forward);
@@ -461,7 +485,7 @@ class Pricer {
   void exchange_channels(double in, double out) {
     if (mesh_.cp() == 1) return;
     const double cp = mesh_.cp(), again = w_.software.is_this_trainer ? out : 0;
-    t_.context_bytes += (cp - 1) / cp * (2 * (in + out) + again);
+    send(&LayerBytes::context, (cp - 1) / cp * (in + out), (cp - 1) / cp * (in + out + again));
     const auto seconds = [&](double bytes) {
       return ops_.collective(Verb::all_to_all, bytes, mesh_.cp(), mesh_.tp());
     };
@@ -481,7 +505,7 @@ class Pricer {
                      tokens_ *
                      (2 * width + 2 * std::max(groups, cp) * real(s.state) + (s.is_delta() ? 2 : 1) * heads) *
                      width_;
-    t_.context_bytes += 2 * (cp - 1) / cp * (in + out);
+    send(&LayerBytes::context, (cp - 1) / cp * (in + out), (cp - 1) / cp * (in + out));
     const double seconds = ops_.collective(Verb::all_to_all, in, mesh_.cp(), mesh_.tp()) +
                            ops_.collective(Verb::all_to_all, out, mesh_.cp(), mesh_.tp());
     t_.forward.context += seconds;
@@ -491,7 +515,9 @@ class Pricer {
 
   void attention() {
     const double batch = real(c_.micro_batch), length = real(c_.seq_len), heads = real(m_.num_heads) / tp_;
-    const double values = m_.latent_attention() ? real(m_.value_head_dim) : real(m_.head_dim);
+    // This trainer's values of latent attention are as wide as its keys.
+    const double values =
+        m_.latent_attention() && !w_.software.is_this_trainer ? real(m_.value_head_dim) : real(m_.head_dim);
     const double per_rank = batch * heads * length * length / mesh_.cp();
     double forward = 0, backward = 0;
     if (w_.software.fused_attention) {
@@ -545,11 +571,12 @@ class Pricer {
   void context(const PackedAttention::Degree& degree, double forward, double backward, double values) {
     if (degree.ranks == 1) return;
     const double cp = degree.ranks, tokens = tokens_ * degree.share;
-    const double kv_heads = std::max(1.0, real(m_.num_kv_heads) / tp_);
+    const bool by_heads = c_.context_kind == ContextKind::ulysses;
+    const double kv_heads = std::max(by_heads ? cp : 1.0, real(m_.num_kv_heads) / tp_);
     const double kv = tokens * kv_heads * (real(m_.head_dim) + values) * width_;
     const double queries = tokens * real(m_.num_heads) / tp_ * real(m_.head_dim) * width_;
-    t_.context_bytes +=
-        c_.context_kind == ContextKind::ulysses ? 4 * (cp - 1) / cp * (queries + kv / 2) : 3 * (cp - 1) * kv;
+    const double sent = by_heads ? (cp - 1) / cp * (2 * queries + kv) : (cp - 1) * kv;
+    send(&LayerBytes::context, sent, (by_heads ? 1 : 2) * sent);
     switch (c_.context_kind) {
       case ContextKind::ring: {
         const double hop =
@@ -564,6 +591,8 @@ class Pricer {
         const double back = ops_.collective(Verb::all_to_all, queries, degree.ranks, mesh_.tp());
         t_.forward.context += there + back;
         t_.backward_input.context += there + back;
+        heads_there_.first += there;
+        heads_there_.second += (cp - 1) / cp * (queries + kv);
         break;
       }
       case ContextKind::hybrid:
@@ -586,75 +615,101 @@ class Pricer {
   // Matrices of an expert before its activation.
   double first_matrices() const { return is_gated(m_.expert_activation()) ? 2 : 1; }
 
-  void shared_expert(double hidden) {
-    enter();
-    product(tokens_, real(m_.hidden), first_matrices() * hidden);
-    activation(tokens_, hidden, m_.expert_activation());
-    product(tokens_, hidden, real(m_.hidden));
-    if (m_.shared_gate) {
-      wide_product(tokens_, real(m_.hidden), 1);
-      passes(2 * tokens_ * real(m_.hidden) * width_, 0);  // rows are weighed one by one
+  double shared_hidden() const { return real(m_.shared_width()) / tp_; }
+  void shared_in() { product(tokens_, real(m_.hidden), first_matrices() * shared_hidden()); }
+  void shared_out() {
+    activation(tokens_, shared_hidden(), m_.expert_activation());
+    product(tokens_, shared_hidden(), real(m_.hidden));
+    if (!m_.shared_gate) return;
+    wide_product(tokens_, real(m_.hidden), 1);
+    passes(2 * tokens_ * real(m_.hidden) * width_, 0);  // rows are weighed one by one
+  }
+  // Where tokens are narrower on their way to experts the shared one is an MLP beside these.
+  bool has_shared_expert() const { return m_.num_shared_experts > 0 && m_.expert_latent == 0; }
+
+  // Copies on their way to experts, or back. Each sends its own; all wait for the rank that gets most.
+  void exchange_copies(const ExpertRows& count) {
+    const double skew = busiest_rank(w_.expert_load, mesh_), sent = real(m_.expert_width()),
+                 bytes = count.copies * sent * width_,
+                 rows = count.copies / skew / real(m_.experts_per_token) * sent * width_;
+    const int ep = mesh_.ep;
+    const std::int64_t stride = expert_stride();
+    if (ep > 1) {
+      double seconds = 0, away = 0;
+      if (w_.software.sends_tokens_once) {
+        const double ranks = reached_parts(m_, ep),
+                     nodes = reached_parts(m_, real(ops_.nodes_of(ep, stride)));
+        seconds = ops_.dispatch(skew * rows, ranks, nodes, ep, stride);
+        away = ops_.dispatched_bytes(rows, ranks, nodes, ep, stride);
+      } else {
+        seconds = ops_.collective(Verb::all_to_all, bytes, ep, stride);
+        away = (ep - 1.0) / ep * bytes / skew;
+      }
+      send(&LayerBytes::expert, away, away);
+      t_.forward.expert += seconds;
+      t_.backward_input.expert += seconds;
     }
-    leave();
+    if (!count.gathers_copies) return;
+    const int cut = mesh_.expert_cut();
+    const double seconds = ops_.collective(Verb::all_gather, bytes * cut, cut, 1);
+    t_.forward.expert += seconds;
+    t_.backward_input.expert += seconds;
   }
 
-  // With ep groups each rank has E/ep experts; it sends its tokens' copies and gets as many, where routed
-  // tokens are spread evenly; with etp they are gathered over it. Where they are not, all wait for the rank
-  // that gets most.
-  void experts() {
-    const double skew = busiest_rank(w_.expert_load, mesh_);
-    const double copies = skew * here_ * real(m_.experts_per_token);
-    wide_product(here_, real(m_.hidden), real(m_.num_experts));
-    const double local = real(m_.num_experts) / mesh_.ep * kept_experts(w_.expert_load, mesh_);
-    const double group = copies * mesh_.expert_cut();  // tokens that this rank computes
-    const double sent = real(m_.expert_width()), bytes = copies * sent * width_;
-    const bool once = w_.software.sends_tokens_once && mesh_.ep > 1;
-    // Copies are sorted by expert, and weighted and added up again; what sends tokens once does so on the
-    // way.
-    const double sorting = once ? 0 : w_.software.expert_passes * ops_.memory_pass(4 * bytes);
-    t_.forward.compute += sorting;
-    t_.backward_input.compute += sorting;
-    const double rows = here_ * sent * width_;
-    const double ranks = once ? reached_parts(m_, mesh_.ep) : 0,
-                 nodes = once ? reached_parts(m_, real(ops_.nodes_of(mesh_.ep, expert_stride()))) : 0;
-    const auto travel = [&](PassSeconds& pass) {
-      if (mesh_.ep > 1) {  // each sends its own
-        t_.expert_bytes += once ? ops_.dispatched_bytes(rows, ranks, nodes, mesh_.ep, expert_stride())
-                                : (mesh_.ep - 1.0) / mesh_.ep * bytes / skew;
-        const double seconds = once ? ops_.dispatch(skew * rows, ranks, nodes, mesh_.ep, expert_stride())
-                                    : ops_.collective(Verb::all_to_all, bytes, mesh_.ep, expert_stride());
-        pass.expert += seconds;
-      }
-      if (mesh_.expert_cut() > 1)
-        pass.expert += ops_.collective(Verb::all_gather, bytes * mesh_.expert_cut(), mesh_.expert_cut(), 1);
-    };
-    for (int way = 0; way < 2; ++way) {
-      travel(t_.forward);
-      travel(t_.backward_input);
-    }
-    const double hidden = real(m_.expert_hidden) / mesh_.expert_cut();
+  // Copies are sorted by expert, and weighted and added up again, half of it on each way; what sends tokens
+  // once does so on the way.
+  void sort_copies(const ExpertRows& count) {
+    if (w_.software.sends_tokens_once && mesh_.ep > 1) return;
+    const double bytes = count.copies * real(m_.expert_width()) * width_,
+                 seconds = w_.software.expert_passes * ops_.memory_pass(2 * bytes);
+    t_.forward.compute += seconds;
+    t_.backward_input.compute += seconds;
+  }
+
+  // A product of each expert that is here; of a rank's E/ep. One after another, or on a few streams, each is
+  // a call of its own.
+  void expert_product(const ExpertRows& count, double depth, double cols) {
+    const double local = real(m_.num_experts) / mesh_.ep * kept_experts(w_.expert_load, mesh_),
+                 hidden = real(m_.expert_hidden) / mesh_.expert_cut(),
+                 calls = local * w_.software.expert_call_seconds;
     const LayerSeconds before = t_;
-    product(group / local, sent, first_matrices() * hidden, local);
-    product(group / local, hidden, sent, local);
-    // One after another, or on a few streams: each expert's two products are calls of their own.
-    const double calls = 2 * local * w_.software.expert_call_seconds;
-    t_.forward.compute += calls;
-    t_.backward_input.compute += calls;
-    t_.backward_weight.compute += calls;
+    product(count.computed / local, depth, cols, local);
     const double seen = w_.software.expert_width > 0 ? std::min(1.0, w_.software.expert_width / hidden) : 1;
     const double slower = seen * (1 / w_.software.expert_efficiency - 1);
-    t_.forward.compute += slower * (t_.forward.compute - before.forward.compute);
-    t_.backward_input.compute += slower * (t_.backward_input.compute - before.backward_input.compute);
-    t_.backward_weight.compute += slower * (t_.backward_weight.compute - before.backward_weight.compute);
-    activation(group, hidden, m_.expert_activation());
-    // Where tokens are narrower on their way the shared one is an MLP beside these.
-    if (m_.num_shared_experts > 0 && m_.expert_latent == 0) shared_expert(real(m_.shared_width()) / tp_);
+    for (PassSeconds LayerSeconds::*pass :
+         {&LayerSeconds::forward, &LayerSeconds::backward_input, &LayerSeconds::backward_weight}) {
+      (t_.*pass).compute += calls;
+      (t_.*pass).compute += slower * ((t_.*pass).compute - (before.*pass).compute);
+    }
+  }
+
+  void experts_in() {
+    const ExpertRows count = expert_rows(w_, c_);
+    wide_product(count.routed, real(m_.hidden), real(m_.num_experts));
+    sort_copies(count);
+    // What copies were made of is gathered again for the gradients of weights, unless what came was kept.
+    if (count.adds_up_over_tp) enter(!w_.software.is_this_trainer || mesh_.ep == 1 || has_shared_expert());
+    exchange_copies(count);
+    expert_product(count, real(m_.expert_width()),
+                   first_matrices() * real(m_.expert_hidden) / mesh_.expert_cut());
+    if (!has_shared_expert()) return;
+    if (!count.adds_up_over_tp) enter();
+    shared_in();
+  }
+  void experts_out() {
+    const ExpertRows count = expert_rows(w_, c_);
+    const double hidden = real(m_.expert_hidden) / mesh_.expert_cut();
+    activation(count.computed, hidden, m_.expert_activation());
+    expert_product(count, hidden, real(m_.expert_width()));
+    exchange_copies(count);
+    sort_copies(count);
+    if (has_shared_expert()) shared_out();
+    if (count.adds_up_over_tp || has_shared_expert()) leave();
   }
   // Added to what both products make; their gradients are column sums, and the weights' have a part of each.
   void expert_biases() {
-    const double group =
-        busiest_rank(w_.expert_load, mesh_) * here_ * real(m_.experts_per_token) * mesh_.expert_cut();
-    const double bytes = group * (2 * real(m_.expert_hidden) + real(m_.hidden)) / mesh_.expert_cut() * width_;
+    const double bytes = expert_rows(w_, c_).computed * (2 * real(m_.expert_hidden) + real(m_.hidden)) /
+                         mesh_.expert_cut() * width_;
     passes(2 * bytes, 2 * bytes);
   }
   // Expert groups are laid over neighbouring ranks of tp (where experts are not cut over it), cp and dp.
@@ -706,7 +761,8 @@ class Pricer {
   bool narrow_;
   double kernels_ = 0, collectives_ = 0;  // of the forward pass, and of both
   double waits_ = 0;                      // of both, for rings over nodes
-  double forward_bytes_ = 0;              // of tensor_bytes
+  LayerBytes sent_forward_;               // by the op that is priced
+  std::pair<double, double> heads_there_;  // seconds and bytes of Ulysses' first exchange in a forward pass
   struct Beside {                         // of tp's collectives that may run beside computation, seconds
     double forward = 0, backward_input = 0, backward_weight = 0;
     double& of(const LayerSeconds& t, const PassSeconds& pass) {
@@ -730,20 +786,29 @@ PassSeconds PassSeconds::operator*(double factor) const {
   return {compute * factor, tensor * factor, context * factor, expert * factor};
 }
 
+LayerBytes& LayerBytes::operator+=(const LayerBytes& more) {
+  tensor += more.tensor;
+  context += more.context;
+  expert += more.expert;
+  return *this;
+}
+
+LayerBytes LayerBytes::operator*(double factor) const {
+  return {tensor * factor, context * factor, expert * factor};
+}
+
 LayerSeconds& LayerSeconds::operator+=(const LayerSeconds& more) {
   forward += more.forward;
   backward_input += more.backward_input;
   backward_weight += more.backward_weight;
-  tensor_bytes += more.tensor_bytes;
-  context_bytes += more.context_bytes;
-  expert_bytes += more.expert_bytes;
+  sent += more.sent;
   attention += more.attention;
   return *this;
 }
 
 LayerSeconds LayerSeconds::operator*(double factor) const {
-  return {forward * factor,       backward_input * factor, backward_weight * factor, tensor_bytes * factor,
-          context_bytes * factor, expert_bytes * factor,   attention * factor};
+  return {forward * factor, backward_input * factor, backward_weight * factor, sent * factor,
+          attention * factor};
 }
 
 static std::vector<BlockProgram> programs_of(const ModelSpec& m) {

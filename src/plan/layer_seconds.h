@@ -24,9 +24,16 @@ struct PassSeconds {
   PassSeconds operator*(double factor) const;
 };
 
+// That a rank sends along the axes that a layer's passes use.
+struct LayerBytes {
+  double tensor = 0, context = 0, expert = 0;
+  LayerBytes& operator+=(const LayerBytes& more);
+  LayerBytes operator*(double factor) const;
+};
+
 struct LayerSeconds {
   PassSeconds forward, backward_input, backward_weight;
-  double tensor_bytes = 0, context_bytes = 0, expert_bytes = 0;  // that a rank sends, there and back
+  LayerBytes sent;       // in all passes
   double attention = 0;  // of the compute of all passes, without what is made again
   double backward() const { return backward_input.total() + backward_weight.total(); }
   LayerSeconds& operator+=(const LayerSeconds& more);

@@ -242,6 +242,7 @@ const LayerPrices& Stages::prices(const Plan& c, const Recompute& recompute) {
   LayerPrices p;
   if (!counts_.contains(c.mesh.tp())) counts_[c.mesh.tp()] = parameter_counts(c.model, c.mesh.tp());
   p.counts = counts_.at(c.mesh.tp());
+  if (!work_.software.is_this_trainer) p.counts.repeated = {};  // Software::tensor_repeats_heads
   const double kept = kept_experts(work_.expert_load, c.mesh);
   for (double& routed : p.counts.routed) routed *= kept;
   p.counts.head_routed *= kept;
@@ -366,22 +367,26 @@ StageShape Stages::make_shape(const Plan& c) {
                                                              t.layer[k].backward());
   }
   if (state_.adds_to_passes(c)) {
-    const auto unit = [&](const LayerSeconds& t, double common, double routed) {
-      return state_.unit_adds(c, {common, routed}, t.forward.total(), t.backward());
+    const auto unit = [&](const LayerSeconds& t, const ShareCounts& of) {
+      return state_.unit_adds(c, of, t.forward.total(), t.backward());
     };
+    const auto end = [&](const LayerSeconds& t, double elements) { return unit(t, {elements}); };
     const ParameterCounts& counts = first_prices.counts;
     for (std::size_t i = 0; i < s.layers.size(); ++i) {
       const ModelSeconds& t = stage_prices[i]->seconds;
       for (std::size_t k = 0; k < most_layer_kinds; ++k)
         if (const double layers = s.by_kind[i][k]; layers > 0)
           s.sharing[i] +=
-              layers * unit(t.layer[k], counts.layer[k], counts.routed[k] / c.mesh.expert_ranks());
+              layers *
+              unit(t.layer[k], {counts.layer[k], counts.routed[k] / c.mesh.expert_ranks(), counts.layer[k]});
     }
-    s.sharing.front() += unit(first_prices.seconds.embedding, counts.embedding, 0);
+    // This trainer gathers a tied table once more.
+    const double tied = work_.software.is_this_trainer && m.tied_embedding ? counts.tied : 0;
+    s.sharing.front() += end(first_prices.seconds.embedding, counts.embedding);
     if (c.cuts_vocabulary())
-      s.part_sharing = unit(first_prices.seconds.part, counts.head / c.mesh.pp(), 0);
+      s.part_sharing = end(first_prices.seconds.part, counts.head / c.mesh.pp());
     else
-      s.sharing.back() += unit(first_prices.seconds.head, counts.head, 0);
+      s.sharing.back() += end(first_prices.seconds.head, counts.head + tied);
   }
   s.ranks.reserve(facts.uses.size());
   s.counts.reserve(facts.uses.size());
@@ -421,7 +426,28 @@ double Stages::exposed(const Plan& c, const StageShape& s, std::size_t rank) con
   }
   const double layers = std::max(1.0, sum_of(s.ranks[rank].layers));
   return state_.exposed(c, s.counts[rank], layers, forward, backward) +
-         state_.copies(c, s.counts[rank]).seconds;
+         state_.copies(c, s.counts[rank]).seconds + in_pipeline(c, s, rank).seconds +
+         state_.over_tp(c, s.counts[rank]).seconds;
+}
+
+StateSeconds::Copies Stages::in_pipeline(const Plan& c, const StageShape& s, std::size_t rank) const {
+  StateSeconds::Copies sum;
+  const std::int64_t stage = std::int64_t{c.mesh.dp_cp_size()} * c.mesh.tp();  // ranks of one
+  const auto add = [&](const StateSeconds::Copies& more) {
+    sum.seconds += more.seconds;
+    sum.bytes += more.bytes;
+  };
+  const std::size_t ranks = s.ranks.size(), other = ranks - 1 - rank;
+  if (s.facts->parameter_copies == 2) {
+    const std::size_t apart = std::max(rank, other) - std::min(rank, other);
+    return state_.of_same_stages(c, s.counts[rank], static_cast<std::int64_t>(apart) * stage);
+  }
+  for (std::size_t r = 0; r < ranks; ++r)
+    if ((s.ranks[rank].embedding && s.ranks[r].tied_copy) ||
+        (s.ranks[rank].tied_copy && s.ranks[r].embedding))
+      add(state_.of_tied_table(s.prices[rank]->counts.tied,
+                               static_cast<std::int64_t>(std::max(r, rank) - std::min(r, rank)) * stage));
+  return sum;
 }
 
 // A rank ends no earlier than the passes before its first one and its own; the whole pipeline not before

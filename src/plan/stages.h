@@ -66,6 +66,8 @@ class Stages {
   double message_bytes(const Plan& c);
   // Seconds of data-parallel traffic of a pipeline rank that nothing hides.
   double exposed(const Plan& c, const StageShape& shape, std::size_t rank) const;
+  // Of gradients what pipeline ranks sum that hold the same parameters: a part of what is exposed.
+  StateSeconds::Copies in_pipeline(const Plan& c, const StageShape& shape, std::size_t rank) const;
   // What packed documents make of its attention; null where there are none.
   const PackedAttention* packed(const Plan& c);
   // Seconds that a pipeline waits because its microbatches are not as much attention.

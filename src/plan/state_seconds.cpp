@@ -56,6 +56,11 @@ double StateSeconds::in_host_memory(double bytes) const {
   return bytes / (work_.machine.host_memory_bandwidth * work_.machine.host_memory_efficiency);
 }
 
+ShareCounts StateSeconds::gathered_again(const ShareCounts& counts) const {
+  if (!work_.software.is_this_trainer) return counts;
+  return {counts.read_twice, counts.routed};
+}
+
 bool StateSeconds::adds_to_passes(const Plan& c) const {
   const OffloadedBytes off = offloaded_bytes(work_, c);
   if (off.value > 0 || off.gradient > 0) return true;
@@ -67,6 +72,7 @@ double StateSeconds::unit_adds(const Plan& c, const ShareCounts& counts, double 
                                double backward) const {
   const Software& s = work_.software;
   const auto [sum, values] = exchange(c, counts, 1);
+  const double values_again = exchange(c, gathered_again(counts), 1).gather;
   // What lies on the host comes up before it is gathered, and goes down as it is summed: there it is added to
   // what came of the microbatches before.
   const OffloadedBytes off = offloaded_bytes(work_, c);
@@ -77,7 +83,8 @@ double StateSeconds::unit_adds(const Plan& c, const ShareCounts& counts, double 
     if (num_microbatches(c) > 1 && off.gradient > 0) down += in_host_memory(own * 3 * off.gradient);
   }
   const double reduce = (gradient_sums(work_.software, c).each_microbatch ? sum : 0) + down,
-               gather = gathers_each_microbatch(s, c) ? values + up : 0, again = s.reshards ? gather : 0;
+               gather = gathers_each_microbatch(s, c) ? values + up : 0,
+               again = gathers_each_microbatch(s, c) && s.reshards ? values_again + up : 0;
   double alone = 0, beside_forward = 0, beside_backward = 0;
   (s.overlaps_parameters ? beside_forward : alone) += gather;
   (s.overlaps_parameters ? beside_backward : alone) += again;
@@ -121,6 +128,25 @@ StateSeconds::Copies StateSeconds::copies(const Plan& c, const ShareCounts& coun
   // Copies are anywhere in the group.
   const std::int64_t stride = std::int64_t{c.mesh.ep} / ranks * c.mesh.expert_cut();
   return {ops_.collective(Verb::all_reduce, summed, ranks, stride), 2 * (ranks - 1.0) / ranks * summed};
+}
+
+// This trainer sums whole gradients, before those along dp; others what is left of these.
+StateSeconds::Copies StateSeconds::of_same_stages(const Plan& c, const ShareCounts& counts,
+                                                  std::int64_t apart) const {
+  const double elements =
+      work_.software.is_this_trainer ? counts.common + counts.routed : own_elements(c, counts);
+  return of_tied_table(elements, apart);
+}
+
+StateSeconds::Copies StateSeconds::of_tied_table(double elements, std::int64_t apart) const {
+  const double bytes = elements * bytes_.reduced;  // half of it is sent and the other half of the sum
+  return {ops_.collective(Verb::all_reduce, bytes, 2, apart), bytes};
+}
+
+StateSeconds::Copies StateSeconds::over_tp(const Plan& c, const ShareCounts& counts) const {
+  if (counts.summed_over_tp <= 0) return {};
+  const double bytes = counts.summed_over_tp * bytes_.reduced, tp = c.mesh.tp();
+  return {ops_.collective(Verb::all_reduce, bytes, c.mesh.tp(), 1), 2 * (tp - 1) / tp * bytes};
 }
 
 double StateSeconds::device_update(const Plan& c, const ShareCounts& counts) const {
@@ -172,23 +198,24 @@ double StateSeconds::optimizer(const Plan& c, const ShareCounts& counts) const {
 double StateSeconds::bytes(const Plan& c, const ShareCounts& counts, double microbatches) const {
   const GradientSums summed = gradient_sums(work_.software, c);
   const double sums = summed.each_microbatch ? microbatches : real(std::max<std::int64_t>(1, summed.groups));
-  const double gathers = gathers_each_microbatch(work_.software, c)
-                             ? (work_.software.reshards ? 2 : 1) * microbatches
-                             : (c.zero > 0 ? 1 : 0);
-  const auto of = [&](double elements, std::int64_t ranks) {
+  const bool each = gathers_each_microbatch(work_.software, c);
+  const double gathers = each ? microbatches : (c.zero > 0 ? 1 : 0),
+               again = each && work_.software.reshards ? microbatches : 0;
+  const auto of = [&](double elements, double elements_again, std::int64_t ranks) {
     if (ranks <= 1) return 0.0;
     // As exchange(): a part of the rest to each rank, once.
     const auto once = [](double parts) { return (parts - 1) / parts; };
-    if (reduces_whole(c)) {
-      const double all = once(static_cast<double>(ranks)) * elements;
-      return all * (2 * bytes_.reduced + gathers * bytes_.gathered);
-    }
+    const double gathered = (gathers * elements + again * elements_again) * bytes_.gathered;
+    if (reduces_whole(c))
+      return once(static_cast<double>(ranks)) * (2 * elements * bytes_.reduced + gathered);
     const auto shards = static_cast<double>(std::max<std::int64_t>(1, ranks / c.hsdp));
     const double reduced = once(shards) + 2 * once(c.hsdp) / shards;
-    return elements * (sums * reduced * bytes_.reduced + gathers * once(shards) * bytes_.gathered);
+    return elements * sums * reduced * bytes_.reduced + once(shards) * gathered;
   };
   const std::int64_t ranks = std::int64_t{c.mesh.dp_cp_size()};
-  return of(counts.common, ranks) + of(counts.routed, ranks * c.mesh.tp() / c.mesh.expert_ranks());
+  const ShareCounts twice = gathered_again(counts);
+  return of(counts.common, twice.common, ranks) +
+         of(counts.routed, twice.routed, ranks * c.mesh.tp() / c.mesh.expert_ranks());
 }
 
 }  // namespace echelon

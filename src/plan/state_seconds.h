@@ -38,6 +38,12 @@ class StateSeconds {
     double seconds = 0, bytes = 0;  // that a rank sends
   };
   Copies copies(const Plan& c, const ShareCounts& counts) const;
+  // The same of two pipeline ranks, so many ranks apart: each holds the stages of the other (DualPipe).
+  Copies of_same_stages(const Plan& c, const ShareCounts& counts, std::int64_t apart) const;
+  // One has the embedding and the other a copy of that table, of so many elements.
+  Copies of_tied_table(double elements, std::int64_t apart) const;
+  // What a tp rank sums over its group.
+  Copies over_tp(const Plan& c, const ShareCounts& counts) const;
   // With what the host and the link to it take.
   double optimizer(const Plan& c, const ShareCounts& counts) const;
   // That part of it.
@@ -52,6 +58,8 @@ class StateSeconds {
 
  private:
   bool reduces_whole(const Plan& c) const;
+  // Of these what is gathered once more for the backward pass.
+  ShareCounts gathered_again(const ShareCounts& counts) const;
   double over_link(double bytes) const;
   double in_host_memory(double bytes) const;
   // Of each own element that a pass gathers from the host: FSDP's is the copy in 32 bits, of which the device

@@ -214,15 +214,15 @@ AxisBytes StepModel::most_traffic(const Plan& c) {
     for (const StageUse& use : s.facts->uses[r]) {
       const LayerSeconds& t = s.stages[static_cast<std::size_t>(use.stage)];
       const double count = use.share * microbatches;
-      own.tp += count * t.tensor_bytes;
-      own.cp += count * t.context_bytes;
-      own.ep += count * t.expert_bytes;
+      own.tp += count * t.sent.tensor;
+      own.cp += count * t.sent.context;
+      own.ep += count * t.sent.expert;
       passes += count / real(static_cast<std::int64_t>(s.facts->uses[r].size()));
     }
     const double message = stages_.message_bytes(c);
     own.pp = microbatches * s.facts->sends[r] * message;
     if (s.part) {
-      own.tp += microbatches * s.part->tensor_bytes;
+      own.tp += microbatches * s.part->sent.tensor;
       // The last stage's output to each other part, and what its softmax is divided by; two gradients and
       // three numbers a token from it.
       const double token = 4, tokens = real(c.micro_batch * c.seq_len) / c.mesh.cp(),
@@ -235,6 +235,8 @@ AxisBytes StepModel::most_traffic(const Plan& c) {
     }
     own.dp = stages_.state().bytes(c, s.counts[r], passes);
     own.ep += stages_.state().copies(c, s.counts[r]).bytes;
+    own.pp += stages_.in_pipeline(c, s, r).bytes;
+    own.tp += stages_.state().over_tp(c, s.counts[r]).bytes;
     for (double AxisBytes::*axis :
          {&AxisBytes::dp, &AxisBytes::tp, &AxisBytes::pp, &AxisBytes::cp, &AxisBytes::ep})
       most.*axis = std::max(most.*axis, own.*axis);
@@ -291,14 +293,22 @@ void StepModel::add_memory(Estimate& e, double most_bytes) {
       ranks.set(r, real(memory.total()));
       return real(memory.total()) <= most_bytes;
     };
-    for (int r : ranks.first())
-      if (!walked(r, walked_.of(c, s, r))) return;
+    const auto all_fit = [&](const std::vector<int>& some) {
+      const std::vector<StepMemory> memories = walked_.of(c, s, some);
+      for (std::size_t i = 0; i < some.size(); ++i)
+        if (!walked(some[i], memories[i])) return false;
+      return true;
+    };
+    const std::vector<int> first = ranks.first();
+    if (ranks.likely(first.front()) <= most_bytes) {
+      if (!all_fit(first)) return;
+    } else {
+      for (int r : first)
+        if (!all_fit({r})) return;
+    }
     for (int r = ranks.next(); r >= 0 && ranks.likely(r) > most_bytes; r = ranks.next())
-      if (!walked(r, walked_.of(c, s, r))) return;
-    const std::vector<int> others = ranks.not_walked();
-    const std::vector<StepMemory> memories = walked_.of(c, s, others);
-    for (std::size_t i = 0; i < others.size(); ++i)
-      if (!walked(others[i], memories[i])) return;
+      if (!all_fit({r})) return;
+    if (!all_fit(ranks.not_walked())) return;
   }
   const auto held = [&](int r) { return e.rank_memory[static_cast<std::size_t>(r)].total(); };
   e.memory_rank = 0;

@@ -65,6 +65,7 @@ const std::vector<Field<Software>>& software_fields() {
       {"scatters_messages", &Software::scatters_messages},
       {"loss_apart", &Software::loss_apart},
       {"sends_tokens_once", &Software::sends_tokens_once},
+      {"gathers_before_experts", &Software::gathers_before_experts},
       {"overlaps_experts", &Software::overlaps_experts},
       {"layer_reductions", &Software::layer_reductions, 0, 1000},
       {"shard_copy_seconds", &Software::shard_copy_seconds, 0, 1},

@@ -123,6 +123,9 @@ struct Software {
   // A token travels once to each node and once to each rank that has experts of it, whichever number of them
   // (DeepEP, https://github.com/deepseek-ai/DeepEP, and HybridEP, its branch); else a copy for each expert.
   bool sends_tokens_once = false;
+  // Under sequence parallelism the ranks of a tp group gather all rows before they send copies to experts,
+  // and add up what each made of its part of every expert; else each sends copies of the rows that it has.
+  bool gathers_before_experts = false;
   // The forward pass of one microbatch runs beside the backward pass of another, layer by layer, and the
   // experts' all-to-alls of each beside what the other computes (Megatron-Core's
   // --overlap-moe-expert-parallel-comm).
