@@ -8,197 +8,18 @@
 #include <limits>
 #include <map>
 #include <set>
-#include <sstream>
 #include <tuple>
 #include <type_traits>
 #include <utility>
 
-#include "base/edits.h"
 #include "base/error.h"
 #include "base/units.h"
-#include "plan/packed_attention.h"
-#include "schedule/pipeline_layout.h"
-#include "schedule/schedules.h"
-#include "spec/plan_fields.h"
 
 namespace echelon {
 namespace {
 
-std::vector<int> divisors(int n) {
-  std::vector<int> list, large;
-  for (int d = 1; std::int64_t{d} * d <= n; ++d) {
-    if (n % d != 0) continue;
-    list.push_back(d);
-    if (d != n / d) large.push_back(n / d);
-  }
-  list.insert(list.end(), large.rbegin(), large.rend());
-  return list;
-}
-
-template <class T>
-std::vector<T> pinned_or(const SearchRequest& r, const char* name, const T& value, std::vector<T> all) {
-  return r.has(name) ? std::vector<T>{value} : std::move(all);
-}
-
-// Of those that are tried, in this order, what the program runs.
-template <class T>
-std::vector<T> run_by(const std::optional<std::vector<T>>& program, std::vector<T> tried) {
-  if (program)
-    std::erase_if(tried, [&](const T& one) {
-      return std::find(program->begin(), program->end(), one) == program->end();
-    });
-  return tried;
-}
-
-// Part of the published schedules that can win: naive and gpipe never beat 1f1b in time or memory, and
-// streams train otherwise.
-std::vector<std::string> searched_schedules(const Software& software) {
-  return run_by<std::string>(software.schedules, {"1f1b", "interleaved", "zb-h1", "zb-h2", "zb-v", "v-half",
-                                                  "v-min", "dualpipe", "dualpipev"});
-}
-
-// Of context parallelism; those of a program that has none are no kinds.
-std::vector<ContextKind> searched_context_kinds(const Software& software) {
-  std::vector<ContextKind> kinds;
-  for (const std::string& name :
-       run_by<std::string>(software.context_kinds, {"ring", "ulysses", "allgather"}))
-    kinds.push_back(parse_choice<ContextKind>(name, "context_kinds"));
-  return kinds;
-}
-
-// Those that the model has ops for.
-std::vector<Recompute> kinds_in(const std::vector<std::string>& names, const ModelSpec& model) {
-  std::vector<Recompute> kinds;
-  for (const std::string& name : names) {
-    const Recompute kind = parse_recompute(name, "recompute");
-    if (not_in_model(kind, model).empty()) kinds.push_back(kind);
-  }
-  return kinds;
-}
-
 // Bounds are sums in another order than what they bound.
 constexpr double below_rounding = 1 - 1e-9;
-
-bool is_power_of_two(int n) { return (n & (n - 1)) == 0; }
-
-// Further experts that a rank has room for: it needs none twice.
-std::int64_t most_replicas(const ModelSpec& m, int ep) {
-  return ep == 1 ? m.num_experts : m.num_experts - m.num_experts / ep;
-}
-
-// Every mesh that has the devices, its expert groups and its kind of context parallelism.
-template <class Visit>
-void each_shape(const SearchRequest& r, const Visit& visit) {
-  const Plan& given = r.work.plan;
-  const Mesh& pinned = given.mesh;
-  const ModelSpec& m = given.model;
-  const bool has_experts = m.experts != Experts::none;
-  const std::vector<int> axis = divisors(r.gpus),
-                         eps = has_experts ? divisors(static_cast<int>(m.num_experts)) : std::vector{1};
-  std::vector<ContextKind> kinds = searched_context_kinds(r.work.software);
-  if (kinds.empty() && r.has("cp")) kinds = {given.context_kind};  // and say that the program has none
-  Plan plan = given;
-  Mesh& mesh = plan.mesh;
-  plan.sequence_parallel |= !r.has("sp");
-  const Software& software = r.work.software;
-  const std::vector<int> tps = software.tensor_parallel ? axis : std::vector{1};
-  const bool any_pp = software.activation_offload_pipelines || !given.offloads_activations() || r.has("pp");
-  const bool any_cp = software.context_beside_pipelines || (r.has("pp") && r.has("cp"));
-  const bool in_precision = has_context(r.work), dynamic = r.work.dynamic_context;
-  for (int pp : pinned_or(r, "pp", pinned.pp(), axis))
-    for (int tp : pinned_or(r, "tp", pinned.tp(), tps))
-      for (int cp : pinned_or(r, "cp", pinned.cp(), axis)) {
-        const std::int64_t inner = std::int64_t{pp} * tp * cp;
-        if (inner > r.gpus || r.gpus % inner != 0) continue;
-        if (pp > 1 && cp > 1 && !any_cp) continue;
-        if (cp > 1 && !in_precision && !r.has("cp")) continue;
-        if (pp > 1 && !any_pp) continue;
-        if (dynamic && ((pp > 1 && !r.has("pp")) || (!is_power_of_two(cp) && !r.has("cp")))) continue;
-        mesh.set(Axis::pp, pp);
-        mesh.set(Axis::tp, tp);
-        mesh.set(Axis::cp, cp);
-        mesh.set(Axis::dp, static_cast<int>(r.gpus / inner));
-        if (r.has("dp") && pinned.dp() != mesh.dp()) continue;
-        // Both are balanced parts; zigzag's are two of half the size. Of packed documents stripes are more
-        // even, where these are not cut by themselves.
-        const bool cuts_each = cuts_each_document(r.work);
-        std::vector<ContextBalance> balances{software.is_this_trainer && !cuts_each && cp > 1 &&
-                                                     plan.seq_len % (2 * cp) != 0
-                                                 ? ContextBalance::stripe
-                                                 : ContextBalance::zigzag};
-        if (cp > 1 && !cuts_each && !r.work.documents.empty() && software.is_this_trainer)
-          balances = {ContextBalance::stripe, ContextBalance::zigzag};
-        balances = pinned_or(r, "cp-balance", given.context_balance, std::move(balances));
-        const std::vector<int> etps =
-            has_experts && tp > 1 ? std::vector{1, 0} : std::vector{has_experts ? 0 : 1};
-        for (int ep : pinned_or(r, "ep", pinned.ep, eps))
-          for (int etp : pinned_or(r, "etp", pinned.etp, etps)) {
-            mesh.ep = ep;
-            mesh.etp = etp == (has_experts ? tp : 1) ? 0 : etp;  // as MLPs are
-            if (!r.has("ep") && !r.has("etp") &&
-                mesh.dp_cp_size() * tp % (has_experts ? mesh.expert_ranks() : ep) != 0)
-              continue;  // no such mesh
-            if (!r.has("ep") && r.work.expert_load.replicas > most_replicas(m, ep)) continue;
-            for (ContextKind kind : cp == 1 ? std::vector{ContextKind::ring}
-                                            : pinned_or(r, "cp-kind", given.context_kind, kinds)) {
-              plan.context_kind = kind;
-              if (!cuts_sequences(software, plan) && !(r.has("cp") && r.has("cp-kind"))) continue;
-              for (ContextBalance balance : balances) {
-                plan.context_balance = balance;
-                visit(plan);
-                if (kind == ContextKind::ulysses) break;  // which needs no balance
-              }
-            }
-          }
-      }
-}
-
-// Meshes that the program does not run beside the stage of ZeRO that is given: they are left out, where any
-// other is legal.
-class MeshesBesideZero {
- public:
-  explicit MeshesBesideZero(const SearchRequest& r) : software_(r.work.software) {
-    if (!r.has("zero")) return;
-    each_shape(r, [&](const Plan& plan) {
-      others_ = others_ || (runs(plan) && !shape_refusal(plan, runner_of(r.work.software)).has_value());
-    });
-  }
-  bool leave_out(const Plan& plan) const { return others_ && !runs(plan); }
-
- private:
-  bool runs(const Plan& plan) const { return runs_zero(software_, plan.zero, plan.mesh); }
-
-  const Software& software_;
-  bool others_ = false;
-};
-
-std::vector<ShardingChoice> shardings_of(const SearchRequest& r, const Mesh& mesh) {
-  const int ranks = mesh.dp_cp_size();
-  const Plan& given = r.work.plan;
-  const Software& software = r.work.software;
-  std::vector<ShardingChoice> list;
-  std::vector<int> stages{0};
-  if (ranks > 1 || given.offloads_optimizer()) {
-    stages = {0, 1, 2, 3};
-    std::erase_if(stages, [&](int zero) { return !runs_zero(software, zero, mesh); });
-  }
-  if (given.offloads_optimizer()) {
-    stages = run_by<int>(software.offload_zero_stages, std::move(stages));
-    if (!software.is_this_trainer) std::erase(stages, 0);  // shards lie on the host
-  }
-  if (r.work.dynamic_context) stages = run_by<int>(software.dynamic_context_zero_stages, std::move(stages));
-  for (int zero : pinned_or(r, "zero", given.zero, std::move(stages))) {
-    std::set<int> replicas{1};
-    // A group of shards inside a node.
-    const int inside = std::max(1, r.work.machine.node() / mesh.tp());
-    if (r.work.software.replicated_shards && zero > 0 && ranks > inside && ranks % inside == 0)
-      replicas.insert(ranks / inside);
-    if (r.has("hsdp")) replicas = {given.hsdp};
-    for (int hsdp : replicas)
-      if (hsdp == 1 || zero > 0 || r.has("zero")) list.push_back({zero, hsdp});
-  }
-  return list;
-}
 
 // Plans of a mesh.
 struct MeshPlans {
@@ -241,7 +62,7 @@ class Search {
     if (!r_.work.software.recompute)
       kinds_ = model_.recompute_kinds();
     else
-      uniform_ = kinds_in(*r_.work.software.recompute, r_.work.plan.model);
+      uniform_ = echelon::recompute_kinds(*r_.work.software.recompute, r_.work.plan.model);
     if (r_.work.plan.offloads_activations())
       std::erase_if(uniform_, [&](const Recompute& kind) {
         return !offloads_beside(r_.work.software, PipelineRecompute(kind));
@@ -250,7 +71,7 @@ class Search {
 
   SearchResult run() {
     const auto begin = std::chrono::steady_clock::now();
-    each_shape(r_, [this](const Plan& plan) { mesh(plan); });
+    each_mesh(r_, [this](const Plan& plan) { mesh(plan); });
     // Those that could be fastest come first, so that the others need no looking at.
     // Of equal ones the order is that of the meshes, so that every library's sort looks at the same ones.
     std::stable_sort(groups_.begin(), groups_.end(),
@@ -280,55 +101,6 @@ class Search {
     Estimate estimate;
     Outcome* outcome = nullptr;  // where it is remembered
   };
-
-  std::vector<std::int64_t> micro_batches(const Plan& plan) const {
-    if (r_.has("micro-batch")) return {r_.work.plan.micro_batch};
-    // A schedule of documents has no sequences of which several could go together.
-    if (r_.work.dynamic_context) return {1};
-    const std::int64_t of_rank = plan.global_batch / plan.mesh.dp();
-    std::vector<std::int64_t> list;
-    for (std::int64_t n = 1; n <= of_rank && n <= 64; n *= 2)
-      if (of_rank % n == 0) list.push_back(n);
-    return list;
-  }
-
-  std::vector<PipelineChoice> pipelines(const Plan& plan) const {
-    const Plan& given = r_.work.plan;
-    const int pp = plan.mesh.pp();
-    const auto with_splits = [&](const std::vector<PipelineChoice>& list) {
-      std::vector<PipelineChoice> result;
-      for (PipelineChoice p : list) {
-        p.balanced = given.balance_layers;
-        result.push_back(p);
-        if (r_.has("layers-per-stage") || pp == 1) continue;
-        p.balanced = true;
-        result.push_back(p);
-      }
-      return result;
-    };
-    if (lacks_pipeline(plan)) return {};
-    if (pp == 1) return with_splits({{"1f1b"}});
-    std::vector<PipelineChoice> list;
-    for (const std::string& name :
-         pinned_or(r_, "schedule", given.schedule, searched_schedules(r_.work.software))) {
-      if (!name.starts_with("interleaved")) {
-        list.push_back({name});
-        continue;
-      }
-      const auto most = static_cast<int>(plan.model.num_layers / pp);
-      std::vector<int> chunks;
-      for (int v = 2; v <= std::min(most, 16); ++v)
-        if (plan.model.num_layers % (std::int64_t{pp} * v) == 0 || v <= 4) chunks.push_back(v);
-      if (r_.has("schedule") && chunks.empty()) chunks = {2};  // and say what is wrong with it
-      for (int v : pinned_or(r_, "chunks", given.chunks, chunks)) list.push_back({name, v == 1 ? 0 : v});
-    }
-    return with_splits(list);
-  }
-
-  // A schedule is asked for, other than what one rank runs.
-  bool lacks_pipeline(const Plan& plan) const {
-    return plan.mesh.pp() == 1 && r_.has("schedule") && !r_.has("pp") && r_.work.plan.schedule != "1f1b";
-  }
 
   std::optional<Refusal> shape_refusal_of(const Plan& plan) const {
     return shape_refusal(plan, runner_of(r_.work.software));
@@ -373,8 +145,8 @@ class Search {
   void mesh(const Plan& plan) {
     tell();
     if (beside_zero_.leave_out(plan)) return;
-    const std::vector<std::int64_t> batches = micro_batches(plan);
-    meshes_.push_back({plan, pipelines(plan), shardings_of(r_, plan.mesh)});
+    const std::vector<std::int64_t> batches = micro_batches(r_, plan);
+    meshes_.push_back({plan, pipelines(r_, plan), shardings(r_, plan.mesh)});
     const MeshPlans& here = meshes_.back();
     // The others are looked at beside the schedules.
     Plan first = plan;
@@ -385,7 +157,7 @@ class Search {
     if (here.pipelines.empty()) {
       ++result_.considered;
       const auto why = [&] {
-        return lacks_pipeline(plan)
+        return lacks_pipeline(r_, plan)
                    ? fmt::format("pp 1: has no pipeline for {}", r_.work.plan.schedule)
                    : fmt::format("pp {}: {} runs no pipelines", plan.mesh.pp(), r_.work.software.name);
       };
@@ -741,8 +513,7 @@ class Search {
         later_.emplace(by_memory() ? candidate.bytes : candidate.bound, std::pair(&g, candidate));
         continue;
       }
-      // Of this trainer what is counted here is not what it will hold.
-      if (!by_memory() && !r_.work.software.is_this_trainer && is_behind(candidate.bound, candidate.bytes)) {
+      if (!by_memory() && is_behind(candidate.bound, candidate.bytes)) {
         if (candidate.outcome != nullptr) candidate.outcome->fate = Fate::behind;
         continue;
       }
@@ -790,172 +561,7 @@ class Search {
   std::multimap<double, std::pair<const Group*, Candidate>> later_;
 };
 
-// Whether some configuration has a legal shape, and of what is given the first that is in its way.
-struct Legality {
-  bool is_possible = false;
-  std::optional<Refusal> refusal;
-};
-Legality legality(const SearchRequest& r) {
-  const Plan& given = r.work.plan;
-  for (const auto& refusal :
-       {value_refusal(given, runner_of(r.work.software)), unpriced(given, r.work), schedule_refusal(given)})
-    if (refusal) return {false, refusal};
-  if (r.has("micro-batch") && given.micro_batch > given.global_batch)
-    return {false, refused("micro-batch", {}, "must be from 1 to --global-batch {}", given.global_batch)};
-  for (Axis axis : all_axes)
-    if (r.has(axis_name(axis)) && r.gpus % given.mesh.size(axis) != 0)
-      return {false, refused(axis_name(axis), {remedy(axis_name(axis), r.gpus, Remedy::Kind::divisors)},
-                             "does not divide --gpus {}", r.gpus)};
-  Legality result;
-  const MeshesBesideZero beside_zero(r);
-  each_shape(r, [&](Plan plan) {
-    if (beside_zero.leave_out(plan)) return;
-    for (const ShardingChoice& sharding :
-         result.is_possible ? std::vector<ShardingChoice>{} : shardings_of(r, plan.mesh)) {
-      sharding.place_in(plan);
-      const auto refusal = shape_refusal(plan, runner_of(r.work.software));
-      result.is_possible |= !refusal;
-      // Of the length too, but for what only a cp that nobody asked for makes of it.
-      const bool is_given =
-          refusal &&
-          (r.has(refusal->field) || (refusal->field == "seq-len" && (r.has("cp") || plan.mesh.cp() == 1)));
-      if (is_given && !result.refusal) result.refusal = refusal;
-    }
-  });
-  return result;
-}
-
-// Ranks that it is not said how they are linked have no price.
-void check_links(const SearchRequest& r) {
-  const Machine& m = r.work.machine;
-  if (r.gpus > m.tiers.back().ranks)
-    refuse(
-        "--gpus {}: {} says how {} devices are linked, and no more; give up to {}, or its file a further "
-        "[[tier]]",
-        r.gpus, m.name, m.tiers.back().ranks, m.tiers.back().ranks);
-}
-
-void check_request(const SearchRequest& r) {
-  constexpr int most_gpus = 1'000'000;
-  if (r.gpus < 1 || r.gpus > most_gpus) refuse("--gpus {}: must be from 1 to {}", r.gpus, most_gpus);
-  check_links(r);
-  if (const Legality found = legality(r); !found.is_possible && found.refusal) {
-    std::vector<Remedy> legal;
-    for (const Remedy& one : found.refusal->all_remedies())
-      if (makes_possible(one, r)) legal.push_back(one);
-    throw PlanRefusal(r.work.plan, *found.refusal).with(std::move(legal));
-  }
-  const std::int64_t all = r.given_ranks();
-  if (r.gives_mesh() ? all != r.gpus : r.gpus % all != 0)
-    refuse("--gpus {}: the axes that are given make {} ranks", r.gpus, all);
-  for (const std::string& name : r.work.software.schedules.value_or(std::vector<std::string>{}))
-    if (std::find(schedule_names().begin(), schedule_names().end(), name) == schedule_names().end())
-      refuse("--software {}: schedules = {}: unknown{}; legal: {}", r.work.software.name, name,
-             did_you_mean(name, schedule_names()), fmt::join(schedule_names(), ", "));
-  if (!(r.memory_margin >= 0 && r.memory_margin < 1))
-    refuse("--memory-margin {}: must be from 0 to below 1, a part of the memory", r.memory_margin);
-  if (r.top < 1 || r.top > 10000) refuse("--top {}: must be from 1 to 10000", r.top);
-}
-
 }  // namespace
-
-void PipelineChoice::place_in(Plan& plan) const {
-  plan.schedule = schedule;
-  plan.chunks = chunks;
-  plan.balance_layers = balanced;
-}
-
-void ShardingChoice::place_in(Plan& plan) const {
-  plan.zero = zero;
-  plan.hsdp = hsdp;
-}
-
-void SearchRequest::pin(const std::string& field, const std::string& text, const std::string& where) {
-  const PlanField* const known = find_field(field);
-  if (known == nullptr) refuse("{}: no field of a plan has the name {}", where, field);
-  read_text(*known, work.plan, text, where);
-  pinned.insert(field);
-}
-
-void SearchRequest::pin_all(const Plan& plan) {
-  work.plan = plan;
-  work.plan.precision = DType::f32;  // a workload has a precision of its own
-  if (plan.mesh.etp == plan.mesh.tp()) work.plan.mesh.etp = 0;
-  for (const PlanField& field : plan_fields())
-    if (field.is_searched()) pinned.insert(field.name());
-  if (plan.chunks == 0) pinned.erase("chunks");
-}
-
-std::int64_t SearchRequest::given_ranks() const {
-  std::int64_t ranks = 1;
-  for (Axis axis : all_axes)
-    if (has(axis_name(axis))) ranks *= work.plan.mesh.size(axis);
-  return ranks;
-}
-
-bool SearchRequest::gives_mesh() const {
-  return std::all_of(all_axes.begin(), all_axes.end(), [&](Axis axis) { return has(axis_name(axis)); });
-}
-
-Objective parse_objective(const std::string& text, const std::string& field) {
-  if (text == "time") return Objective::time;
-  if (text == "memory") return Objective::memory;
-  refuse("{} {}: no such objective; legal: time, memory, gpus", field, text);
-}
-
-std::optional<Refusal> unpriced(const Plan& plan, const Workload& work) {
-  const Software& software = work.software;
-  if (plan.vocabulary_parallel && !software.is_this_trainer)
-    return refused("vocabulary-parallel", {{"vocabulary-parallel", "off"}},
-                   "{} does not cut its output layer over the pipeline; --software echelon does",
-                   software.name);
-  if (plan.offload != Offload::none)
-    if (const std::string why = no_host(work, plan); !why.empty()) {
-      Refusal refusal = refused("offload", {}, "{}", why);
-      Plan other = plan;
-      for (Offload one : {Offload::optimizer, Offload::activations, Offload::none}) {
-        other.offload = one;
-        if (one == Offload::none || no_host(work, other).empty())
-          refusal.remedies.push_back({"offload", name_of(one)});
-      }
-      return refusal;
-    }
-  if (plan.mask == AttentionMask::document && work.documents.empty())
-    return refused("mask", {{"mask", "causal"}},
-                   "is priced with --document-lengths, which says what is packed");
-  // What a plan's file says where it says nothing is the default, which acts as little.
-  if (cuts_each_document(work) && plan.mesh.cp() > 1 && plan.context_kind != ContextKind::ulysses &&
-      plan.context_balance != Plan{}.context_balance)
-    return refused("cp-balance", {{"cp-balance", name_of(Plan{}.context_balance)}}, "has no effect {}",
-                   what_cuts_documents(software, work.dynamic_context));
-  if (work.dynamic_context && !is_power_of_two(plan.mesh.cp()))
-    return refused("cp", {}, "--dynamic-cp has groups of 1, 2, 4, 8 and so on");
-  if (const std::int64_t most = most_replicas(plan.model, plan.mesh.ep), asked = work.expert_load.replicas;
-      asked > most)
-    return refused("ep", {}, "a rank has room for --expert-replicas 0 to {} of {} experts, not {}", most,
-                   plan.model.num_experts, asked);
-  if (!plan.schedule_text.empty())
-    return refused("schedule", {}, "a schedule of one's own is not priced; legal: a name");
-  for (const PlanField& field : plan_fields()) {
-    if (field.priced == nullptr) continue;
-    Refusal refusal = refused(field.name(), {}, "is not priced, by plan or with --machine");
-    std::istringstream priced(field.priced);
-    for (std::string value; std::getline(priced, value, '|');)
-      refusal.remedies.push_back({field.name(), value});
-    const std::string text = text_of(field, plan);
-    if (std::none_of(refusal.remedies.begin(), refusal.remedies.end(),
-                     [&](const Remedy& one) { return one.value == text; }))
-      return refusal;
-  }
-  return {};
-}
-
-bool makes_possible(const Remedy& remedy, SearchRequest request) {
-  if (find_field(remedy.field) == nullptr) return true;  // of another flag
-  if (remedy.field == "schedule" && is_stream(remedy.value)) return false;
-  request.pin(remedy.field, remedy.value, remedy.field);
-  return legality(request).is_possible;
-}
 
 // Of two searches that found nothing else in common: the better one's plans, and what both looked at.
 static SearchResult joined(SearchResult first, SearchResult second, Objective objective) {
@@ -996,28 +602,6 @@ static SearchResult joined(SearchResult first, SearchResult second, Objective ob
   second.looked = std::move(first.looked);
   return second;
 }
-
-// Whether what is given leaves the program plans whose activations it offloads.
-static bool can_offload_activations(const SearchRequest& r) {
-  const Software& s = r.work.software;
-  const Plan& given = r.work.plan;
-  return !(r.has("recompute") && !offloads_beside(s, given.recompute)) &&
-         !(r.has("pp") && given.mesh.pp() > 1 && !s.activation_offload_pipelines);
-}
-
-std::vector<SearchRequest> offloading(const SearchRequest& request) {
-  std::vector<SearchRequest> all;
-  if (request.has("offload")) return all;
-  for (Offload what : {Offload::optimizer, Offload::activations, Offload::both}) {
-    SearchRequest with = request;
-    with.pin("offload", name_of(what), "offload");
-    if (with.work.plan.offloads_activations() && !can_offload_activations(with)) continue;
-    if (no_host(with.work, with.work.plan).empty() && legality(with).is_possible)
-      all.push_back(std::move(with));
-  }
-  return all;
-}
-
 SearchResult search(const SearchRequest& request, double most_seconds) {
   check_request(request);
   StepModel model(request.work);

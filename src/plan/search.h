@@ -3,48 +3,16 @@
 // other can enter the ranking.
 #pragma once
 
-#include <fmt/format.h>
-
 #include <cstdint>
 #include <map>
 #include <optional>
-#include <set>
 #include <string>
-#include <string_view>
 #include <vector>
 
-#include "base/progress.h"
+#include "plan/search_space.h"
 #include "plan/step_model.h"
 
 namespace echelon {
-
-enum class Objective { time, memory };
-Objective parse_objective(const std::string& text, const std::string& field);
-
-struct SearchRequest {
-  Workload work;
-  int gpus = 1;
-  // Fields of the plan that are held as they are; the search goes over the others that it knows.
-  std::set<std::string, std::less<>> pinned{};
-  Objective objective = Objective::time;
-  double memory_margin = 0;  // part of the device's memory that stays free
-  int top = 10;
-  bool remembers = false;  // what became of every plan that was considered: SearchResult::looked
-  Progress progress{};
-
-  bool has(std::string_view field) const { return pinned.contains(field); }
-  // RequestError naming `where` unless there is such a field and the text is of such a value.
-  void pin(const std::string& field, const std::string& text, const std::string& where);
-  template <class T>
-  void pin(const std::string& field, const T& value) {
-    pin(field, fmt::format("{}", value), field);
-  }
-  // Everything, as this plan has it.
-  void pin_all(const Plan& plan);
-  // The product of the axes that are given, and whether all are.
-  std::int64_t given_ranks() const;
-  bool gives_mesh() const;
-};
 
 struct Rejected {
   std::int64_t count = 0;
@@ -85,20 +53,6 @@ struct Outcome {
   int why = -1;  // of SearchResult::whys
 };
 
-// What a plan is beside its mesh, micro-batch and recomputation.
-struct PipelineChoice {
-  std::string schedule;
-  int chunks = 0;
-  bool balanced = false;
-
-  void place_in(Plan& plan) const;
-};
-struct ShardingChoice {
-  int zero = 0, hsdp = 1;
-
-  void place_in(Plan& plan) const;
-};
-
 // The plans of a mesh, micro-batch and recomputation, and what became of them.
 struct Looked {
   Mesh mesh;
@@ -127,17 +81,6 @@ struct SearchResult {
   std::vector<Looked> looked;
   std::vector<std::string> whys;
 };
-
-// What the plan has that is not priced, for this program on this machine; of `work` no plan is read.
-std::optional<Refusal> unpriced(const Plan& plan, const Workload& work);
-
-// Whether with this instead some configuration has a legal shape: what a refusal suggests is tried beside
-// everything else that is given.
-bool makes_possible(const Remedy& remedy, SearchRequest request);
-
-// The same with each of what --offload names, from what gains least to what gains most; none where that is
-// given, and none of those that cannot be.
-std::vector<SearchRequest> offloading(const SearchRequest& request);
 
 // Where no plan fits it looks again with each of offloading(), if that is not given and can be, and takes the
 // best. Throws RequestError where no configuration could have these sizes, naming the flag; values that it
