@@ -719,7 +719,9 @@ TEST(CalibrateFrom, FindsAProgramsNumbers) {  // long
   }
   const std::vector<MeasuredStep> three(steps.begin(), steps.begin() + 3);
   const std::vector<Knob> knobs = usual_numbers();
-  const Software start = load_software("current");
+  Software start = load_software("current");
+  start.measured_on = {{"b200 bf16"}};
+  start.measured_gpus = {{8, 16}};
   const SoftwareFit few = fit_software(start, knobs, machine, three),
                     all = fit_software(start, knobs, machine, steps);
   EXPECT_EQ(few.steps.size(), 3u);
@@ -730,6 +732,12 @@ TEST(CalibrateFrom, FindsAProgramsNumbers) {  // long
   // that is left.
   EXPECT_LT(mean_error(all.steps, &FitRow::fitted_seconds), 0.04);
   EXPECT_TRUE(all.steps[0].left_out_seconds);
+  // Plans like these are not far from what was measured any more.
+  EXPECT_EQ(few.software.measured_on, start.measured_on);
+  EXPECT_EQ(all.software.measured_on, (std::vector<std::string>{"b200 bf16", "h100 bf16"}));
+  EXPECT_EQ(all.software.measured_gpus, (std::vector<std::int64_t>{8, 64}));
+  EXPECT_LE(all.software.far_low, all.software.low);
+  EXPECT_GE(all.software.far_high, all.software.high);
   EXPECT_LT(mean_left_out_error(all.steps), 0.05);
   for (std::size_t i = 3; i < steps.size(); ++i)
     EXPECT_NEAR(priced_seconds(few.software, machine, steps[i]) / steps[i].seconds, 1, 0.08) << i;

@@ -104,7 +104,9 @@ TEST(HostOffload, PassesSendWhatTheyMake) {
     Workload slow = r.work;
     slow.machine.host_bandwidth /= 100;
     const Estimate later = StepModel(slow).estimate(e.plan);
-    EXPECT_GT(later.parts.dp_exposed, e.parts.dp_exposed + 1) << kept.software;
+    EXPECT_GT(later.parts.host_exposed, e.parts.host_exposed + 1) << kept.software;
+    EXPECT_GT(later.host_seconds, e.host_seconds + 1) << kept.software;
+    EXPECT_NEAR(later.parts.dp_exposed, e.parts.dp_exposed, 1e-9 * e.seconds) << kept.software;
   }
 }
 

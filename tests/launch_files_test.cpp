@@ -236,6 +236,10 @@ TEST(LaunchFiles, TorchtitansJobAndSchedule) {
   files = files_of("torchtitan", r);
   EXPECT_FALSE(files.contains("schedule.csv"));
   EXPECT_NE(files.at("torchtitan.toml").find("\"ZBVZeroBubble\""), std::string::npos);
+  EXPECT_NE(files.at("torchtitan.toml").find("[compile]\nenable = false"), std::string::npos);
+  r.pin("schedule", "interleaved");
+  EXPECT_NE(files_of("torchtitan", r).at("torchtitan.toml").find("[compile]\nenable = true"),
+            std::string::npos);
   const std::string longer =
       files_of("torchtitan", request_of("llama-3.1-8b", 8, 64, "torchtitan", {{"zero", "3"}, {"pp", "1"}}))
           .at("torchtitan.toml");

@@ -130,7 +130,11 @@ TEST(RunLife, AShortRunBeginsWithItsSpares) {
   f.save_seconds = 10;
   f.spares = 2;
   f.repair_seconds = 1e7;
-  const auto life = [&](double work) { return run_cost(steps_of(work / 1000, 64), Workload{}, request); };
+  // In steps of a second, or of a thousandth of the run.
+  const auto life = [&](double work, double step = 0) {
+    return run_cost(steps_of(step > 0 ? step : work / 1000, 64), Workload{},
+                    {step > 0 ? work / step * 1e5 : 1e8, 0, f});
+  };
   const double work = 1e6, third = 1 - std::exp(-1.0) * 2.5;  // probability of three failures within it
   const RunCost cost = life(work);
   f.spares.reset();
@@ -147,7 +151,7 @@ TEST(RunLife, AShortRunBeginsWithItsSpares) {
   // In the long run spares that are in repair are what counts, not those of its start.
   f.spares = 2, f.repair_seconds = 3e6;
   const SimulatedRun steady = simulate_run(f, 64, best_checkpoint_seconds(f, 64), 1e11, 5);
-  EXPECT_NEAR(life(1e9).goodput / steady.goodput, 1, 0.02);
+  EXPECT_NEAR(life(1e9, 1).goodput / steady.goodput, 1, 0.02);
   EXPECT_GT(life(1e6).goodput, steady.goodput * 1.1);
 }
 

@@ -810,18 +810,37 @@ TEST(Search, ComparesMixturesOnlyWithProgramsThatSayWhatExpertsCost) {
   EXPECT_TRUE(not_compared(r.work).empty());
 }
 
-// No program was measured with a scan: what one of them gains over another would be guessed.
-TEST(Search, ComparesStateSpacesWithNoOtherProgram) {
+// What another than the programs that were measured with a scan gains would be guessed.
+TEST(Search, ComparesStateSpacesWithProgramsThatWereMeasured) {
   SearchRequest r = request("bamba-9b", 16, 16);
   r.pin("micro-batch", 1);
   const Estimate best = search(r).plans.front();
   const std::vector<OtherProgram> others = other_programs(r, best);
-  for (const OtherProgram& other : others) EXPECT_EQ(other.name, "");
+  for (const OtherProgram& other : others)
+    EXPECT_TRUE(other.name.empty() || load_software(other.name).scan_efficiency != 1) << other.name;
   const std::vector<std::string> unknown = not_compared(r.work);
+  EXPECT_EQ(std::find(unknown.begin(), unknown.end(), "nemo-26.02"), unknown.end());
   EXPECT_NE(std::find(unknown.begin(), unknown.end(), "torchtitan"), unknown.end());
   const std::string text = explain_programs(others, best, r.work);
   EXPECT_NE(text.find("do not say what layers with a state space cost"), std::string::npos) << text;
   EXPECT_EQ(text.find("no preset is predicted"), std::string::npos) << text;
+}
+
+// Of more sequences than 64 too, and in as many chunks as leave a layer less at both ends.
+TEST(Search, LooksAtWhatFlagsWouldFind) {
+  SearchRequest small = request("gpt2-124m", 8, 4096, "fsdp");
+  small.work.plan.seq_len = 128;
+  const double found = search(small).plans.front().seconds;
+  small.pin("micro-batch", 512);
+  EXPECT_LE(found, search(small).plans.front().seconds * (1 + tie));
+  SearchRequest large = request("llama-3-405b", 1024, 512);
+  for (const char* axis : {"cp", "micro-batch"}) large.pin(axis, 1);
+  large.pin("pp", 8);
+  large.pin("tp", 8);
+  const Estimate best = search(large).plans.front();
+  large.pin("schedule", "interleaved");
+  large.pin("chunks", 8);
+  EXPECT_LE(best.seconds, search(large).plans.front().seconds * (1 + tie));
 }
 
 // By how much, however little that is.

@@ -33,7 +33,7 @@ constexpr NamedPart named_parts[] = {
     {"dp_exposed", "gradient reduction and gathers not hidden", &StepParts::dp_exposed},
     {"cp_exposed", "context-parallel exchange not hidden", &StepParts::cp_exposed},
     {"ep_exposed", "experts' all-to-all not hidden", &StepParts::ep_exposed},
-    {"host_exposed", "activations to the host and back not hidden", &StepParts::host_exposed},
+    {"host_exposed", "the way to the host and back not hidden", &StepParts::host_exposed},
     {"optimizer", "optimizer step", &StepParts::optimizer},
     {"other", "stragglers and the step's own overhead", &StepParts::other},
 };

@@ -177,10 +177,29 @@ void widen(Software& s, const std::vector<FitRow>& steps) {
   std::sort(ratios.begin(), ratios.end());
   const std::size_t out = ratios.size() / 10;
   const double low = ratios[out], high = ratios[ratios.size() - 1 - out];
-  for (double Software::*one : {&Software::low, &Software::nodes_low, &Software::experts_low})
+  for (double Software::*one :
+       {&Software::low, &Software::nodes_low, &Software::experts_low, &Software::far_low})
     if (s.*one > 0) s.*one = std::min(s.*one, low);
-  for (double Software::*one : {&Software::high, &Software::nodes_high, &Software::experts_high})
+  for (double Software::*one :
+       {&Software::high, &Software::nodes_high, &Software::experts_high, &Software::far_high})
     if (s.*one > 0) s.*one = std::max(s.*one, high);
+}
+
+// What was measured of the program are these now too.
+void add_measured(Software& s, const Machine& machine, const std::vector<MeasuredStep>& steps) {
+  const auto extend = [](std::optional<std::vector<std::int64_t>>& range, std::int64_t value) {
+    if (!range) return;
+    range->front() = std::min(range->front(), value);
+    range->back() = std::max(range->back(), value);
+  };
+  for (const MeasuredStep& step : steps) {
+    const std::string on = fmt::format("{} {}", machine.name, precision_name(step.precision));
+    if (s.measured_on && std::find(s.measured_on->begin(), s.measured_on->end(), on) == s.measured_on->end())
+      s.measured_on->push_back(on);
+    extend(s.measured_gpus, step.plan.mesh.num_ranks());
+    extend(s.measured_parameters, num_parameters(step.plan.model));
+    extend(s.measured_seq_len, step.plan.seq_len);
+  }
 }
 
 // Below this a number is as good as 0.
@@ -453,6 +472,8 @@ SoftwareFit fit_software(const Software& start, const std::vector<Knob>& knobs, 
         priced_seconds(fitted(start, knobs, machine, others), machine, steps[i]);
   }
   widen(fit.software, fit.steps);
+  // Of fewer it is not known how far off the others are.
+  if (steps.size() >= fewest_to_leave_out) add_measured(fit.software, machine, steps);
   return fit;
 }
 

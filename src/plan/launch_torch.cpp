@@ -71,10 +71,22 @@ bool has_stages_in_turn(const Schedule& schedule) {
   return true;
 }
 
+Schedule schedule_of(const LaunchRequest& r) {
+  const Plan& plan = r.plan();
+  return make_schedule(plan.schedule, plan.mesh.pp(), static_cast<int>(r.best.microbatches), plan.chunks);
+}
+
+bool has_weight_passes(const LaunchRequest& r) {
+  if (r.plan().mesh.pp() == 1) return false;
+  for (const std::vector<Instruction>& rank : schedule_of(r).ranks)
+    for (const Instruction& i : rank)
+      if (i.op == Op::W) return true;
+  return false;
+}
+
 std::string schedule_csv(const LaunchRequest& r) {
   const Plan& plan = r.plan();
-  const Schedule schedule =
-      make_schedule(plan.schedule, plan.mesh.pp(), static_cast<int>(r.best.microbatches), plan.chunks);
+  const Schedule schedule = schedule_of(r);
   if (!has_stages_in_turn(schedule))
     not_launched(r,
                  "--schedule {}: its stages are in a V, and those of a CSV in turn; legal: 1f1b, "
@@ -153,7 +165,9 @@ std::vector<LaunchFile> launch_torchtitan(const LaunchRequest& r) {
                       : selective ? "selective"
                                   : "none",
                       selective ? "selective_ac_option = \"op\"\n" : "");
-  text += "\n[compile]\nenable = true\n";
+  // With W apart torch.distributed.pipelining does not run what torch.compile has made.
+  const bool compiles = r.work.software.name != "torchtitan-eager" && !has_weight_passes(r);
+  text += fmt::format("\n[compile]\nenable = {}\n", compiles);
   if (is_fp8 && r.work.software.narrow_parameters && shards)  // gathered in 8 bits, as it is priced
     text +=
         "\n[quantize.linear.float8]\nenable_fsdp_float8_all_gather = true\n"
@@ -171,8 +185,10 @@ std::vector<LaunchFile> launch_nanotron(const LaunchRequest& r) {
   const ModelSpec& m = r.model();
   check_plain_llama(r);
   if (m.family != Family::llama || m.experts != Experts::none || m.activation != Activation::swiglu ||
-      m.qkv_bias || m.qk_norm || m.head_dim * m.num_heads != m.hidden || m.rope.scaling != RopeScaling::none)
+      m.qkv_bias || m.qk_norm || m.head_dim * m.num_heads != m.hidden)
     not_launched(r, "--model {}: is none of Llama's form, which alone it has", m.name);
+  if (m.rope.scaling != RopeScaling::none)
+    not_launched(r, "--model {}: its positions are scaled, as those of no model are there", m.name);
   if (plan.zero_stage() > 1) not_launched(r, "--zero {}: does not run it; legal: 0, 1", plan.zero);
   if (plan.hsdp > 1) not_launched(r, "--hsdp {}: does not run it; legal: 1", plan.hsdp);
   if (mesh.cp() > 1) not_launched(r, "--cp {}: does not run it; legal: 1", mesh.cp());

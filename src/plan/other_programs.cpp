@@ -12,18 +12,20 @@ namespace {
 
 // Without any such number an expert's products are priced as a dense layer's.
 bool knows_experts(const Software& s) { return s.expert_launch_seconds > 0 || s.expert_efficiency != 1; }
+// And a scan as if it reached what the machine does.
+bool knows_scans(const Software& s) { return s.scan_efficiency != 1; }
 
 }  // namespace
 
 std::vector<std::string> not_compared(const Workload& work) {
   std::vector<std::string> names;
-  // No preset has a number of a scan yet.
   const bool scans = work.plan.model.num_state_space_layers() > 0;
   const bool routes = work.plan.model.experts != Experts::none && knows_experts(work.software);
   if (!scans && !routes) return names;
   for (const std::string& name : software_preset_names()) {
     const Software software = load_software(name);
-    if (name != work.software.name && !software.is_this_trainer && (scans || !knows_experts(software)))
+    if (name != work.software.name && !software.is_this_trainer &&
+        ((scans && !knows_scans(software)) || (routes && !knows_experts(software))))
       names.push_back(name);
   }
   return names;

@@ -154,7 +154,9 @@ RunCost run_cost(const Estimate& e, const Workload& work, const RunRequest& requ
   if (fails) {
     validate(f, gpus);
     const double mtbf = f.mtbf_seconds(gpus);
-    cost.checkpoint_seconds = best_checkpoint_seconds(f, gpus);
+    // Behind a step, and no later than the last.
+    const double steps = std::ceil(best_checkpoint_seconds(f, gpus) / e.seconds);
+    cost.checkpoint_seconds = std::min(steps * e.seconds, cost.training_seconds);
     MeanLife life{expected_goodput(f, gpus, cost.checkpoint_seconds)};
     if (f.spares)
       life = mean_life(f, gpus, cost.checkpoint_seconds, cost.training_seconds);

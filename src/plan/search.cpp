@@ -180,15 +180,32 @@ class Search {
                                           plan.global_batch, plan.mesh.dp()))});
     } else {
       Plan one = plan;
+      std::vector<bool> fits(kinds, true);
       for (std::int64_t batch : batches)
         for (std::size_t kind = 0; kind < kinds; ++kind) {
           one.micro_batch = batch;
           if (!is_pinned) one.recompute = uniform_[kind];
-          groups_.push_back({&here, batch, one.recompute, model_.least_seconds(one)});
+          // Of micro-batches so large that no layer has room to work nothing else is looked at.
+          constexpr std::int64_t usual = 64;
+          if (batch > usual && fits[kind]) fits[kind] = model_.least_at_work(one) <= usable_;
+          if (fits[kind])
+            groups_.push_back({&here, batch, one.recompute, model_.least_seconds(one)});
+          else
+            leave_out(here, one);
         }
       return;
     }
     meshes_.pop_back();
+  }
+
+  void leave_out(const MeshPlans& mesh, const Plan& plan) {
+    const auto leaves = static_cast<std::int64_t>(mesh.pipelines.size() * mesh.shardings.size());
+    result_.considered += leaves;
+    reject("memory", leaves);
+    if (!r_.remembers) return;
+    remember(plan, leaves, {Fate::memory, model_.least_at_work(plan), -1});
+    result_.looked.back().micro_batch = plan.micro_batch;
+    result_.looked.back().recompute = plan.recompute;
   }
 
   // All schedules, splits and shardings of a mesh, micro-batch and recomputation.

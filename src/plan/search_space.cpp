@@ -134,11 +134,9 @@ void each_mesh(const SearchRequest& r, const std::function<void(const Plan&)>& v
 
 std::vector<std::int64_t> micro_batches(const SearchRequest& r, const Plan& plan) {
   if (r.has("micro-batch")) return {r.work.plan.micro_batch};
-  // A schedule of documents has no sequences of which several could go together.
-  if (r.work.dynamic_context) return {1};
   const std::int64_t of_rank = plan.global_batch / plan.mesh.dp();
   std::vector<std::int64_t> list;
-  for (std::int64_t n = 1; n <= of_rank && n <= 64; n *= 2)
+  for (std::int64_t n = 1; n <= of_rank; n *= 2)
     if (of_rank % n == 0) list.push_back(n);
   return list;
 }
@@ -170,10 +168,15 @@ std::vector<PipelineChoice> pipelines(const SearchRequest& r, const Plan& plan) 
       list.push_back({name});
       continue;
     }
-    const auto most = static_cast<int>(plan.model.num_layers / pp);
+    // Even stages, or one layer less at one end or at both, as Llama 3 405B has; and the few that are far
+    // from it.
+    const std::int64_t layers = plan.model.num_layers;
     std::vector<int> chunks;
-    for (int v = 2; v <= std::min(most, 16); ++v)
-      if (plan.model.num_layers % (std::int64_t{pp} * v) == 0 || v <= 4) chunks.push_back(v);
+    for (int v = 2; v <= std::min<std::int64_t>(layers / pp, 16); ++v) {
+      const std::int64_t over =
+          (std::int64_t{pp} * v - layers % (std::int64_t{pp} * v)) % (std::int64_t{pp} * v);
+      if (over <= 2 || v <= 4) chunks.push_back(v);
+    }
     if (r.has("schedule") && chunks.empty()) chunks = {2};  // and say what is wrong with it
     for (int v : pinned_or(r, "chunks", given.chunks, chunks)) list.push_back({name, v == 1 ? 0 : v});
   }

@@ -371,22 +371,25 @@ StageShape Stages::make_shape(const Plan& c) {
       return state_.unit_adds(c, of, t.forward.total(), t.backward());
     };
     const auto end = [&](const LayerSeconds& t, double elements) { return unit(t, {elements}); };
+    const auto add = [&](std::size_t stage, double units, const StateSeconds::Added& of_unit) {
+      s.sharing[stage] += units * (of_unit.seconds - of_unit.of_host);
+      s.to_host[stage] += units * of_unit.of_host;
+    };
     const ParameterCounts& counts = first_prices.counts;
     for (std::size_t i = 0; i < s.layers.size(); ++i) {
       const ModelSeconds& t = stage_prices[i]->seconds;
       for (std::size_t k = 0; k < most_layer_kinds; ++k)
         if (const double layers = s.by_kind[i][k]; layers > 0)
-          s.sharing[i] +=
-              layers *
-              unit(t.layer[k], {counts.layer[k], counts.routed[k] / c.mesh.expert_ranks(), counts.layer[k]});
+          add(i, layers,
+              unit(t.layer[k], {counts.layer[k], counts.routed[k] / c.mesh.expert_ranks(), counts.layer[k]}));
     }
     // This trainer gathers a tied table once more.
     const double tied = work_.software.is_this_trainer && m.tied_embedding ? counts.tied : 0;
-    s.sharing.front() += end(first_prices.seconds.embedding, counts.embedding);
+    add(0, 1, end(first_prices.seconds.embedding, counts.embedding));
     if (c.cuts_vocabulary())
-      s.part_sharing = end(first_prices.seconds.part, counts.head / c.mesh.pp());
+      s.part_sharing = end(first_prices.seconds.part, counts.head / c.mesh.pp()).seconds;
     else
-      s.sharing.back() += end(first_prices.seconds.head, counts.head + tied);
+      add(s.layers.size() - 1, 1, end(first_prices.seconds.head, counts.head + tied));
   }
   s.ranks.reserve(facts.uses.size());
   s.counts.reserve(facts.uses.size());

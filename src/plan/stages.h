@@ -34,7 +34,7 @@ struct StageShape {
   double part_sharing = 0;                 // as `sharing`, of V
   std::vector<const LayerPrices*> prices;  // of each rank
   std::vector<double> sharing;  // seconds that gathers and sums along dp add to a microbatch, of each stage
-  std::vector<double> to_host;  // and those that activations' way to the host and back adds
+  std::vector<double> to_host;  // and those that the way to the host and back adds
   std::vector<double> saved;    // bytes that a microbatch keeps in each stage's layers
   std::vector<RankShare> ranks;
   std::vector<ShareCounts> counts;

@@ -68,29 +68,33 @@ bool StateSeconds::adds_to_passes(const Plan& c) const {
                                      gradient_sums(work_.software, c).each_microbatch);
 }
 
-double StateSeconds::unit_adds(const Plan& c, const ShareCounts& counts, double forward,
-                               double backward) const {
+StateSeconds::Added StateSeconds::unit_adds(const Plan& c, const ShareCounts& counts, double forward,
+                                            double backward) const {
   const Software& s = work_.software;
   const auto [sum, values] = exchange(c, counts, 1);
   const double values_again = exchange(c, gathered_again(counts), 1).gather;
   // What lies on the host comes up before it is gathered, and goes down as it is summed: there it is added to
   // what came of the microbatches before.
   const OffloadedBytes off = offloaded_bytes(work_, c);
-  double up = 0, down = 0;
+  double over_up = 0, over_down = 0;
   if (const double own = own_elements(c, counts); off.value > 0 || off.gradient > 0) {
-    up = over_link(own * comes_up(off));
-    down = over_link(own * off.gradient);
-    if (num_microbatches(c) > 1 && off.gradient > 0) down += in_host_memory(own * 3 * off.gradient);
+    over_up = over_link(own * comes_up(off));
+    over_down = over_link(own * off.gradient);
+    if (num_microbatches(c) > 1 && off.gradient > 0) over_down += in_host_memory(own * 3 * off.gradient);
   }
-  const double reduce = (gradient_sums(work_.software, c).each_microbatch ? sum : 0) + down,
-               gather = gathers_each_microbatch(s, c) ? values + up : 0,
-               again = gathers_each_microbatch(s, c) && s.reshards ? values_again + up : 0;
-  double alone = 0, beside_forward = 0, beside_backward = 0;
-  (s.overlaps_parameters ? beside_forward : alone) += gather;
-  (s.overlaps_parameters ? beside_backward : alone) += again;
-  (s.overlaps_gradients ? beside_backward : alone) += reduce;
-  return alone + added_seconds(forward, beside_forward, s.overlap_slowdown) +
-         added_seconds(backward, beside_backward, s.overlap_slowdown);
+  const bool gathers = gathers_each_microbatch(s, c), reduces = gradient_sums(s, c).each_microbatch;
+  const auto added = [&, sum = sum, values = values](double up, double down) {
+    const double reduce = (reduces ? sum : 0) + down, gather = gathers ? values + up : 0,
+                 again = gathers && s.reshards ? values_again + up : 0;
+    double alone = 0, beside_forward = 0, beside_backward = 0;
+    (s.overlaps_parameters ? beside_forward : alone) += gather;
+    (s.overlaps_parameters ? beside_backward : alone) += again;
+    (s.overlaps_gradients ? beside_backward : alone) += reduce;
+    return alone + added_seconds(forward, beside_forward, s.overlap_slowdown) +
+           added_seconds(backward, beside_backward, s.overlap_slowdown);
+  };
+  const double all = added(over_up, over_down);
+  return {all, all - added(0, 0)};
 }
 
 double StateSeconds::exposed(const Plan& c, const ShareCounts& counts, double layers, double forward,

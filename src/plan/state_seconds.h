@@ -26,8 +26,12 @@ class StateSeconds {
   Exchange exchange(const Plan& c, const ShareCounts& counts, double layers) const;
   // Whether a microbatch's passes gather parameters (ZeRO 3) or sum gradients over the ranks.
   bool adds_to_passes(const Plan& c) const;
-  // What that adds to a microbatch's passes through these parameters' layer.
-  double unit_adds(const Plan& c, const ShareCounts& counts, double forward, double backward) const;
+  // What that adds to a microbatch's passes through these parameters' layer, and of it what the way to the
+  // host and back does.
+  struct Added {
+    double seconds = 0, of_host = 0;
+  };
+  Added unit_adds(const Plan& c, const ShareCounts& counts, double forward, double backward) const;
   // What of reductions after a rank's last backward pass and gathers before its first forward pass is not
   // hidden beside them; not of what is in the passes, see above.
   double exposed(const Plan& c, const ShareCounts& counts, double layers, double forward,

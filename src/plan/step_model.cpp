@@ -50,6 +50,15 @@ double StepModel::least_seconds(const Plan& c) {
   return whole_step(c, real(num_microbatches(c)) * (t.forward.total() + t.backward() - hidden) / c.mesh.pp());
 }
 
+double StepModel::least_at_work(const Plan& c) {
+  const SavedBytes& saved = stages_.prices(c, c.recompute.of(0)).saved;
+  double least = 1e300;
+  for (std::size_t k = 0; k < stages_.by_kind().kinds().size(); ++k)
+    least = std::min(least, saved.working[k]);
+  // Passes of this trainer hold other values than are counted.
+  return work_.software.is_this_trainer ? 0.5 * least : least;
+}
+
 Outlook StepModel::outlook(const Plan& c, double most_bytes) {
   const StageShape& s = stages_.shape(c);
   Outlook look;

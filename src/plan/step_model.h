@@ -73,6 +73,8 @@ class StepModel {
   // No step of this mesh, micro-batch and recomputation takes less, whatever its schedule, split and
   // sharding: the model's passes shared out evenly over the pipeline.
   double least_seconds(const Plan& c);
+  // No rank of its plans holds less: a layer's backward pass at work.
+  double least_at_work(const Plan& c);
   // Exact memory, and a bound on the seconds: what the busiest rank computes, with the passes that must come
   // before and after it.
   // Where the memory is above `most_bytes` only that is found out.

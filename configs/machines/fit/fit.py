@@ -2,7 +2,7 @@
 """Fits the numbers of machines and training programs on the marked rows of the published tables.
 
     cmake --preset planner-only && ninja -C build/planner-only score_published
-    ECHELON_PUBLISHED=... configs/machines/fit/fit.py build/planner-only/tests/score_published GROUP... | intervals
+    ECHELON_PUBLISHED=... configs/machines/fit/fit.py build/planner-only/tests/score_published GROUP | intervals
 
 Every third row of a small table is fitted on (every fifth of a sweep); the others are only reported. The loss is
 robust (an error of 10% weighs little less than one of 50%), so that rows from broken runs do not pull. The search
@@ -19,7 +19,7 @@ import sys
 
 ROOT = pathlib.Path(__file__).resolve().parents[3]
 
-# name: (tables, {assignment: (start, least, most)})
+# number: (start, least, most)
 SOFTWARE = {
     'gradient_bytes': (4, 2, 8), 'logit_bytes': (12, 4, 32), 'fragmentation': (0.1, 0, 0.6), 'saved_factor': (1.2, 0.8, 2.5),
     'product_efficiency': (1, 0.6, 1.08), 'elementwise_passes': (1.2, 0.5, 3), 'attention_efficiency': (0.8, 0.2, 1.3),
@@ -34,6 +34,7 @@ def of(name, *keys):
     return {f'software.{name}.{key}': SOFTWARE[key] for key in keys}
 
 
+# name: (tables, {assignment: (start, least, most)})
 GROUPS = {
     'megatron-2021': (['sc21-table1', 'korthikanti'],
                       of('megatron-2021', 'product_efficiency', 'elementwise_passes', 'network_efficiency', 'straggling',
@@ -161,7 +162,10 @@ def write_line(path, field, value):
 
 
 def main():
-    program, names = sys.argv[1], sys.argv[2:] or list(GROUPS)
+    if len(sys.argv) != 3 or sys.argv[2] not in [*GROUPS, 'intervals']:
+        # Until it is built again the scorer knows nothing of what another group found.
+        sys.exit(f'usage: fit.py SCORER GROUP; groups: {", ".join(GROUPS)}, and behind them intervals')
+    program, names = sys.argv[1], sys.argv[2:]
     if names == ['intervals']:
         return intervals(program)
     for name in names:

@@ -14,7 +14,7 @@ const causes = [
   ['dp_exposed', 'gradient reduction and gathers not hidden', '--axis-dp'],
   ['cp_exposed', 'context-parallel exchange not hidden', '--axis-cp'],
   ['ep_exposed', 'experts\' all-to-all not hidden', '--axis-ep'],
-  ['host_exposed', 'activations to the host and back not hidden', '--axis-host'],
+  ['host_exposed', 'the way to the host and back not hidden', '--axis-host'],
   ['optimizer', 'optimizer step', '--optimizer'],
   ['other', 'stragglers and the step\'s own overhead', '--other']
 ];
