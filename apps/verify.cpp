@@ -2,6 +2,8 @@
 
 #include <fmt/core.h>
 
+#include <algorithm>
+
 #include "apps/help.h"
 #include "apps/progress_line.h"
 #include "apps/terminal.h"
@@ -98,6 +100,14 @@ void print_notes(std::FILE* out, const Colours& colours, const VerifyReport& r) 
                "numbers: {} of {} at step {} comes nearest, with {:.0f}% of that\n",
                r.judged, r.judged == 1 ? "" : "s", rounding_multiple, r.worst_judged.kind,
                r.worst_judged.tensor, r.worst_judged.step, 100 * r.worst_judged.rel_diff);
+  if (!r.hidden.empty()) {
+    const Difference& d = r.hidden.front();
+    const auto steps_of = [&](const Difference& other) { return other.step == d.step; };
+    fmt::print(
+        out,
+        "all of {} at step {} could be rounding, that of {} first: an error in them alone would not show\n",
+        counted(std::count_if(r.hidden.begin(), r.hidden.end(), steps_of), "gradient"), d.step, d.tensor);
+  }
 }
 
 int run_verify(VerifyFlags& f) {

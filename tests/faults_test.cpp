@@ -197,6 +197,7 @@ TEST(Report, HasTheFieldsThatProgramsReadWhenItPasses) {
   EXPECT_EQ(json.at("grad_max_rel_diff"), report.grad_max_rel_diff);
   EXPECT_EQ(json.at("param_max_rel_diff"), report.param_max_rel_diff);
   EXPECT_EQ(json.at("bound"), verify_bound(plan));
+  EXPECT_EQ(json.at("loss_bound"), verify_loss_bound(plan));
   EXPECT_TRUE(json.at("first_difference").is_null());
   EXPECT_TRUE(json.at("judged_by_rounding").is_null());
   EXPECT_TRUE(json.at("routing_differences").empty());

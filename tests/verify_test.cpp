@@ -174,12 +174,25 @@ TEST(Verify, TheBoundIsTheOneStated) {
   const double wide = verify_bound(plan);
   plan.precision = recipe("bf16");
   EXPECT_DOUBLE_EQ(verify_bound(plan), wide);
-  EXPECT_DOUBLE_EQ(verify_bound(plan, true), wide + 4 * 3 * std::ldexp(1.0, -8));
+  EXPECT_DOUBLE_EQ(verify_bound(plan, true), wide + std::sqrt(4 * 3) * std::ldexp(1.0, -8));
   EXPECT_FALSE(rounds_otherwise(plan, false));
   EXPECT_TRUE(rounds_otherwise(plan, true));
   plan.mesh.set(Axis::tp, 2);
-  EXPECT_DOUBLE_EQ(verify_bound(plan), wide + 4 * 3 * std::ldexp(1.0, -8) * std::sqrt(2.0));
+  const double narrow = std::sqrt(4 * 3) * std::ldexp(1.0, -8) * std::sqrt(2.0);
+  EXPECT_DOUBLE_EQ(verify_bound(plan), wide + narrow);
   EXPECT_DOUBLE_EQ(verify_bound(plan, true), verify_bound(plan));
+  // A loss is a mean over targets, which have narrow roundings of their own.
+  EXPECT_DOUBLE_EQ(verify_loss_bound(plan), wide + narrow / std::sqrt(77.0));
+  // Of an update that others go before; and never so much that a wrong sign could hide.
+  EXPECT_DOUBLE_EQ(verify_bound(plan, false, 3), 3 * (wide + narrow));
+  EXPECT_EQ(verify_bound(plan, false, 30), most_unmeasured);
+  for (const char* precision : {"bf16", "fp8"}) {
+    Plan deep = plan;
+    deep.precision = recipe(precision);
+    deep.model.num_layers = 10000;
+    EXPECT_EQ(verify_bound(deep), most_unmeasured) << precision;
+    EXPECT_LE(verify_loss_bound(deep), most_unmeasured) << precision;
+  }
   plan.numerics = Numerics::invariant;
   EXPECT_EQ(verify_bound(plan, true), 0);
 }

@@ -47,11 +47,12 @@ void perturb_constants(const Rank& rank, const ParameterStore& parameters, std::
 
 }  // namespace
 
-Comparison::Comparison(const VerifyRequest& request, const Rank& rank, double bound, VerifyReport& report)
+Comparison::Comparison(const VerifyRequest& request, const Rank& rank, const Bounds& bounds,
+                       VerifyReport& report)
     : request_(request),
       rank_(rank),
-      bound_(bound),
-      updates_apart_(bound / verify_bound(request.plan, takes_other_kernels(request.plan, request.run))),
+      bound_(bounds.gradient),
+      loss_bound_(bounds.loss),
       report_(report),
       trainer_(rank, request.plan, request.optimizer, request.seed, {request.faults}),
       recorder_(request.plan) {
@@ -299,7 +300,7 @@ void Comparison::compare_loss(std::int64_t step, double loss) {
       mesh = std::max(mesh, over(std::abs(exact - loss), std::abs(exact)));
     }
   }
-  if (agree(!(rel <= bound_))) judge_loss(step, difference, rel);
+  if (agree(!(rel <= loss_bound_))) judge_loss(step, difference, rel);
 }
 
 double Comparison::updates_since_compared() const {

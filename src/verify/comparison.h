@@ -23,11 +23,17 @@ inline double over(double difference, double magnitude) {
 
 class Comparison {
  public:
-  // `report` is used on rank 0 only; `bound` as in the report.
-  Comparison(const VerifyRequest& request, const Rank& rank, double bound, VerifyReport& report);
+  struct Bounds {
+    double gradient = 0, loss = 0;  // as in the report
+  };
+  // `report` is used on rank 0 only.
+  Comparison(const VerifyRequest& request, const Rank& rank, const Bounds& bounds, VerifyReport& report);
 
   // False when what was found cannot be stepped on: a number that is none.
   bool step(std::int64_t step);
+
+  // On rank 0, after the last step: why what agrees proves nothing; else empty.
+  const std::string& unproved() const { return unproved_; }
 
   const PipelineRun& last_run() const { return trainer_.last_run(); }
 
@@ -43,7 +49,9 @@ class Comparison {
   };
   // How far rounding moves results, on rank 0.
   struct Rounding {
-    std::vector<std::vector<double>> tensors;
+    std::vector<std::vector<double>> tensors;  // each element
+    // Of each part of a gradient that a rank of a pipeline may hold, the share of it.
+    std::vector<std::vector<double>> shares;
     double loss = 0;
   };
 
@@ -81,8 +89,13 @@ class Comparison {
   Numbers parameter_tolerances(std::size_t i, std::int64_t step, double clip, const Numbers& expected) const;
 
   bool may_judge() const;  // on rank 0
-  double multiple() const { return rounding_multiple * updates_apart_; }
   void judge(std::int64_t step, ParameterTensor which, double clip, const std::vector<Beyond>& beyond);
+  void judge_proof(std::int64_t step, std::size_t num_hidden, const std::string& first);
+  std::size_t num_parts() const {
+    return static_cast<std::size_t>(rank_.size(Axis::pp)) * static_cast<std::size_t>(rank_.size(Axis::tp));
+  }
+  Numbers shares_of_parts(std::size_t i, const Numbers& gradient, const Numbers& change) const;
+  double worst_share(std::size_t i, const Numbers& expected, const Numbers& allowed) const;
   void judge_loss(std::int64_t step, double difference, double rel_diff);
   void judge_routing(std::int64_t step);
   void note_judged(std::int64_t step, const std::string& tensor, const std::string& kind,
@@ -97,7 +110,7 @@ class Comparison {
 
   const VerifyRequest& request_;
   const Rank& rank_;
-  double bound_, updates_apart_;
+  double bound_, loss_bound_;
   VerifyReport& report_;
   Trainer trainer_;
   RoutingRecorder recorder_;
@@ -107,6 +120,7 @@ class Comparison {
   bool finite_ = true, ended_ = false;  // agreed by all ranks
   bool has_earlier_squares_ = false;
   // On rank 0.
+  std::string unproved_;
   RoutingJudge judge_;
   std::unique_ptr<ReferenceRun> reference_;
   std::unique_ptr<ReferenceRun> wide_;                     // in f32, where the plan is narrower

@@ -56,8 +56,16 @@ bool takes_other_kernels(const Plan& plan, const RunOptions& run) {
   return run.driver != nullptr && plan.numerics == Numerics::ordinary;
 }
 
-double verify_bound(const Plan& plan, bool other_kernels) {
-  if (plan.numerics == Numerics::invariant) return 0;
+namespace {
+
+// How far they may move a gradient, of its size.
+struct Roundings {
+  double wide = 0;    // of sums in f32 or f64, and of TF32's operands
+  double narrow = 0;  // of numbers that are kept in bf16, and of operands in fp8
+};
+
+Roundings roundings(const Plan& plan, bool other_kernels) {
+  if (plan.numerics == Numerics::invariant) return {};
   const ModelSpec& m = plan.model;
   const std::int64_t longest =
       std::max({m.hidden, m.attention_width(), m.mlp_hidden, m.vocab, plan.global_batch * plan.seq_len});
@@ -73,10 +81,26 @@ double verify_bound(const Plan& plan, bool other_kernels) {
     narrow = 0x1p-8 * std::sqrt(static_cast<double>(plan.mesh.size(Axis::tp) * plan.mesh.size(Axis::cp) *
                                                     (plan.cuts_vocabulary() ? plan.mesh.pp() : 1)));
   const double products = 4.0 * static_cast<double>(m.num_layers + m.num_mtp_layers + 1);
-  if (!multiplies_in_fp8(precision)) return products * (error + narrow);
-  narrow = std::max(narrow, fp8_scale_error);
-  const double apart = 2 * (fp8_epsilon(Fp8::e4m3) + fp8_epsilon(Fp8::e5m2));
-  return products * (error + narrow) + std::sqrt(products * narrow * apart);
+  double walk = narrow;  // of a product
+  if (multiplies_in_fp8(precision)) {
+    narrow = std::max(narrow, fp8_scale_error);
+    const double apart = 2 * (fp8_epsilon(Fp8::e4m3) + fp8_epsilon(Fp8::e5m2));
+    walk = narrow + std::sqrt(narrow * apart);
+  }
+  return {products * error, std::sqrt(products) * walk};
+}
+
+}  // namespace
+
+double verify_bound(const Plan& plan, bool other_kernels, double updates) {
+  const Roundings r = roundings(plan, other_kernels);
+  return std::min(most_unmeasured, updates * (r.wide + r.narrow));
+}
+
+double verify_loss_bound(const Plan& plan, bool other_kernels, double updates) {
+  const Roundings r = roundings(plan, other_kernels);
+  const double targets = static_cast<double>(plan.global_batch * plan.seq_len);
+  return std::min(most_unmeasured, updates * (r.wide + r.narrow / std::sqrt(targets)));
 }
 
 bool rounds_otherwise(const Plan& plan, bool other_kernels) {
@@ -110,9 +134,11 @@ VerifyReport verify(const VerifyRequest& given) {
   if (!request.samples) request.samples = random_tokens(request.plan, request.seed);
   VerifyReport report;
   report.steps = request.steps;
-  const double bound = verify_bound(request.plan, takes_other_kernels(request.plan, request.run)) *
-                       updates_apart(request, pipeline.programs(0));
-  report.bound = bound;
+  const bool other_kernels = takes_other_kernels(request.plan, request.run);
+  const double updates = updates_apart(request, pipeline.programs(0));
+  report.bound = verify_bound(request.plan, other_kernels, updates);
+  report.loss_bound = verify_loss_bound(request.plan, other_kernels, updates);
+  const Comparison::Bounds bounds{report.bound, report.loss_bound};
   prepare_kernels(request.plan.precision);
   std::optional<ThreadWorld> threads;
   if (request.run.processes == nullptr)
@@ -120,6 +146,7 @@ VerifyReport verify(const VerifyRequest& given) {
                     request.run.time);
   World& world = threads ? static_cast<World&>(*threads) : *request.run.processes;
   const auto epoch = world.time().now();
+  std::string unproved;  // why nothing is, said by rank 0
   const auto body = [&](int index) {
     std::optional<TraceRecorder> recorder;
     if (request.trace) recorder.emplace(world.time(), epoch, pipeline.programs(0).shown_steps());
@@ -129,7 +156,7 @@ VerifyReport verify(const VerifyRequest& given) {
     const Rank rank(world, request.plan.mesh, index, request.plan.precision, arena, *kernels,
                     request.run.collectives, 0, recorder ? &*recorder : nullptr);
     VerifyReport unused;  // only rank 0 reports
-    Comparison comparison(request, rank, bound, index == 0 ? report : unused);
+    Comparison comparison(request, rank, bounds, index == 0 ? report : unused);
     StepTrace trace(rank);
     for (std::int64_t step = 0; step < request.steps; ++step) {
       if (index == 0)
@@ -140,6 +167,7 @@ VerifyReport verify(const VerifyRequest& given) {
       trace.end();
       if (!goes_on) break;
     }
+    if (index == 0) unproved = comparison.unproved();
     const std::vector<Span> spans = comparison.last_run().spans_since(epoch);
     if (request.trace) {
       auto all = gather_timelines(rank, rank_timeline(rank, "rank", spans));
@@ -151,6 +179,10 @@ VerifyReport verify(const VerifyRequest& given) {
   };
   world.run(naming_lost_ranks(request.run, world.num_ranks(), body));
   if (!request.run.leads()) return report;
+  if (report.pass && !unproved.empty()) {
+    report.pass = false;
+    report.incomparable = unproved;
+  }
   report.simulated_timeline =
       simulated_twin(pipeline.programs(0), measured_costs(report.measured_timeline), request.steps, 1);
   return report;
@@ -175,6 +207,9 @@ std::string to_json(const VerifyReport& r, const Plan& plan) {
               {"step", r.worst_judged.step},
               {"tensor", r.worst_judged.tensor},
               {"kind", r.worst_judged.kind}};
+  ordered_json hidden = ordered_json::array();
+  for (const Difference& d : r.hidden)
+    hidden.push_back({{"step", d.step}, {"tensor", d.tensor}, {"share", number(d.rel_diff)}});
   ordered_json wide = nullptr;
   if (r.wide)
     wide = {{"precision", r.wide->precision},
@@ -203,8 +238,10 @@ std::string to_json(const VerifyReport& r, const Plan& plan) {
                                 {"grad_max_rel_diff", number(r.grad_max_rel_diff)},
                                 {"param_max_rel_diff", number(r.param_max_rel_diff)},
                                 {"bound", r.bound},
+                                {"loss_bound", r.loss_bound},
                                 {"param_worst_over_allowed", number(r.param_worst)},
                                 {"judged_by_rounding", judged},
+                                {"hidden_by_rounding", hidden},
                                 {"routing_differences", routing},
                                 {"wide", wide},
                                 {"first_difference", first},

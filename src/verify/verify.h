@@ -47,7 +47,8 @@ struct VerifyReport {
   bool bitwise = true;
   std::int64_t steps = 0;
   double loss_max_rel_diff = 0, grad_max_rel_diff = 0, param_max_rel_diff = 0;
-  double bound = 0;  // of losses and gradients
+  double bound = 0;       // of gradients
+  double loss_bound = 0;  // of losses
   double param_worst =
       0;  // largest difference of a parameter's element over what its gradient's bound allows; <= 1 passes
   std::optional<Difference> first_difference;
@@ -57,8 +58,12 @@ struct VerifyReport {
   Difference worst_judged;
   // Where the mesh chose other experts than one rank, which then went on with the mesh's.
   std::vector<RoutingDifference> routing_differences;
-  // Why it does not pass though nothing differs: what one rank computes is infinite or NaN; else empty.
+  // Why it does not pass though nothing differs: what one rank computes is infinite or NaN, or rounding could
+  // be all of most gradients; else empty.
   std::string incomparable;
+  // Gradients of which all could be rounding, with the share of them that could: an error in one of these
+  // alone does not show.
+  std::vector<Difference> hidden;
   std::vector<double> reference_losses, mesh_losses;
   // Of a precision narrower than that: how far a run in it from the same weights is from both.
   struct Wide {
@@ -76,19 +81,29 @@ struct VerifyReport {
 // eps = 2^-24 (f32) or 2^-53 (f64): each of about four products a layer, forward and backward, adds an error
 // that grows like a random walk with its length.
 // In bf16 that is so of weights' gradients, which are sums in f32. Where tp or cp cut the sums that
-// activations are, their parts are rounded by themselves, and eps sqrt(n) becomes that and 2^-8 sqrt(tp cp).
-// So it does on any mesh whose kernels are not one rank's (tp cp is then 1 at least): a sum of another order
-// may lie on the other side of the middle of two numbers of bf16, and be rounded to the other one.
+// activations are, their parts are rounded by themselves: each product moves its result by 2^-8 sqrt(tp cp)
+// of its size. One rounding knows nothing of the next, so that those of 4 (L + 1) products come to
+// sqrt(4 (L + 1)) 2^-8 sqrt(tp cp), which is added. So it is on any mesh whose kernels are not one rank's (tp
+// cp is then 1 at least): a sum of another order may lie on the other side of the middle of two numbers of
+// bf16, and be rounded to the other one.
 // With TF32 each term of a product is off by what its two operands have lost, 2^-10 each, and the rank that
-// the mesh is compared with multiplies in f32: eps sqrt(n) becomes that and 2^-9.
+// the mesh is compared with multiplies in f32: eps sqrt(n) becomes that and 2^-9. Devices may cut operands
+// off, all in one direction, so these add up.
 // In fp8 operands that differ by d of their size, 2^-8 sqrt(tp cp) or what scales of other tensors than one
 // rank's make of them (spec/fp8.h), are rounded to neighbours with a probability of d over what these are
 // apart, 2 eps: d 2 eps in the mean square, eps = 2^-4 and 2^-3 for two operands. Either way at random, so
 // that those of 4 (L + 1) products come to the root of 4 (L + 1) d 2 (2^-4 + 2^-3), which is added.
-// A schedule that does not flush is compared with a one-rank emulation of its delay; the report's bound is
-// then this times the updates that the two are apart before the mesh takes the reference's state.
-// Invariant numerics promise every bit: 0.
-double verify_bound(const Plan& plan, bool other_kernels = false);
+// A schedule that does not flush is compared with a one-rank emulation of its delay; the bound is then this
+// times the `updates` that the two are apart before the mesh takes the reference's state.
+// It is never above most_unmeasured. Invariant numerics promise every bit: 0.
+double verify_bound(const Plan& plan, bool other_kernels = false, double updates = 1);
+// Of a loss, the same, but that narrow roundings are those of each target: their mean over all has less of
+// them by the root of their number.
+double verify_loss_bound(const Plan& plan, bool other_kernels = false, double updates = 1);
+// What rounding is believed to do without being measured. A wrong sign is twice the gradient, a forgotten sum
+// over two ranks leaves one of them off by half of it or more, and what an eighth of the largest element
+// hides of the others is small.
+constexpr double most_unmeasured = 1.0 / 8;
 // Whether the mesh computes by kernels that are not one rank's: on a device, where that is on the host.
 bool takes_other_kernels(const Plan& plan, const RunOptions& run);
 // Whether activations are rounded from other numbers than those of one rank.
@@ -101,6 +116,13 @@ bool regroups_activations(const Plan& plan);
 // noise (tensor/rounding_noise.h), and may differ by so much times the root mean square of what that changes.
 constexpr int rounding_trials = 8;
 constexpr double rounding_multiple = 8;
+// Where that is much, as in fp8 through many layers, elements show little, but not the whole of a tensor:
+// what noise adds to one has any direction, and a wrong sign or scale, or a part of a sum, has the
+// gradient's. So the share of a gradient that a rank's part of it has too much or too little is held to as
+// many times what noise makes of that very share. Where all of it could be noise, a gradient that is not
+// there would pass: the report names it, as an error shows in the gradients around it alone. A report most of
+// whose gradients are such in a step proves nothing, and does not pass.
+constexpr double all_of_it = 1;
 
 // Throws RequestError for what verify() refuses, which it does before any rank starts.
 void validate(const VerifyRequest& request);
