@@ -9,6 +9,7 @@
 
 #include "base/error.h"
 #include "base/split.h"
+#include "schedule/pipeline_layout.h"
 #include "schedule/schedules.h"
 #include "schedule/text.h"
 
@@ -129,23 +130,27 @@ TEST(Balance, BruteForce) {
     }
 }
 
+Counts of_alike(const Schedule& schedule, std::size_t layers, double cost, double first, double last) {
+  return balance_layers(schedule, std::vector<double>(layers, cost), first, last).layers;
+}
+
 TEST(Balance, TheOutputLayerCostsLayers) {
-  EXPECT_EQ(balanced_layers(one_f_one_b(4, 8), 32, 1, 0, 0), (Counts{8, 8, 8, 8}));
-  EXPECT_EQ(balanced_layers(one_f_one_b(4, 8), 30, 1, 0, 0), (Counts{8, 8, 7, 7}));
-  EXPECT_EQ(balanced_layers(one_f_one_b(4, 8), 32, 1, 0, 4), (Counts{9, 9, 9, 5}));
+  EXPECT_EQ(of_alike(one_f_one_b(4, 8), 32, 1, 0, 0), (Counts{8, 8, 8, 8}));
+  EXPECT_EQ(of_alike(one_f_one_b(4, 8), 30, 1, 0, 0), (Counts{8, 8, 7, 7}));
+  EXPECT_EQ(of_alike(one_f_one_b(4, 8), 32, 1, 0, 4), (Counts{9, 9, 9, 5}));
   // In a V the first rank has both ends: it gets fewer at either.
-  EXPECT_EQ(balanced_layers(zb_v(2, 8), 16, 1, 0, 4), (Counts{3, 5, 5, 3}));
-  EXPECT_EQ(balanced_layers(interleaved(2, 4, 2), 16, 1, 0, 2), (Counts{5, 4, 4, 3}));
+  EXPECT_EQ(of_alike(zb_v(2, 8), 16, 1, 0, 4), (Counts{3, 5, 5, 3}));
+  EXPECT_EQ(of_alike(interleaved(2, 4, 2), 16, 1, 0, 2), (Counts{5, 4, 4, 3}));
   // An output layer as dear as all others still comes with a layer.
-  EXPECT_EQ(balanced_layers(one_f_one_b(4, 8), 8, 1, 0, 100), (Counts{3, 2, 2, 1}));
-  EXPECT_EQ(balanced_layers(one_f_one_b(4, 8), 4, 1, 0, 3), (Counts{1, 1, 1, 1}));
-  EXPECT_EQ(balanced_layers(one_f_one_b(2, 2), 5, 0, 1, 0), (Counts{3, 2}));
+  EXPECT_EQ(of_alike(one_f_one_b(4, 8), 8, 1, 0, 100), (Counts{3, 2, 2, 1}));
+  EXPECT_EQ(of_alike(one_f_one_b(4, 8), 4, 1, 0, 3), (Counts{1, 1, 1, 1}));
+  EXPECT_EQ(of_alike(one_f_one_b(2, 2), 5, 0, 1, 0), (Counts{3, 2}));
 }
 
 TEST(Balance, RefusesFewerLayersThanStages) {
-  EXPECT_THROW(balanced_layers(one_f_one_b(4, 8), 3, 1, 0, 0), RequestError);
-  EXPECT_THROW(balanced_layers(one_f_one_b(4, 8), 0, 1, 0, 0), RequestError);
-  EXPECT_THROW(balanced_layers(zb_v(4, 8), 7, 1, 0, 0), RequestError);
+  EXPECT_THROW(of_alike(one_f_one_b(4, 8), 3, 1, 0, 0), RequestError);
+  EXPECT_THROW(of_alike(one_f_one_b(4, 8), 0, 1, 0, 0), RequestError);
+  EXPECT_THROW(of_alike(zb_v(4, 8), 7, 1, 0, 0), RequestError);
 }
 
 // 61 layers of which the first three are cheap, as in DeepSeek-V3, and 126 alike, as in Llama-3 405B.
@@ -171,6 +176,64 @@ TEST(Balance, LargeModels) {
   for (int k = 0; k < 160; ++k) any.push_back(std::uniform_real_distribution<double>(0.5, 1.5)(random));
   const Balance balance = balance_layers(zb_v(64, 128), any, 0.3, 4.1);
   EXPECT_EQ(balance.slowest, balance.lower_bound);
+  // Several chunks of many: within a layer again.
+  any.resize(126);
+  const Balance chunks = balance_layers(interleaved(32, 64, 3), any, 0.3, 4.1);
+  EXPECT_LE(chunks.slowest, chunks.lower_bound + 1.5);
+}
+
+// FLOPs of the rank with the most, of a plan whose layers are split so.
+double busiest(Plan plan, const Counts& counts) {
+  if (!counts.empty()) {
+    plan.balance_layers = false;
+    plan.layers_per_stage = counts;
+  }
+  const PipelineLayout layout(plan);
+  std::vector<double> stages;
+  for (const StageSlice& slice : layout.slices()) {
+    const StageTimes flops = stage_flops(plan, slice);
+    stages.push_back(flops.forward + flops.backward_input + flops.backward_weight);
+  }
+  double most = 0;
+  for (int r = 0; r < plan.mesh.pp(); ++r) {
+    double work = 0;
+    for (int stage : layout.stages_of(r)) work += stages[static_cast<std::size_t>(stage)];
+    most = std::max(most, work);
+  }
+  return most;
+}
+
+// Layers of a state space or of attention, frozen ones, and those that only the first stage need not go back
+// through: whatever a plan has, no split of it is better than `auto`.
+TEST(Balance, AutoIsTheBestOfAllSplitsOfAPlan) {
+  const auto check = [](const char* model, const char* schedule, int pp,
+                        const std::vector<std::string>& freeze = {}) {
+    Plan plan;
+    plan.model = load_model(model);
+    plan.model.tuning.freeze = freeze;
+    plan.mesh.set(Axis::pp, pp);
+    plan.schedule = schedule;
+    plan.global_batch = 2 * pp;
+    plan.micro_batch = 1;
+    plan.seq_len = 64;
+    plan.balance_layers = true;
+    SCOPED_TRACE(testing::Message() << model << " " << schedule << " " << pp << " "
+                                    << testing::PrintToString(freeze));
+    const auto stages = PipelineLayout(plan).slices().size();
+    double least = 1e300;
+    each_split(stages, plan.model.num_layers,
+               [&](const Counts& counts) { least = std::min(least, busiest(plan, counts)); });
+    EXPECT_LE(busiest(plan, {}), least * (1 + 1e-9));
+  };
+  for (const char* model : {"bamba-tiny", "qwen3-next-tiny", "deepseek-tiny", "lfm2-tiny"})
+    for (int pp : {2, 3, 4})
+      if (load_model(model).num_layers >= pp) check(model, "1f1b", pp);
+  check("bamba-tiny", "zb-v", 2);
+  for (int pp : {2, 4}) {
+    check("llama-tiny", "1f1b", pp, {"model.embed_tokens*", "model.layers.[0-3].*"});
+    check("llama-tiny", "1f1b", pp, {"model.layers.[4-7].*"});
+  }
+  check("llama-tiny", "zb-v", 2, {"model.embed_tokens*", "model.layers.[0-5].*"});
 }
 
 }  // namespace

@@ -18,13 +18,18 @@ using namespace balance_detail;
 using std::size_t;
 
 BalanceProblem make_problem(const Schedule& schedule, const std::vector<double>& layers, double first_extra,
-                            double last_extra) {
+                            double last_extra, const std::vector<double>& in_first) {
+  const auto sums_of = [](const std::vector<double>& costs) {
+    std::vector<double> sums{0};
+    for (double cost : costs) {
+      check(std::isfinite(cost) && cost >= 0, "a layer's cost");
+      sums.push_back(sums.back() + cost);
+    }
+    return sums;
+  };
   BalanceProblem problem;
-  problem.before.push_back(0);
-  for (double cost : layers) {
-    check(std::isfinite(cost) && cost >= 0, "a layer's cost");
-    problem.before.push_back(problem.before.back() + cost);
-  }
+  problem.before = sums_of(layers);
+  problem.before_in_first = sums_of(in_first);
   check(std::isfinite(first_extra) && first_extra >= 0 && std::isfinite(last_extra) && last_extra >= 0,
         "a stage's extra cost");
   problem.extra.assign(static_cast<size_t>(schedule.num_stages), 0);
@@ -47,7 +52,8 @@ BalanceProblem make_problem(const Schedule& schedule, const std::vector<double>&
 
 // The mean over ranks; and of each rank its least, one layer in each stage.
 double simple_bound(const BalanceProblem& problem) {
-  const double all = problem.before.back() + std::accumulate(problem.extra.begin(), problem.extra.end(), 0.0);
+  const double all =
+      problem.before_in_first.back() + std::accumulate(problem.extra.begin(), problem.extra.end(), 0.0);
   double bound = all / static_cast<double>(problem.num_ranks);
   if (problem.num_stages() == 1) return bound;
   for (const Shares& rank : problem.ranks) {
@@ -58,9 +64,8 @@ double simple_bound(const BalanceProblem& problem) {
       double cheapest = std::numeric_limits<double>::infinity();
       const size_t from = share.stage + 1 == problem.num_stages() ? last - 1 : share.stage;
       const size_t to = share.stage == 0 ? 1 : last;
-      for (size_t k = from; k < to; ++k)
-        cheapest = std::min(cheapest, problem.before[k + 1] - problem.before[k]);
-      least += share.part * (cheapest + problem.extra[share.stage]);
+      for (size_t k = from; k < to; ++k) cheapest = std::min(cheapest, problem.cost(share.stage, k, k + 1));
+      least += share.part * cheapest;
     }
     bound = std::max(bound, least);
   }
@@ -160,16 +165,19 @@ Counts balance_alike(const BalanceProblem& problem, const std::vector<size_t>& o
 }  // namespace
 
 Balance balance_layers(const Schedule& schedule, const std::vector<double>& layer_costs, double first_extra,
-                       double last_extra) {
+                       double last_extra, const std::vector<double>& in_first) {
   const auto num_layers = static_cast<std::int64_t>(layer_costs.size());
   if (num_layers < schedule.num_stages)
     refuse("{} has {} stages of at least one layer, and there are {} layers", schedule.name,
            schedule.num_stages, num_layers);
-  const BalanceProblem problem = make_problem(schedule, layer_costs, first_extra, last_extra);
+  check(in_first.empty() || in_first.size() == layer_costs.size(), "a cost of each layer");
+  const std::vector<double>& first_costs = in_first.empty() ? layer_costs : in_first;
+  const BalanceProblem problem = make_problem(schedule, layer_costs, first_extra, last_extra, first_costs);
   Balance balance;
   for (int s = 0; s < schedule.num_stages; ++s)
     balance.layers.push_back(split_range(num_layers, schedule.num_stages, s).size());
   const bool is_alike =
+      first_costs == layer_costs &&
       std::all_of(layer_costs.begin(), layer_costs.end(), [&](double c) { return c == layer_costs[0]; });
   const auto owner = owners(problem);
   double bound = simple_bound(problem);
@@ -186,12 +194,6 @@ Balance balance_layers(const Schedule& schedule, const std::vector<double>& laye
   balance.slowest = slowest(problem, balance.layers);
   balance.lower_bound = std::min(bound, balance.slowest);
   return balance;
-}
-
-std::vector<std::int64_t> balanced_layers(const Schedule& schedule, std::int64_t num_layers,
-                                          double layer_cost, double first_extra, double last_extra) {
-  const std::vector<double> costs(static_cast<size_t>(std::max<std::int64_t>(num_layers, 0)), layer_cost);
-  return balance_layers(schedule, costs, first_extra, last_extra).layers;
 }
 
 }  // namespace echelon

@@ -22,13 +22,11 @@ struct Balance {
 };
 
 // `layer_costs`: of each layer; `first_extra`, `last_extra`: what the first and the last stage have beside
-// their layers. Of several best splits one near the even split, the larger stages first: the even split
-// itself where it is as good as any. Throws RequestError where there are fewer layers than stages.
+// their layers; `in_first`: of each layer in the first stage, where that is another cost, no larger (layers
+// that are frozen have no backward pass there); empty: the same. Of several best splits one near the even
+// split, the larger stages first: the even split itself where it is as good as any. Throws RequestError where
+// there are fewer layers than stages.
 Balance balance_layers(const Schedule& schedule, const std::vector<double>& layer_costs, double first_extra,
-                       double last_extra);
-
-// The same of layers that are all alike.
-std::vector<std::int64_t> balanced_layers(const Schedule& schedule, std::int64_t num_layers,
-                                          double layer_cost, double first_extra, double last_extra);
+                       double last_extra, const std::vector<double>& in_first = {});
 
 }  // namespace echelon

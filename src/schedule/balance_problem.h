@@ -22,6 +22,7 @@ using Shares = std::vector<Share>;  // of one rank, by stage
 
 struct BalanceProblem {
   std::vector<double> before;  // cost of the layers before layer k; the last one: of all
+  std::vector<double> before_in_first;  // the same of layers in the first stage
   std::vector<double> extra;   // of each stage
   std::vector<Shares> ranks;   // those that differ
   size_t num_ranks = 0;        // with those that are alike
@@ -29,7 +30,8 @@ struct BalanceProblem {
   size_t num_stages() const { return extra.size(); }
   size_t num_layers() const { return before.size() - 1; }
   double cost(size_t stage, size_t begin, size_t end) const {
-    return before[end] - before[begin] + extra[stage];
+    const std::vector<double>& sums = stage == 0 ? before_in_first : before;
+    return sums[end] - sums[begin] + extra[stage];
   }
 };
 

@@ -58,11 +58,24 @@ std::vector<std::int64_t> layers_of_stages(const Plan& plan, const Schedule& sch
       const StageTimes flops = stage_flops(plan, slice);
       return flops.forward + flops.backward_input + flops.backward_weight;
     };
-    double layer = 0;  // mean over what ranks make again
-    for (const Recompute& kind : plan.recompute.kinds())
-      layer += cost({{0, 1}, false, false, kind}) / static_cast<double>(plan.recompute.kinds().size());
-    return balanced_layers(schedule, model.num_layers, layer, cost({{0, 0}, true, false}),
-                           cost({{0, 0}, false, true, {}, plan.cuts_vocabulary()}));
+    // Of hybrids, and where layers are frozen, no two need cost the same. Only a first stage has layers
+    // without a backward pass: all others hand gradients on.
+    const auto layers = [&](std::int64_t idle) {
+      std::vector<double> costs;
+      const std::vector<Recompute>& kinds = plan.recompute.kinds();
+      for (std::int64_t k = 0; k < model.num_layers; ++k) {
+        double mean = 0;  // over what ranks make again
+        for (const Recompute& kind : kinds)
+          mean += cost({{k, k + 1}, false, false, kind, false, k < idle ? 1 : 0});
+        costs.push_back(mean / static_cast<double>(kinds.size()));
+      }
+      return costs;
+    };
+    const std::int64_t idle = idle_blocks(model) - 1;  // the embedding is one
+    const double last = cost({{0, 0}, false, true, {}, plan.cuts_vocabulary()});
+    return balance_layers(schedule, layers(0), cost({{0, 0}, true, false}), last,
+                          idle > 0 ? layers(idle) : std::vector<double>())
+        .layers;
   }
   std::vector<std::int64_t> even;
   for (int s = 0; s < stages; ++s) even.push_back(split_range(model.num_layers, stages, s).size());
