@@ -83,6 +83,28 @@ TEST(GanttText, SqueezesWhatWouldFoldTooOften) {
   EXPECT_EQ(longest, 60u);
 }
 
+// Of a pair each part has half of its time, in however few columns; and a letter is told once.
+TEST(GanttText, SqueezedPairsShowBothParts) {
+  const std::string text = gantt_text({track(dualpipe(8, 64))}, {70, false});
+  for (std::size_t at = 0; (at = text.find("\nrank ", at)) != std::string::npos; ++at) {
+    const std::string row = text.substr(at + 1, text.find('\n', at + 1) - at - 1);
+    const auto count = [&](const std::string& letters) {
+      return std::count_if(row.begin() + 6, row.end(),
+                           [&](char c) { return letters.find(c) != std::string::npos; });
+    };
+    EXPECT_GE(count("Bb"), 25) << text;
+    EXPECT_GE(count("Ff"), 25) << text;
+    EXPECT_EQ(row.find("FfFfFf"), std::string::npos) << text;
+  }
+  EXPECT_NE(text.find("B gradient of the input, or backward, both gradients"), std::string::npos) << text;
+  EXPECT_EQ(text.find("   B backward"), std::string::npos) << text;
+  // Two fifths of the first column's time are a pair's, which is no half of it.
+  Track idle{
+      "", "", {{{{{Op::F, 0, 0, 0, true}, 0, 40}, {{Op::BW, 0, 1}, 0, 40}, {{Op::F, 0, 2}, 3199, 3200}}}}};
+  EXPECT_NE(gantt_text({idle}, {40, false}).find("rank 0  ."), std::string::npos)
+      << gantt_text({idle}, {40, false});
+}
+
 TEST(GanttText, DrawsAPairThatTookTurnsWhereItsPartsWere) {
   Track track{
       "measured", "", {{{{{Op::F, 0, 0}, 0, 1}, {{Op::F, 0, 1, 0, true}, 1, 2}, {{Op::BW, 0, 0}, 3, 5}}}}};

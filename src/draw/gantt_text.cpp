@@ -10,6 +10,7 @@ namespace {
 
 using std::size_t;
 
+constexpr double near_enough = 0.75;
 constexpr int most_folds = 8;  // more are not read but scrolled past
 
 struct Look {
@@ -153,23 +154,50 @@ class TextGantt {
     for (int c = begin + room; c < end; ++c) line[static_cast<size_t>(c)] = {};
   }
 
-  // In each column what takes most of its time.
+  // In each column what takes most of its time; where others take nearly as much, what the column before does
+  // not show: else columns that are nearly as wide as a pair would show one part of many pairs, and then the
+  // other.
   CellLine squeezed_line(const std::vector<Bar>& row, int columns) const {
-    CellLine line(static_cast<size_t>(columns));
-    std::vector<double> most(line.size(), 0), busy(line.size(), 0);
+    struct Share {
+      Look look;
+      double time = 0;
+      char letter = ' ';
+    };
+    std::vector<std::vector<Share>> shares(static_cast<size_t>(columns));
     for (const Bar& bar : row) {
-      const int last = std::min(static_cast<int>(bar.end / unit_), columns - 1);
-      for (int c = static_cast<int>(bar.begin / unit_); c <= last; ++c) {
-        const double share = std::min(bar.end, (c + 1) * unit_) - std::max(bar.begin, c * unit_);
-        const size_t at = static_cast<size_t>(c);
-        busy[at] += share;
-        if (share <= most[at]) continue;
-        most[at] = share;
-        line[at] = {options_.is_colour ? ' ' : mark(bar)[0], true, {bar.instruction.op, bar.chunk}};
+      const double middle = (bar.begin + bar.end) / 2, begin = bar.part == Part::second ? middle : bar.begin,
+                   end = bar.part == Part::first ? middle : bar.end;
+      const int last = std::min(static_cast<int>(end / unit_), columns - 1);
+      for (int c = static_cast<int>(begin / unit_); c <= last; ++c) {
+        const double time = std::min(end, (c + 1) * unit_) - std::max(begin, c * unit_);
+        auto& here = shares[static_cast<size_t>(c)];
+        const Look look{bar.instruction.op, bar.chunk};
+        const auto same =
+            std::find_if(here.begin(), here.end(), [&](const Share& s) { return s.look == look; });
+        if (same != here.end())
+          same->time += time;
+        else
+          here.push_back({look, time, mark(bar)[0]});
       }
     }
-    for (size_t c = 0; c < line.size(); ++c)
-      if (busy[c] < unit_ / 2) line[c] = {'.', false, {}};
+    CellLine line(shares.size());
+    for (size_t c = 0; c < line.size(); ++c) {
+      double busy = 0;
+      const Share* most = nullptr;
+      for (const Share& s : shares[c]) {
+        busy += s.time;
+        if (most == nullptr || s.time > most->time) most = &s;
+      }
+      for (const Share& s : shares[c])
+        if (c > 0 && line[c - 1].look.op == most->look.op && s.look.op != most->look.op &&
+            s.time >= near_enough * most->time) {
+          most = &s;
+          break;
+        }
+      line[c] = most == nullptr || busy < unit_ / 2
+                    ? Cell{'.', false, {}}
+                    : Cell{options_.is_colour ? ' ' : most->letter, true, most->look};
+    }
     return line;
   }
 
@@ -220,10 +248,18 @@ class TextGantt {
       begin_entry(static_cast<int>(text.size()));
       out_ += text;
     };
-    for (Op op : ops_of(bars_)) {
-      const std::string name = op == Op::step ? "S" : op_name(op), words = fmt::format(" {}", describe(op));
+    const std::vector<Op> ops = ops_of(bars_);
+    for (auto at = ops.begin(); at != ops.end(); ++at) {
+      const Op op = *at;
+      const auto name_of = [](Op o) { return o == Op::step ? "S" : op_name(o); };
+      std::string name = name_of(op), words = fmt::format(" {}", describe(op));
       if (!options_.is_colour) {
-        add_entry((is_squeezed_ ? name.substr(0, 1) : name) + words);  // one column has one letter
+        // One column has one letter: what begins with it is told together.
+        const auto has_letter = [&](Op o) { return is_squeezed_ && name_of(o)[0] == name[0]; };
+        if (std::any_of(ops.begin(), at, has_letter)) continue;
+        for (auto other = at + 1; other != ops.end(); ++other)
+          if (has_letter(*other)) words += fmt::format(", or {}", describe(*other));
+        add_entry((is_squeezed_ ? name.substr(0, 1) : name) + words);
         continue;
       }
       begin_entry(static_cast<int>(name.size() + words.size()) + 2 * chunks);
