@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "base/error.h"
+#include "schedule/first_rank.h"
 #include "schedule/schedules.h"
 
 namespace echelon {
@@ -14,7 +15,7 @@ namespace {
 
 using std::size_t;
 
-constexpr double not_made = std::numeric_limits<double>::infinity();
+constexpr double not_made = FirstRank::never;
 constexpr int most_ahead = 3;
 constexpr int most_pending = 2;        // microbatches between V and VW, whose logits a rank keeps
 constexpr double worth_memory = 0.98;  // of the step's time, for one microbatch more
@@ -28,7 +29,6 @@ struct Queue {
 
 struct VocabularyRank {
   double free = 0;
-  bool is_changed = true;  // since it chose: by its own instruction, or by what has been sent to it
   std::vector<Queue> queues;
   int next_part = 0, next_part_weight = 0;  // microbatches of V and VW
   int first_stage = std::numeric_limits<int>::max();
@@ -42,7 +42,12 @@ class VocabularyScheduler {
  public:
   // `gap`: a weight gradient is put into a pause of at least this part of its time.
   VocabularyScheduler(const Schedule& base, const SimulationCosts& costs, int ahead, double gap)
-      : base_(base), costs_(costs), gap_(gap), ranks_(base.ranks.size()) {
+      : base_(base),
+        costs_(costs),
+        gap_(gap),
+        ranks_(base.ranks.size()),
+        choices_(base.ranks.size()),
+        first_(base.ranks.size()) {
     made_ = base;
     made_.vocabulary_parts = base.num_ranks();
     for (auto& list : made_.ranks) list.clear();
@@ -56,19 +61,12 @@ class VocabularyScheduler {
     size_t left = 0;
     for (const auto& list : base_.ranks) left += list.size();
     left += 2 * ranks_.size() * static_cast<size_t>(base_.num_microbatches);
-    std::vector<Choice> choices(ranks_.size());
+    for (size_t r = 0; r < ranks_.size(); ++r) decide(r);
     for (; left > 0; --left) {
-      size_t first = 0;
-      Choice best;
-      for (size_t r = 0; r < ranks_.size(); ++r) {
-        if (std::exchange(ranks_[r].is_changed, false)) choices[r] = choose(r);
-        if (choices[r].begin >= best.begin) continue;
-        best = choices[r];
-        first = r;
-      }
-      if (best.begin == not_made) return {};
-      execute(first, best);
-      if (ranks_[first].free + ranks_[first].left >= limit * above_rounding) return {};
+      const size_t r = first_.rank();
+      if (first_.begin() == not_made) return {};
+      execute(r, choices_[r]);
+      if (ranks_[r].free + ranks_[r].left >= limit * above_rounding) return {};
     }
     return std::move(made_);
   }
@@ -139,6 +137,11 @@ class VocabularyScheduler {
     return time;
   }
 
+  void decide(size_t r) {
+    choices_[r] = choose(r);
+    first_.set(r, choices_[r].begin);
+  }
+
   Choice choose(size_t r) {
     VocabularyRank& rank = ranks_[r];
     Choice best, filler;
@@ -188,11 +191,10 @@ class VocabularyScheduler {
     return true;
   }
 
-  void execute(size_t r, const Choice& choice) {
+  void execute(size_t r, const Choice choice) {
     VocabularyRank& rank = ranks_[r];
     const Instruction& i = choice.instruction;
     made_.ranks[r].push_back(i);
-    rank.is_changed = true;
     rank.free = choice.begin + costs_.of(i);
     rank.left -= costs_.of(i);
     if (choice.queue != nullptr) choice.queue->places.pop_front();
@@ -204,8 +206,9 @@ class VocabularyScheduler {
       if (!travels(v)) return;
       Travelling& sent = travelling(v);
       sent.arrival = rank.free + (sent.reader == r ? 0 : costs_.message);
-      ranks_[sent.reader].is_changed = true;
+      if (sent.reader != r) decide(sent.reader);
     });
+    decide(r);
   }
 
   const Schedule& base_;
@@ -213,6 +216,8 @@ class VocabularyScheduler {
   double gap_;
   Schedule made_;
   std::vector<VocabularyRank> ranks_;
+  std::vector<Choice> choices_;  // each rank's next, known until it runs something or something reaches it
+  FirstRank first_;
   std::vector<Travelling> travelling_;  // by value_place() and microbatch
 };
 

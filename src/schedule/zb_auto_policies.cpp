@@ -4,38 +4,11 @@
 #include <set>
 #include <utility>
 
+#include "schedule/first_rank.h"
 #include "schedule/zb_auto_orders.h"
 
 namespace echelon::zb_auto_detail {
 namespace {
-
-// The rank that can start first, the lowest of several: a tournament, replayed where one changes.
-class FirstRank {
- public:
-  explicit FirstRank(std::size_t count) {
-    while (leaves_ < count) leaves_ *= 2;
-    begin_.assign(leaves_, never);
-    winner_.resize(2 * leaves_);
-    for (std::size_t leaf = 0; leaf < leaves_; ++leaf) winner_[leaves_ + leaf] = leaf;
-    for (std::size_t node = leaves_; node-- > 1;) replay(node);
-  }
-  void set(std::size_t rank, double begin) {
-    begin_[rank] = begin;
-    for (std::size_t node = (leaves_ + rank) / 2; node >= 1; node /= 2) replay(node);
-  }
-  std::size_t rank() const { return winner_[1]; }
-  double begin() const { return begin_[winner_[1]]; }
-
- private:
-  void replay(std::size_t node) {
-    const std::size_t left = winner_[2 * node], right = winner_[2 * node + 1];
-    winner_[node] = begin_[right] < begin_[left] ? right : left;
-  }
-
-  std::size_t leaves_ = 1;
-  std::vector<double> begin_;
-  std::vector<std::size_t> winner_;  // of each node; node k has 2k and 2k+1 below it
-};
 
 // Runs all ranks at once, always the instruction that starts first; empty when the policy gets stuck.
 class ListScheduler {
