@@ -32,6 +32,7 @@ struct VocabularyRank {
   std::vector<Queue> queues;
   int next_part = 0, next_part_weight = 0;  // microbatches of V and VW
   int first_stage = std::numeric_limits<int>::max();
+  bool has_other_stages = false;
   double left = 0;                         // time of what it has not run yet
   int held = 0, held_first = 0;            // microbatches: of all its stages, of its first
   int most_held = 0, most_held_first = 0;  // so far as the schedule has them
@@ -63,6 +64,7 @@ class VocabularyScheduler {
     left += 2 * ranks_.size() * static_cast<size_t>(base_.num_microbatches);
     for (size_t r = 0; r < ranks_.size(); ++r) decide(r);
     for (; left > 0; --left) {
+      if (first_.begin() == not_made) let_one_exceed();
       const size_t r = first_.rank();
       if (first_.begin() == not_made) return {};
       execute(r, choices_[r]);
@@ -87,6 +89,7 @@ class VocabularyScheduler {
     int held = 0, held_first = 0;
     const auto& list = base_.ranks[r];
     for (const Instruction& i : list) rank.first_stage = std::min(rank.first_stage, i.stage);
+    for (const Instruction& i : list) rank.has_other_stages |= i.stage != rank.first_stage;
     for (int m = 0; m < base_.num_microbatches; ++m)
       for (Op op : {Op::V, Op::VW}) {
         const Instruction i{op, static_cast<int>(r), m};
@@ -137,12 +140,21 @@ class VocabularyScheduler {
     return time;
   }
 
-  void decide(size_t r) {
-    choices_[r] = choose(r);
+  void decide(size_t r, bool may_exceed = false) {
+    choices_[r] = choose(r, may_exceed);
     first_.set(r, choices_[r].begin);
   }
 
-  Choice choose(size_t r) {
+  // Every rank waits, those that are full for what others would send if these had room: a later stage's F of
+  // the one that could run it first.
+  void let_one_exceed() {
+    for (size_t r = 0; r < ranks_.size(); ++r) decide(r, true);
+    const size_t first = first_.rank();
+    for (size_t r = 0; r < ranks_.size(); ++r)
+      if (r != first) decide(r);
+  }
+
+  Choice choose(size_t r, bool may_exceed) {
     VocabularyRank& rank = ranks_[r];
     Choice best, filler;
     int best_place = std::numeric_limits<int>::max(), filler_place = best_place;
@@ -172,9 +184,7 @@ class VocabularyScheduler {
         if (is_backward_done(rank, queue)) offer(filler, filler_place, {i, &queue, rank.free}, place);
         continue;
       }
-      if (i.op == Op::F && i.stage == rank.first_stage &&
-          (rank.held >= rank.most_held || rank.held_first >= rank.most_held_first))
-        continue;
+      if (i.op == Op::F && !has_room(rank, i.stage) && !(may_exceed && i.stage != rank.first_stage)) continue;
       offer(best, best_place, {i, &queue, begin(i)}, place);
     }
     if (best.begin == not_made) return filler;
@@ -182,6 +192,14 @@ class VocabularyScheduler {
         best.begin - filler.begin >= gap_ * costs_.of(filler.instruction) * (1 - 1e-9))
       return filler;
     return best;
+  }
+
+  // For one more microbatch of a stage. Its first one leaves room for what comes to the others, behind which
+  // the backward passes are that make room.
+  static bool has_room(const VocabularyRank& rank, int stage) {
+    if (stage != rank.first_stage) return rank.held < rank.most_held;
+    const int kept_free = rank.has_other_stages ? 1 : 0;
+    return rank.held + kept_free < rank.most_held && rank.held_first < rank.most_held_first;
   }
 
   // Of the W that is next.

@@ -18,8 +18,10 @@ std::string vocabulary_problem(const Schedule& schedule);
 // layer, and of its parts. A rank runs V before all else, since all ranks wait for it, then what comes first
 // in `schedule` of what is ready, then weight gradients; but it keeps no more than two microbatches' logits
 // from V to VW. Between F and B of the last stage is now the time of V, so that a rank may hold more
-// microbatches than in `schedule`: one, or up to three if that shortens the step by more than 2%. Every rank
-// of a run finds the same order by itself. Throws RequestError with vocabulary_problem().
+// microbatches of its stages than in `schedule`: one, or up to three if each shortens the step by more than
+// 2%. It holds still more only where every rank would wait for ever otherwise, which no schedule of
+// schedules.h does. Every rank of a run finds the same order by itself. Throws RequestError with
+// vocabulary_problem().
 Schedule with_vocabulary_parallelism(const Schedule& schedule, const SimulationCosts& costs);
 
 }  // namespace echelon
