@@ -31,6 +31,7 @@ struct VocabularyRank {
   double free = 0;
   std::vector<Queue> queues;
   int next_part = 0, next_part_weight = 0;  // microbatches of V and VW
+  size_t first_awaited = 0;
   int first_stage = std::numeric_limits<int>::max();
   bool has_other_stages = false;
   double left = 0;                         // time of what it has not run yet
@@ -52,7 +53,7 @@ class VocabularyScheduler {
     made_ = base;
     made_.vocabulary_parts = base.num_ranks();
     for (auto& list : made_.ranks) list.clear();
-    travelling_.resize(2 * static_cast<size_t>(value_rows(made_)) * static_cast<size_t>(base.num_microbatches));
+    readers_.resize(2 * static_cast<size_t>(value_rows(made_)) * static_cast<size_t>(base.num_microbatches));
     for (size_t r = 0; r < ranks_.size(); ++r) read(r, ahead);
   }
 
@@ -74,9 +75,14 @@ class VocabularyScheduler {
   }
 
  private:
-  struct Travelling {
-    double arrival = not_made;
-    size_t reader = 0;  // rank
+  // An instruction, and what it reads of others: the last stage's B has a value of every rank.
+  struct Awaited {
+    int missing = 0;
+    double time = 0;  // when all of them are there, so far
+  };
+  struct Reader {
+    int rank = -1;
+    size_t awaited = 0;
   };
   struct Choice {
     Instruction instruction;
@@ -90,15 +96,17 @@ class VocabularyScheduler {
     const auto& list = base_.ranks[r];
     for (const Instruction& i : list) rank.first_stage = std::min(rank.first_stage, i.stage);
     for (const Instruction& i : list) rank.has_other_stages |= i.stage != rank.first_stage;
+    rank.first_awaited = awaited_.size();
+    awaited_.resize(awaited_.size() + list.size() + 2 * static_cast<size_t>(base_.num_microbatches));
     for (int m = 0; m < base_.num_microbatches; ++m)
       for (Op op : {Op::V, Op::VW}) {
         const Instruction i{op, static_cast<int>(r), m};
-        note_reader(r, i);
+        note_reads(r, i, awaited_of_part(r, i));
         rank.left += costs_.of(i);
       }
     for (size_t k = 0; k < list.size(); ++k) {
       const Instruction& i = list[k];
-      note_reader(r, i);
+      note_reads(r, i, rank.first_awaited + k);
       rank.left += costs_.of(i);
       const auto is_same = [&](const Queue& q) { return q.op == i.op && q.stage == i.stage; };
       auto queue = std::find_if(rank.queues.begin(), rank.queues.end(), is_same);
@@ -119,25 +127,29 @@ class VocabularyScheduler {
     return change;
   }
 
-  void note_reader(size_t r, const Instruction& i) {
+  size_t awaited_of_part(size_t r, const Instruction& i) const {
+    const int place = 2 * i.microbatch + (i.op == Op::VW ? 1 : 0);
+    return ranks_[r].first_awaited + base_.ranks[r].size() + static_cast<size_t>(place);
+  }
+  void note_reads(size_t r, const Instruction& i, size_t awaited) {
     each_read(made_, i, [&](const Value& v) {
-      if (travels(v)) travelling(v).reader = r;
+      if (!travels(v)) return;
+      Reader& reader = reader_of(v);
+      check(reader.rank < 0, "a value travels to one instruction");
+      reader = {static_cast<int>(r), awaited};
+      ++awaited_[awaited].missing;
     });
   }
-  Travelling& travelling(const Value& v) {
+  Reader& reader_of(const Value& v) {
     const ValuePlace place = value_place(made_, v);
-    return travelling_[(2 * static_cast<size_t>(place.row) + static_cast<size_t>(place.column)) *
+    return readers_[(2 * static_cast<size_t>(place.row) + static_cast<size_t>(place.column)) *
                         static_cast<size_t>(base_.num_microbatches) +
                     static_cast<size_t>(v.microbatch)];
   }
 
   // When what it reads of other instructions' travelling values is there.
-  double ready(const Instruction& i) {
-    double time = 0;
-    each_read(made_, i, [&](const Value& v) {
-      if (travels(v)) time = std::max(time, travelling(v).arrival);
-    });
-    return time;
+  double ready(size_t awaited) const {
+    return awaited_[awaited].missing > 0 ? not_made : awaited_[awaited].time;
   }
 
   void decide(size_t r, bool may_exceed = false) {
@@ -163,18 +175,19 @@ class VocabularyScheduler {
       kept = choice;
       kept_place = place;
     };
-    const auto begin = [&](const Instruction& i) { return std::max(rank.free, ready(i)); };
+    const auto begin = [&](size_t awaited) { return std::max(rank.free, ready(awaited)); };
     const bool full = rank.next_part - rank.next_part_weight >= most_pending;
     if (rank.next_part < base_.num_microbatches && !full) {
       const Instruction i{Op::V, static_cast<int>(r), rank.next_part};
-      offer(best, best_place, {i, nullptr, begin(i)}, -1);
+      offer(best, best_place, {i, nullptr, begin(awaited_of_part(r, i))}, -1);
     }
     if (rank.next_part_weight < rank.next_part) {
       const Instruction i{Op::VW, static_cast<int>(r), rank.next_part_weight};
       if (full)
-        offer(best, best_place, {i, nullptr, begin(i)}, -1);
+        offer(best, best_place, {i, nullptr, begin(awaited_of_part(r, i))}, -1);
       else
-        offer(filler, filler_place, {i, nullptr, begin(i)}, std::numeric_limits<int>::max() - 1);
+        offer(filler, filler_place, {i, nullptr, begin(awaited_of_part(r, i))},
+              std::numeric_limits<int>::max() - 1);
     }
     for (Queue& queue : rank.queues) {
       if (queue.places.empty()) continue;
@@ -185,7 +198,7 @@ class VocabularyScheduler {
         continue;
       }
       if (i.op == Op::F && !has_room(rank, i.stage) && !(may_exceed && i.stage != rank.first_stage)) continue;
-      offer(best, best_place, {i, &queue, begin(i)}, place);
+      offer(best, best_place, {i, &queue, begin(rank.first_awaited + static_cast<size_t>(place))}, place);
     }
     if (best.begin == not_made) return filler;
     if (filler.begin < best.begin &&
@@ -222,9 +235,11 @@ class VocabularyScheduler {
     if (i.stage == rank.first_stage) rank.held_first += change_of_held(i);
     each_write(made_, i, [&](const Value& v) {
       if (!travels(v)) return;
-      Travelling& sent = travelling(v);
-      sent.arrival = rank.free + (sent.reader == r ? 0 : costs_.message);
-      if (sent.reader != r) decide(sent.reader);
+      const Reader& to = reader_of(v);
+      const auto reader = static_cast<size_t>(to.rank);
+      Awaited& awaited = awaited_[to.awaited];
+      awaited.time = std::max(awaited.time, rank.free + (reader == r ? 0 : costs_.message));
+      if (--awaited.missing == 0 && reader != r) decide(reader);
     });
     decide(r);
   }
@@ -236,7 +251,8 @@ class VocabularyScheduler {
   std::vector<VocabularyRank> ranks_;
   std::vector<Choice> choices_;  // each rank's next, known until it runs something or something reaches it
   FirstRank first_;
-  std::vector<Travelling> travelling_;  // by value_place() and microbatch
+  std::vector<Awaited> awaited_;  // of each rank's instructions, and behind them of V and VW by microbatch
+  std::vector<Reader> readers_;   // by value_place() and microbatch
 };
 
 }  // namespace
