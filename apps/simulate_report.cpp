@@ -56,8 +56,8 @@ SimulationReport report_on(Schedule schedule, const SimulationCosts& costs) {
   }
   report.makespan = report.simulation.timeline.makespan();
   report.local_bubble = report.simulation.timeline.local_bubble();
-  for (int r = 0; r < report.ranks; ++r)
-    report.work = std::max(report.work, report.simulation.timeline.busy(r));
+  report.work = report.simulation.timeline.work();
+  report.bubble_fraction = report.simulation.timeline.bubble_fraction();
   report.schedule = std::move(schedule);
   report.costs = costs;
   return report;
@@ -83,7 +83,7 @@ nlohmann::ordered_json to_json(const SimulationReport& r) {
   json["makespan"] = rounded(r.makespan);
   json["work_per_rank"] = rounded(r.work);
   json["bubble_time"] = rounded(r.bubble());
-  json["bubble_fraction"] = rounded(r.bubble_fraction());
+  json["bubble_fraction"] = rounded(r.bubble_fraction);
   json["local_bubble_time"] = rounded(r.local_bubble);
   json["peak_activations"] = rounded(r.simulation.peak_activations);
   json["weight_versions"] = r.simulation.weight_versions;
@@ -115,7 +115,7 @@ std::string table(const std::vector<SimulationReport>& reports, int columns) {
         !r.unfit.empty()
             ? TextRow{r.name, r.unfit}
             : TextRow{r.name, fmt::format("{:.6g}", r.makespan), fmt::format("{:.6g}", rounded(r.bubble())),
-                      fmt::format("{:.1f}%", 100 * r.bubble_fraction()),
+                      fmt::format("{:.1f}%", 100 * r.bubble_fraction),
                       fmt::format("{:.6g}", rounded(r.local_bubble)),
                       over_ranks(r.simulation.peak_activations), over_ranks(r.simulation.weight_versions),
                       fmt::format("{}", r.simulation.parameter_copies),
@@ -169,11 +169,11 @@ std::vector<Track> tracks_of(std::vector<SimulationReport>& reports) {
   std::vector<Track> tracks;
   for (SimulationReport& r : reports) {
     if (!r.unfit.empty()) continue;
-    tracks.push_back({r.name,
-                      fmt::format("makespan {:.6g}, bubble {:.6g} ({:.1f}%), peak {} activations", r.makespan,
-                                  rounded(r.bubble()), 100 * r.bubble_fraction(),
-                                  over_ranks(r.simulation.peak_activations)),
-                      {}});
+    tracks.push_back(
+        {r.name,
+         fmt::format("makespan {:.6g}, bubble {:.6g} ({:.1f}%), peak {} activations", r.makespan,
+                     rounded(r.bubble()), 100 * r.bubble_fraction, over_ranks(r.simulation.peak_activations)),
+         {}});
     tracks.back().timeline = std::move(r.simulation.timeline);
   }
   return tracks;

@@ -32,10 +32,10 @@ struct SimulationReport {
   double makespan = 0, local_bubble = 0;
   std::optional<AutoResult> search;  // of zb-auto; its schedule is the one above
   std::optional<BetterGrouping> better;
-  double work = 0;  // of the rank with the most; what ran together counts once
+  double work = 0;             // Timeline::work()
+  double bubble_fraction = 0;  // Timeline::bubble_fraction()
 
-  double bubble() const { return makespan - work; }
-  double bubble_fraction() const { return makespan > 0 ? bubble() / makespan : 0; }
+  double bubble() const { return makespan - work; }  // of a rank, in the mean
 };
 
 // Validates and simulates.

@@ -44,8 +44,20 @@ TEST_F(SimulateCommand, AnswersInOneObject) {
   EXPECT_EQ(object("--schedule zb-h1 --pp 4 --microbatches 12 --times 1,1.2,0.8")["bubble_time"], 4.2);
   EXPECT_EQ(object("--schedule dualpipe --pp 8 --microbatches 20")["makespan"], 66.0);
   EXPECT_EQ(object("--schedule gpipe --pp 2 --microbatches 2 --comm-time 0.5")["makespan"], 10.0);
-  EXPECT_EQ(object("--schedule gpipe --pp 2 --microbatches 2 --stage-times '1,1,1;2,2,2'")["work_per_rank"],
-            12.0);
+  // Of stages that are not alike, in the mean.
+  const json uneven = object("--schedule gpipe --pp 2 --microbatches 2 --stage-times '1,1,1;2,2,2'");
+  EXPECT_EQ(uneven["work_per_rank"], 9.0);
+  EXPECT_EQ(uneven["makespan"], 15.0);
+  EXPECT_EQ(uneven["bubble_time"], 6.0);
+  EXPECT_EQ(uneven["bubble_fraction"], 0.4);
+}
+
+// A page says in its drawing what it says in its table.
+TEST_F(SimulateCommand, APageHasOneBubble) {
+  EXPECT_EQ(run("--stage-times '2,2,2;1,1,1;1,1,1;1,1,1' --out u.html").status, 0);
+  const json document = checks::document_of(read("u.html"));
+  EXPECT_NEAR(document["tracks"][0]["bubble"].get<double>(),
+              document["answer"]["bubble_fraction"].get<double>(), 1e-8);
 }
 
 TEST_F(SimulateCommand, ComparesInOneTable) {

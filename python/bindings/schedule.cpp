@@ -274,8 +274,8 @@ void bind_simulation(nb::module_& m) {
       .def_prop_ro("makespan", [](const SimulationAnswer& a) { return a.report.makespan; })
       .def_prop_ro(
           "bubble_time", [](const SimulationAnswer& a) { return a.report.bubble(); },
-          "Makespan less the work of the rank that has most.")
-      .def_prop_ro("bubble_fraction", [](const SimulationAnswer& a) { return a.report.bubble_fraction(); })
+          "Idle time of a rank, in the mean over ranks.")
+      .def_prop_ro("bubble_fraction", [](const SimulationAnswer& a) { return a.report.bubble_fraction; })
       .def_prop_ro("local_bubble_time", [](const SimulationAnswer& a) { return a.report.local_bubble; })
       .def_prop_ro(
           "peak_activations", [](const SimulationAnswer& a) { return a.report.simulation.peak_activations; },
@@ -299,7 +299,7 @@ void bind_simulation(nb::module_& m) {
       .def("__repr__", [](const SimulationAnswer& a) {
         const SimulationReport& r = a.report;
         return r.unfit.empty() ? fmt::format("<Simulation {}: makespan {:.6g}, bubble {:.1f}%>", r.name,
-                                             r.makespan, 100 * r.bubble_fraction())
+                                             r.makespan, 100 * r.bubble_fraction)
                                : fmt::format("<Simulation {}: {}>", r.name, in_pythons_words(r.unfit));
       });
   m.def(

@@ -26,11 +26,15 @@ double Timeline::busy(int rank) const {
   return sum;
 }
 
-double Timeline::bubble_fraction() const {
-  const double all = makespan() * static_cast<double>(ranks.size());
+double Timeline::work() const {
   double sum = 0;
   for (std::size_t r = 0; r < ranks.size(); ++r) sum += busy(static_cast<int>(r));
-  return all > 0 ? std::max(0.0, 1 - sum / all) : 0;
+  return ranks.empty() ? 0 : sum / static_cast<double>(ranks.size());
+}
+
+double Timeline::bubble_fraction() const {
+  const double all = makespan();
+  return all > 0 ? std::max(0.0, 1 - work() / all) : 0;
 }
 
 double Timeline::local_bubble() const {

@@ -18,7 +18,8 @@ struct Timeline {
   std::vector<std::vector<Span>> ranks;  // in the order in which each rank ran them
 
   double makespan() const;         // first begin to last end over all ranks
-  double busy(int rank) const;     // time in F, B, W, BW; that of an overlapped pair once
+  double busy(int rank) const;     // time in computations (is_compute()); that of an overlapped pair once
+  double work() const;             // the mean of these over ranks
   double bubble_fraction() const;  // idle time over ranks x makespan
   // Idle time between a rank's first and last computation: the largest over ranks. What zero-bubble schedules
   // bring to 0.
