@@ -165,7 +165,8 @@ Schedule random_schedule(std::mt19937& random, int ranks, int chunks, int microb
       const Instruction i = can[k];
       can.erase(can.begin() + static_cast<std::ptrdiff_t>(k));
       list.push_back(i);
-      list.back().overlaps_next = !can.empty() && random() % 4 == 0;
+      const bool is_second = list.size() > 1 && list[list.size() - 2].overlaps_next;
+      list.back().overlaps_next = !is_second && !can.empty() && random() % 4 == 0;
       if (i.op == Op::F)
         can.insert(can.begin() + static_cast<std::ptrdiff_t>(random() % (can.size() + 1)),
                    {Op::BW, i.stage, i.microbatch});

@@ -244,6 +244,7 @@ TEST_F(SimulateCommand, RefusesBrokenSchedulesWithRankInstructionAndWhy) {
   broken("0F0 0B0\n1F0 1B0 1W0\n", {"rank 0, instruction 1 (0B0)", "W of stage 0, microbatch 0 is missing"});
   broken("0BW0 0F0\n", {"rank 0, instruction 0 (0BW0)", "comes before F"});
   broken("0F0 0BW0 0F0\n", {"rank 0, instruction 2 (0F0)", "second time"});
+  broken("(0F0;0B0;0W0)\n", {"rank 0, instruction 0 (0F0)", "two passes in parentheses"});
   broken("0F0 0Q0\n", {"mine.txt, line 1 (rank 0)", "0Q0", "F, B, W or BW"});
   write("mine.txt", "0F0 0BW0\n");
   refused("--schedule mine.txt --pp 2", {"--pp 2", "1 rank"});

@@ -67,6 +67,8 @@ class Rules {
                               !is_compute(list[static_cast<size_t>(k) + 1].op)))
         refuse_at(r, k, "runs together with the next computation, and there is none");
     });
+      if (i.overlaps_next && list[static_cast<size_t>(k) + 1].overlaps_next)
+        refuse_at(r, k, "runs together with more than one other; legal: two passes in parentheses");
   }
 
   // Part k on rank k, with V and then VW for every microbatch.
