@@ -88,8 +88,9 @@ TEST(Validate, NamesWhatIsOutOfOrder) {
   invalid("0F0 0W0 0B0\n", {"rank 0, instruction 1 (0W0)", "comes before B of stage 0, microbatch 0"});
   invalid("0F0 0A0>1 0BW0\n1F0 1BW0\n", {"rank 0, instruction 1", "no messages of its own"});
   invalid("0F0@1 0BW0@1\n", {"rank 0, instruction 0 (0F0)", "version 1", "not there yet"});
-  invalid("0F0 0S@0 0BW0@1\n", {"rank 0, instruction 2 (0BW0)", "version 1", "its forward", "version 0"});
-  invalid("0F0 0BW0 0S@0 0S@0\n", {"rank 0, instruction 3", "steps from version 0", "newest is 1"});
+  invalid("0F0 0BW0 0S@0 0F1 0BW1@1\n",
+          {"rank 0, instruction 4 (0BW1)", "version 1", "its forward", "version 0"});
+  invalid("0F0 0F1 0BW0 0S@0 0BW1 0S@0\n", {"rank 0, instruction 5", "steps from version 0", "newest is 1"});
 }
 
 TEST(Validate, NamesTheCircle) {

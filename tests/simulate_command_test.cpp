@@ -245,6 +245,13 @@ TEST_F(SimulateCommand, RefusesBrokenSchedulesWithRankInstructionAndWhy) {
   broken("0BW0 0F0\n", {"rank 0, instruction 0 (0BW0)", "comes before F"});
   broken("0F0 0BW0 0F0\n", {"rank 0, instruction 2 (0F0)", "second time"});
   broken("(0F0;0B0;0W0)\n", {"rank 0, instruction 0 (0F0)", "two passes in parentheses"});
+  // Optimizer steps: after gradients, of stages that the rank runs, and of all of them.
+  broken("0F0 0S@0 0BW0\n", {"rank 0, instruction 1 (step of stage 0", "no BW or W of it comes before"});
+  broken("0F0 0BW0 0S@0 0S@1\n", {"rank 0, instruction 3 (step of stage 0", "since its last step"});
+  broken("0F0 0B0 0S@0 0W0\n", {"rank 0, instruction 2 (step of stage 0", "no gradients of stage 0"});
+  broken("0F0 0BW0 1S@0\n1F0 1BW0 1S@0\n",
+         {"rank 0, instruction 2 (step of stage 1", "of which rank 0 runs nothing"});
+  broken("0F0 0BW0 0S@0\n1F0 1BW0\n", {"rank 1", "stage 1 has no optimizer step", "every stage, or none"});
   broken("0F0 0Q0\n", {"mine.txt, line 1 (rank 0)", "0Q0", "F, B, W or BW"});
   write("mine.txt", "0F0 0BW0\n");
   refused("--schedule mine.txt --pp 2", {"--pp 2", "1 rank"});

@@ -33,6 +33,7 @@ class Rules {
     });
     each([&](int r, int k, const Instruction& i) { check_parts(r, k, i); });
     check_holders();
+    check_steps();
     check_versions();
   }
 
@@ -66,9 +67,9 @@ class Rules {
       if (i.overlaps_next && (static_cast<size_t>(k) + 1 == list.size() || !is_compute(i.op) ||
                               !is_compute(list[static_cast<size_t>(k) + 1].op)))
         refuse_at(r, k, "runs together with the next computation, and there is none");
-    });
       if (i.overlaps_next && list[static_cast<size_t>(k) + 1].overlaps_next)
         refuse_at(r, k, "runs together with more than one other; legal: two passes in parentheses");
+    });
   }
 
   // Part k on rank k, with V and then VW for every microbatch.
@@ -179,7 +180,7 @@ class Rules {
   void check_holders() const {
     std::vector<std::vector<int>> holders(static_cast<size_t>(schedule_.num_stages));
     each([&](int r, int k, const Instruction& i) {
-      if (is_of_head(i.op)) return;
+      if (is_of_head(i.op) || i.op == Op::step) return;
       auto& ranks = holders[static_cast<size_t>(i.stage)];
       if (std::find(ranks.begin(), ranks.end(), r) != ranks.end()) return;
       if (ranks.size() == 2)
@@ -194,6 +195,39 @@ class Rules {
             "every stage on two (rank {} has stage {})",
             schedule_.name, s, holders[s].size(), holders[s].size() == 1 ? "" : "s", holders[0].size(),
             holders[s].back(), s);
+  }
+
+  // Of every stage on every rank that runs it, or of none; and each of gradients that no other has used.
+  void check_steps() const {
+    if (is_synchronous(schedule_)) return;
+    for (int r = 0; r < schedule_.num_ranks(); ++r) {
+      struct Stage {
+        int steps = 0;
+        bool has_gradients = false;  // since its last step
+      };
+      std::map<int, Stage> stages;
+      const auto& list = schedule_.ranks[static_cast<size_t>(r)];
+      for (const Instruction& i : list)
+        if (i.op != Op::step && !is_of_head(i.op)) stages.try_emplace(i.stage);
+      for (int k = 0; k < static_cast<int>(list.size()); ++k) {
+        const Instruction& i = list[static_cast<size_t>(k)];
+        const auto stage = stages.find(i.stage);
+        if (i.op == Op::BW || i.op == Op::W) stage->second.has_gradients = true;
+        if (i.op != Op::step) continue;
+        if (stage == stages.end())
+          refuse_at(r, k, "steps stage {}, of which rank {} runs nothing", i.stage, r);
+        if (!stage->second.has_gradients)
+          refuse_at(r, k, "there are no gradients of stage {}: no BW or W of it {}", i.stage,
+                    stage->second.steps > 0 ? "since its last step" : "comes before");
+        stage->second = {stage->second.steps + 1, false};
+      }
+      for (const auto& [number, stage] : stages)
+        if (stage.steps == 0)
+          refuse(
+              "schedule {}: rank {}: stage {} has no optimizer step, and others have; legal: steps of every "
+              "stage, or none",
+              schedule_.name, r, number);
+    }
   }
 
   void check_versions() {
