@@ -329,6 +329,20 @@ TEST(ZbAuto, Edges) {
     }
 }
 
+// Memory in any unit: the same order.
+TEST(ZbAuto, DoesNotDependOnTheUnitOfMemory) {
+  for (const double limit : {1.0, 2.0, 3.5, 6.0}) {
+    const AutoResult expected = zb_auto(4, 8, even(limit));
+    for (const double unit : {1e-12, 1e-3, 1e10}) {
+      AutoCosts costs = even(limit * unit);
+      costs.memory = {{unit, 0, -unit}};
+      const AutoResult found = zb_auto(4, 8, costs);
+      EXPECT_EQ(found.schedule.ranks, expected.schedule.ranks) << limit << " " << unit;
+      for (double peak : found.peak_memory) EXPECT_LE(peak, limit * unit * (1 + 1e-8));
+    }
+  }
+}
+
 TEST(ZbAuto, Refuses) {
   EXPECT_THROW(zb_auto(4, 8, even(0.5)), RequestError);
   AutoCosts costs = even(1);

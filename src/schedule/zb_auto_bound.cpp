@@ -17,7 +17,8 @@ bool reaches(const Cost& cost, const Bound& bound) {
   return cost.span <= bound.span * (1 + 1e-9) && cost.makespan <= bound.makespan * (1 + 1e-9);
 }
 
-double slack(const Rank& rank) { return 1e-9 * std::max(1.0, rank.limit == never ? 1.0 : rank.limit); }
+// Whatever unit memory is in.
+double slack(const Rank& rank) { return rank.limit == never ? 0 : 1e-9 * rank.limit; }
 
 double peak_memory(const Rank& rank, const Order& order) {
   double held = 0, most = 0;
