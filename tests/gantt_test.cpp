@@ -8,6 +8,7 @@
 #include <sstream>
 #include <string>
 
+#include "base/utf8.h"
 #include "schedule/schedules.h"
 #include "schedule/simulate.h"
 #include "schedule/text.h"
@@ -165,6 +166,20 @@ TEST(GanttSvg, IsWellFormed) {
   EXPECT_EQ(svg.find("nan"), std::string::npos);
   expect_well_formed(gantt_svg({{"empty", "", Timeline{}}}));
   EXPECT_LT(gantt_svg({track(one_f_one_b(64, 256))}).size(), 2u << 20);
+}
+
+// As the name of a schedule's file may be.
+TEST(Perfetto, WhatIsNotUtf8IsReplaced) {
+  Track named = track(gpipe(2, 2));
+  named.title = "x\xff<&\".txt";
+  named.note = "\xc3";
+  const std::string svg = gantt_svg({named}), json = perfetto_json({named}, 1000);
+  for (const std::string& text : {svg, json}) {
+    EXPECT_TRUE(is_utf8(text));
+    EXPECT_NE(text.find("x\xef\xbf\xbd"), std::string::npos) << text.substr(0, 300);
+  }
+  expect_well_formed(svg);
+  EXPECT_NO_THROW(nlohmann::json::parse(json));
 }
 
 TEST(Perfetto, HoldsEveryInstruction) {

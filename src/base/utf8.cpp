@@ -29,6 +29,17 @@ bool is_control(std::uint32_t code) {
 
 }  // namespace
 
+std::string valid_utf8(std::string_view text) {
+  std::string valid;
+  while (!text.empty()) {
+    std::uint32_t code = 0;
+    const std::size_t bytes = first_character(text, code);
+    valid += bytes == 0 ? replacement : text.substr(0, bytes);
+    text.remove_prefix(std::max<std::size_t>(bytes, 1));
+  }
+  return valid;
+}
+
 std::string printable(std::string_view text, std::size_t most) {
   std::string shown;
   while (!text.empty()) {

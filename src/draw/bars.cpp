@@ -7,6 +7,8 @@
 #include <limits>
 #include <map>
 
+#include "base/utf8.h"
+
 namespace echelon {
 namespace {
 
@@ -191,7 +193,7 @@ std::string describe_shades(const std::vector<Bars>& tracks) {
 
 std::string escape_markup(const std::string& text) {
   std::string out;
-  for (char c : text)
+  for (char c : valid_utf8(text))
     if (c == '&')
       out += "&amp;";
     else if (c == '<')
@@ -208,7 +210,7 @@ std::string escape_markup(const std::string& text) {
 // Also safe inside a page's <script>: no < is left.
 std::string escape_json(const std::string& text) {
   std::string out;
-  for (char c : text)
+  for (char c : valid_utf8(text))
     if (c == '"' || c == '\\')
       (out += '\\') += c;
     else if (c == '<' || static_cast<unsigned char>(c) < ' ')

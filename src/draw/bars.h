@@ -51,6 +51,7 @@ std::vector<Op> ops_of(const std::vector<Bars>& tracks);
 std::string describe_shades(const std::vector<Bars>& tracks);
 const char* describe(Op op);  // "gradient of the input"
 
+// What is not UTF-8 becomes U+FFFD.
 std::string escape_markup(const std::string& text);  // HTML and SVG
 std::string escape_json(const std::string& text);
 
