@@ -11,6 +11,7 @@
 #include "base/error.h"
 #include "base/json_text.h"
 #include "base/units.h"
+#include "schedule/schedules.h"
 #include "schedule/step_programs.h"
 #include "schedule/validate.h"
 
@@ -189,10 +190,7 @@ Page page_of(std::vector<SimulationReport>& reports, bool compared) {
   for (const SimulationReport& r : reports) {
     if (!r.unfit.empty()) continue;
     PageTrack one;
-    const bool flushes = std::none_of(r.schedule.ranks.begin(), r.schedule.ranks.end(), [](const auto& list) {
-      return std::any_of(list.begin(), list.end(), [](const Instruction& i) { return i.op == Op::step; });
-    });
-    if (flushes) {
+    if (is_synchronous(r.schedule)) {
       one.step_microbatches = r.microbatches;
       one.two_steps = simulate(two_steps(r.schedule), r.costs).timeline;
     }

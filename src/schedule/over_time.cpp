@@ -3,6 +3,8 @@
 #include <algorithm>
 
 #include "base/error.h"
+#include "schedule/schedules.h"
+#include "schedule/step_programs.h"
 
 namespace echelon {
 
@@ -37,18 +39,8 @@ std::vector<HeldCurve> held_over_time(const Schedule& schedule, const Timeline& 
 }
 
 Schedule two_steps(const Schedule& schedule) {
-  Schedule both = schedule;
-  both.num_microbatches *= 2;
-  for (auto& list : both.ranks) {
-    const std::size_t count = list.size();
-    list.reserve(2 * count);
-    for (std::size_t k = 0; k < count; ++k) {
-      check(list[k].op != Op::step, "the schedule flushes");
-      list.push_back(list[k]);
-      list.back().microbatch += schedule.num_microbatches;
-    }
-  }
-  return both;
+  check(is_synchronous(schedule), "the schedule flushes");
+  return repeated(schedule, 2);
 }
 
 }  // namespace echelon

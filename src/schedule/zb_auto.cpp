@@ -4,7 +4,6 @@
 #include <array>
 #include <cmath>
 #include <random>
-#include <set>
 #include <utility>
 
 #include "base/error.h"
