@@ -70,7 +70,11 @@ void SimulateFlags::refuse_idle(const CLI::App& app) const {
              "without --output-layer, the times of what it cuts",
              {advice("--output-layer", "1,1,1")}},
             {"--stage-memory", has("zb-auto"), asked, searched},
-            {"--activation-limit", has("zb-auto"), asked, searched}});
+            {"--activation-limit", has("zb-auto"), asked, searched},
+            {"--activation-limit",
+             !vocabulary_parallel,
+             "with --vocabulary-parallel, which lets ranks hold more than the order that is searched",
+             {}}});
   const bool is_drawn = !out.empty() || (!json && (compare.empty() || is_format_given));
   refuse_idle_drawing(*this, app, is_drawn);
 }

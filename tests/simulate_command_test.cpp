@@ -222,6 +222,8 @@ TEST_F(SimulateCommand, RefusesWrongRequestsByName) {  // long
   refused("--comm-time nan", {"--comm-time nan"});
   refused("--overlap-factor 0", {"--overlap-factor 0"});
   refused("--group-size 3", {"--group-size 3", "interleaved", "1f1b"});
+  refused("--schedule zb-auto --activation-limit 4 --output-layer 1,1,1 --vocabulary-parallel",
+          {"--activation-limit 4", "--vocabulary-parallel"});
   refused("--schedule interleaved --group-size -1", {"--group-size -1"});
   refused("--activation-limit 3", {"--activation-limit 3", "zb-auto", "1f1b"});
   refused("--compare 1f1b,gpipe --stage-memory 1,0,-1", {"--stage-memory 1,0,-1", "zb-auto"});
