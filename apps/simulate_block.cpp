@@ -1,6 +1,7 @@
 #include "apps/simulate_block.h"
 
 #include <algorithm>
+#include <filesystem>
 
 #include "apps/flag_values.h"
 #include "apps/help.h"
@@ -56,6 +57,11 @@ void BlockFlags::draw() const {
     throw PlanRefusal(plan, *refusal);
   if (!sequence_parallel_.empty() && sequence_parallel_ != "on" && sequence_parallel_ != "off")
     refuse("--sp {}: legal: on, off", sequence_parallel_);
+  if (sequence_parallel_ == "on" && tp_ == 1)
+    refuse("--sp on: has no ranks to cut the sequence over, with --tp 1; legal: --tp 2 or more, or --sp off");
+  if (const std::string ending = std::filesystem::path(out_).extension(); !ending.empty() && ending != ".svg")
+    refuse("--block {}: is an SVG, whose name cannot end in {}; legal: {}", out_, ending,
+           std::filesystem::path(out_).replace_extension(".svg").string());
   BlockSetting setting{tp_, tp_ > 1 && sequence_parallel_ != "off",
                        parse_recompute(recompute_, "--recompute")};
   if (const std::string stranger = not_in_model(setting.recompute, model); !stranger.empty())

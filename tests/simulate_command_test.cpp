@@ -222,8 +222,11 @@ TEST_F(SimulateCommand, RefusesWrongRequestsByName) {  // long
   refused("--comm-time nan", {"--comm-time nan"});
   refused("--overlap-factor 0", {"--overlap-factor 0"});
   refused("--group-size 3", {"--group-size 3", "interleaved", "1f1b"});
+  refused("--schedule interleaved --chunks 1 --group-size 2", {"--group-size 2", "--chunks 1", "--chunks 2"});
   refused("--schedule zb-auto --activation-limit 4 --output-layer 1,1,1 --vocabulary-parallel",
           {"--activation-limit 4", "--vocabulary-parallel"});
+  refused("--block b.png --model gpt2-tiny", {"--block b.png", "SVG", "b.svg"});
+  refused("--block b.svg --model gpt2-tiny --sp on", {"--sp on", "--tp 1"});
   refused("--schedule interleaved --group-size -1", {"--group-size -1"});
   refused("--activation-limit 3", {"--activation-limit 3", "zb-auto", "1f1b"});
   refused("--compare 1f1b,gpipe --stage-memory 1,0,-1", {"--stage-memory 1,0,-1", "zb-auto"});
