@@ -95,7 +95,7 @@ void print_notes(std::FILE* out, const Colours& colours, const VerifyReport& r) 
   }
   if (r.judged > 0)
     fmt::print(out,
-               "{} comparison{} beyond the bound, where sums cancel, held to {:.0f} times what rounding does "
+               "{} comparison{} beyond the bound held to {:.0f} times what rounding does "
                "to these "
                "numbers: {} of {} at step {} comes nearest, with {:.0f}% of that\n",
                r.judged, r.judged == 1 ? "" : "s", rounding_multiple, r.worst_judged.kind,
@@ -105,7 +105,7 @@ void print_notes(std::FILE* out, const Colours& colours, const VerifyReport& r) 
     const auto steps_of = [&](const Difference& other) { return other.step == d.step; };
     fmt::print(
         out,
-        "all of {} at step {} could be rounding, that of {} first: an error in them alone would not show\n",
+        "{} at step {} could be rounding as a whole, that of {} first: an error there alone would not show\n",
         counted(std::count_if(r.hidden.begin(), r.hidden.end(), steps_of), "gradient"), d.step, d.tensor);
   }
 }
