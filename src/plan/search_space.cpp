@@ -134,6 +134,8 @@ void each_mesh(const SearchRequest& r, const std::function<void(const Plan&)>& v
 
 std::vector<std::int64_t> micro_batches(const SearchRequest& r, const Plan& plan) {
   if (r.has("micro-batch")) return {r.work.plan.micro_batch};
+  // A schedule of documents has no sequences of which several could go together.
+  if (r.work.dynamic_context) return {1};
   const std::int64_t of_rank = plan.global_batch / plan.mesh.dp();
   std::vector<std::int64_t> list;
   for (std::int64_t n = 1; n <= of_rank; n *= 2)
