@@ -202,7 +202,7 @@ TEST(ParamSpec, PiecesOfFusedQkv) {
 // 2 key/value heads over 8 ranks: ranks 0-3 hold the first, 4-7 the second, beside the query heads that read
 // it.
 TEST(ParamSpec, KeyValueHeadsAreReplicatedOverNeighbours) {
-  const ParamSpec spec = cut({2 * 16, 64}, 0, {{2 * 16, 16}});
+  const ParamSpec spec = cut({2 * 16, 64}, 0, {{2 * 16, 16, true}});
   EXPECT_EQ(tp_replicas(spec, 8), 4);
   for (int index = 0; index < 8; ++index)
     EXPECT_EQ(local_ranges(spec, 8, index), (std::vector<Range>{{index / 4 * 16, index / 4 * 16 + 16}}));
@@ -221,7 +221,15 @@ TEST(ParamSpec, UncutIsWholeEverywhere) {
 }
 
 TEST(ParamSpec, PiecesThatReplicateDifferentlyAreAnInvariantError) {
-  EXPECT_THROW(tp_replicas(cut({10}, 0, {{8, 1}, {2, 1}}), 4), InvariantError);
+  EXPECT_THROW(tp_replicas(cut({10}, 0, {{8, 1}, {2, 1, true}}), 4), InvariantError);
+}
+
+// Hidden units, say, which would be in a sum over the ranks twice.
+TEST(ParamSpec, UnitsThatDoNotRepeatAreNoFewerThanRanks) {
+  const ParamSpec spec = cut({2, 64}, 0, {{2, 1}});
+  EXPECT_EQ(tp_replicas(spec, 2), 1);
+  EXPECT_THROW(tp_replicas(spec, 4), InvariantError);
+  EXPECT_THROW(local_ranges(spec, 4, 0), InvariantError);
 }
 
 TEST(Traffic, EvenCountsGiveTheRingFormulas) {

@@ -5,7 +5,7 @@
 #include <cmath>
 #include <numbers>
 
-#include "mesh_runs.h"
+#include "expert_runs.h"
 #include "verify/verify.h"
 
 namespace echelon::training_test {
@@ -365,12 +365,85 @@ TEST(PlanRefusals, NameFlagValueAndLegalValues) {
                     p.model.mlp_hidden = 3;
                   }),
                   {"--tp 4", "MLP", "3"});
+  expect_contains(refusal([](Plan& p) {
+                    p.model = odd_deepseek();
+                    p.model.shared_hidden = 2;
+                    p.mesh.set(Axis::tp, 4);
+                  }),
+                  {"--tp 4", "shared expert of only 2", "legal: 1, 2"});
   // And what is legal is let through, sequence parallelism without tp included.
   Plan plan = odd_plan(odd_llama(), 7, 4, true);
   EXPECT_NO_THROW(validate(plan));
   plan = odd_plan(odd_llama(), 1, 1, true);
   plan.seq_len = 1;
   EXPECT_NO_THROW(validate(plan));
+}
+
+// Models with a part of each kind that tp cuts, or holds whole, which is narrower than 8 ranks.
+std::vector<ModelSpec> narrow_models() {
+  const auto wide = [](ModelSpec m) {
+    m.num_heads = 8, m.head_dim = 4;
+    m.num_kv_heads = m.num_kv_heads == 4 ? 8 : 2;
+    m.init_std = 0.3;
+    return m;
+  };
+  const ModelSpec llama = wide(odd_llama()), mixture = wide(odd_deepseek());
+  std::vector<ModelSpec> models;
+  const auto add = [&](const char* name, ModelSpec m, const std::function<void(ModelSpec&)>& narrow) {
+    m.name = name;
+    narrow(m);
+    models.push_back(m);
+  };
+  const auto latent = [](ModelSpec& m) {
+    m.num_kv_heads = m.num_heads, m.kv_rank = 2, m.q_rank = 3, m.rotary_dim = 2, m.value_head_dim = 1;
+  };
+  add("vocabulary", llama, [](ModelSpec& m) { m.vocab = 3; });
+  add("mlp", llama, [](ModelSpec& m) { m.mlp_hidden = 3; });
+  add("mlp-bias", llama, [](ModelSpec& m) { m.mlp_hidden = 3, m.mlp_bias = true; });
+  add("hidden", llama, [](ModelSpec& m) { m.hidden = 3; });
+  add("one-key", llama, [](ModelSpec& m) { m.num_kv_heads = 1, m.qkv_bias = m.qk_norm = true; });
+  add("whole-norms", llama, [](ModelSpec& m) { m.qk_norm = m.qk_norm_whole = true; });
+  add("gate", llama, [](ModelSpec& m) { m.attention_gate = m.attention_sinks = true; });
+  add("latent", llama, latent);
+  add("lora", llama, [](ModelSpec& m) { m.tuning.lora.rank = 1; });
+  add("experts", mixture, [](ModelSpec& m) { m.expert_hidden = 3, m.shared_hidden = 16; });
+  add("shared", mixture, [](ModelSpec& m) { m.expert_hidden = 16, m.shared_hidden = 3; });
+  add("two-shared", mixture, [](ModelSpec& m) {
+    m.expert_hidden = 16, m.shared_hidden = 2, m.num_shared_experts = 2, m.shared_gate = true;
+  });
+  add("predicts", mixture, [&](ModelSpec& m) { latent(m), m.num_mtp_layers = 1, m.expert_hidden = 3; });
+  add("short-conv", llama, [](ModelSpec& m) { m.hidden = 4, m.short_conv = {3, {1}}; });
+  add("groups", llama, [](ModelSpec& m) { m.state_space = {8, 2, 2, 3, 3, true, 4, {1}}; });
+  add("few-heads", llama, [](ModelSpec& m) { m.state_space = {4, 2, 2, 3, 3, true, 4, {1}}; });
+  add("delta", llama,
+      [](ModelSpec& m) { m.state_space = {8, 2, 2, 3, 3, false, 4, {1}, StateRule::gated_delta}; });
+  return models;
+}
+
+// Where a part is narrower than tp, ranks would have none of it, or each the same: that is refused, and what
+// is called legal instead has a part for each, as has what is not refused. The gradients are those of one
+// rank.
+TEST(PlanRefusals, NoRankIsWithoutItsPart) {  // long
+  int refused = 0, run = 0;
+  for (const ModelSpec& model : narrow_models())
+    for (int tp : {2, 4, 8}) {
+      Plan plan = odd_plan(model, 1, tp, false);
+      SCOPED_TRACE(describe(plan));
+      try {
+        validate(plan);
+      } catch (const RequestError& error) {
+        expect_contains(error.what(), {fmt::format("--tp {}", tp), "legal: 1"});
+        ++refused;
+        continue;
+      }
+      for (const ParamSpec& spec : all_parameters(model))
+        for (int index = 0; index < tp; ++index)
+          for (std::int64_t extent : local_shape(spec, tp, index)) EXPECT_GT(extent, 0) << spec.name;
+      EXPECT_TRUE(verify({plan, {}, {1, patience}, 1, 1, {}, {}}).pass);
+      ++run;
+    }
+  EXPECT_GE(refused, 12);
+  EXPECT_GE(run, 20);
 }
 
 // The smallest plans that are let through do run: one sequence each, one token each.

@@ -207,7 +207,7 @@ class HeadNormOp : public NormOp {
     ParamSpec spec;
     spec.shard_dim = 0;
     spec.shape = {sum_of(op.heads)};
-    for (std::int64_t heads : op.heads) spec.pieces.push_back({heads, 1});
+    for (std::int64_t heads : op.heads) spec.pieces.push_back({heads, 1, true});
     return spec;
   }
   // The gradient of what all heads of a kind share, those of a block one after another, and of blocks by

@@ -399,6 +399,11 @@ ParamSpec cut_bias(std::string name, std::int64_t width, std::vector<Piece> piec
   return p;
 }
 
+ParamSpec repeated(ParamSpec cut) {
+  for (Piece& piece : cut.pieces) piece.repeats = true;
+  return cut;
+}
+
 ParamSpec cut_norm_weight(std::string name, std::int64_t width, std::int64_t head_dim) {
   ParamSpec p = cut_bias(std::move(name), width, {{width, head_dim}});
   p.init = Init::ones;

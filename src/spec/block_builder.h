@@ -98,6 +98,8 @@ ParamSpec cut_norm_weight(std::string name, std::int64_t width, std::int64_t hea
 ParamSpec whole_bias(std::string name, std::int64_t width);  // added once, behind the sum over the group
 ParamSpec cut_bias(std::string name, std::int64_t width,
                    std::vector<Piece> pieces);  // as the outputs are cut
+// The same, whose units several tp ranks may have: each uses them for heads of its own.
+ParamSpec repeated(ParamSpec cut);
 // Residual outputs start smaller so that the variance of the residual stream does not grow with depth
 // (GPT-2).
 double residual_std(const ModelSpec& model);

@@ -121,26 +121,28 @@ int attention_in(BlockBuilder& b, const ModelSpec& m, int x, const std::string& 
   const std::int64_t C = m.hidden, D = m.head_dim, Q = m.attention_width(), K = m.kv_width();
   std::vector<ParamSpec> biases;
   if (m.qkv_bias)
-    biases = {cut_bias(at + "q_proj.bias", Q, {{Q, D}}), cut_bias(at + "k_proj.bias", K, {{K, D}}),
-              cut_bias(at + "v_proj.bias", K, {{K, D}})};
+    biases = {cut_bias(at + "q_proj.bias", Q, {{Q, D}}), repeated(cut_bias(at + "k_proj.bias", K, {{K, D}})),
+              repeated(cut_bias(at + "v_proj.bias", K, {{K, D}}))};
   const int qkv = b.columns("attention_in", x,
                             {cut_rows(at + "q_proj.weight", Q, C, D, m.init_std),
-                             cut_rows(at + "k_proj.weight", K, C, D, m.init_std),
-                             cut_rows(at + "v_proj.weight", K, C, D, m.init_std)},
+                             repeated(cut_rows(at + "k_proj.weight", K, C, D, m.init_std)),
+                             repeated(cut_rows(at + "v_proj.weight", K, C, D, m.init_std))},
                             std::move(biases));
   if (!m.qk_norm || m.qk_norm_turned) return qkv;
   if (m.qk_norm_whole)
     return b.head_norm(
         "qk_norm", qkv,
-        {cut_norm_weight(at + "q_norm.weight", Q, D), cut_norm_weight(at + "k_norm.weight", K, D)}, {1, 1});
+        {cut_norm_weight(at + "q_norm.weight", Q, D), repeated(cut_norm_weight(at + "k_norm.weight", K, D))},
+        {1, 1});
   return qk_norm(b, m, qkv, at);
 }
 
-// Of three runs of channels, each with a unit that tp cuts: weights, and biases where it has them, up to 1 /
-// sqrt(kernel) as torch's Conv1d begins with.
+// Of three runs of channels, each with a unit that tp cuts, or that it repeats: weights, and biases where it
+// has them, up to 1 / sqrt(kernel) as torch's Conv1d begins with.
 struct Channels {
   const char* name;
   std::int64_t width, unit;
+  bool repeats = false;
 };
 void begin_as_convolution(ParamSpec& spec, std::int64_t kernel) {
   spec.multiplies = false;
@@ -150,11 +152,12 @@ void begin_as_convolution(ParamSpec& spec, std::int64_t kernel) {
 void convolution(const ModelSpec& m, const std::string& at, std::initializer_list<Channels> runs,
                  std::vector<ParamSpec>& taps, std::vector<ParamSpec>& biases) {
   const StateSpaceSpec& s = m.state_space;
-  for (const auto& [name, width, unit] : runs) {
+  for (const auto& [name, width, unit, repeats] : runs) {
     taps.push_back(cut_rows(fmt::format("{}conv1d.{}.weight", at, name), width, s.kernel, unit, 0));
+    taps.back().pieces.front().repeats = repeats;
     begin_as_convolution(taps.back(), s.kernel);
     if (!s.conv_bias) continue;
-    biases.push_back(cut_bias(fmt::format("{}conv1d.{}.bias", at, name), width, {{width, unit}}));
+    biases.push_back(cut_bias(fmt::format("{}conv1d.{}.bias", at, name), width, {{width, unit, repeats}}));
     begin_as_convolution(biases.back(), s.kernel);
   }
 }
@@ -168,12 +171,12 @@ int delta_net(BlockBuilder& b, const ModelSpec& m, int x, const std::string& at)
   const auto projection = [&](const char* name, std::int64_t rows, std::int64_t unit) {
     return cut_rows(at + "in_proj." + name + ".weight", rows, m.hidden, unit, m.init_std);
   };
-  const int mixed =
-      b.columns("delta_in", x,
-                {projection("z", W, P), projection("v", W, P), projection("k", G, s.state),
-                 projection("q", G, s.state), projection("a", s.heads, 1), projection("b", s.heads, 1)});
+  const int mixed = b.columns(
+      "delta_in", x,
+      {projection("z", W, P), projection("v", W, P), repeated(projection("k", G, s.state)),
+       repeated(projection("q", G, s.state)), projection("a", s.heads, 1), projection("b", s.heads, 1)});
   std::vector<ParamSpec> taps, of_heads;
-  convolution(m, at, {{"v", W, P}, {"k", G, s.state}, {"q", G, s.state}}, taps, of_heads);
+  convolution(m, at, {{"v", W, P}, {"k", G, s.state, true}, {"q", G, s.state, true}}, taps, of_heads);
   for (const auto& [name, init] : {std::pair{"dt_bias", Init::step}, {"A_log", Init::rate}}) {
     of_heads.push_back(cut_bias(at + name, s.heads, {{s.heads, 1}}));
     of_heads.back().init = init;
@@ -191,13 +194,14 @@ int state_space(BlockBuilder& b, const ModelSpec& m, int x, const std::string& a
   const auto projection = [&](const char* name, std::int64_t rows, std::int64_t unit) {
     return cut_rows(at + "in_proj." + name + ".weight", rows, m.hidden, unit, m.init_std);
   };
-  const std::vector<ParamSpec> in{projection("z", W, P), projection("x", W, P), projection("b", G, s.state),
-                                  projection("c", G, s.state), projection("dt", s.heads, 1)};
+  const std::vector<ParamSpec> in{projection("z", W, P), projection("x", W, P),
+                                  repeated(projection("b", G, s.state)),
+                                  repeated(projection("c", G, s.state)), projection("dt", s.heads, 1)};
   const auto& factors = m.scales.state_space;
   const int mixed =
       b.scale("state_scale", b.columns("state_in", x, in), in, {factors.begin(), factors.end()});
   std::vector<ParamSpec> taps, biases;
-  convolution(m, at, {{"x", W, P}, {"b", G, s.state}, {"c", G, s.state}}, taps, biases);
+  convolution(m, at, {{"x", W, P}, {"b", G, s.state, true}, {"c", G, s.state, true}}, taps, biases);
   const auto of_heads = [&](const char* name, Init init) {
     biases.push_back(cut_bias(at + name, s.heads, {{s.heads, 1}}));
     biases.back().init = init;

@@ -16,7 +16,7 @@ std::int64_t ParamSpec::numel() const {
 static int piece_replicas(const Piece& piece, int tp) {
   const std::int64_t units = piece.length / piece.unit;
   check(piece.length % piece.unit == 0, "a piece consists of whole units");
-  check(units >= tp || tp % units == 0, "ranks share the units of a piece evenly");
+  check(units >= tp || (piece.repeats && tp % units == 0), "ranks share the units of a piece evenly");
   return units >= tp ? 1 : static_cast<int>(tp / units);
 }
 

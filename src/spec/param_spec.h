@@ -18,10 +18,12 @@ enum class Init { zeros, ones, normal, uniform, constant, rate, step };
 
 // One of the pieces that a dimension is made of (q, k and v of GPT-2's fused c_attn, say). A piece is cut
 // over a tensor parallel group in whole units (a head; one row of the vocabulary). With fewer units than
-// ranks each unit is held by ranks/units neighbouring ranks (key/value heads when tp > kv_heads).
+// ranks each unit is held by ranks/units neighbouring ranks, where it repeats: key/value heads when tp >
+// kv_heads, which every rank uses for query heads of its own. What no rank uses so would be counted twice.
 struct Piece {
   std::int64_t length = 0;
   std::int64_t unit = 1;
+  bool repeats = false;
 };
 
 struct ParamSpec {
@@ -57,7 +59,8 @@ std::vector<Range> local_ranges(const ParamSpec& spec, int tp, int index);
 std::vector<std::int64_t> local_shape(const ParamSpec& spec, int tp, int index);
 
 // How many neighbouring ranks of the tp group hold the same data: tp when not cut, tp/units when there are
-// fewer units than ranks, else 1. Pieces of one parameter must agree (InvariantError).
+// fewer units than ranks, else 1. Pieces of one parameter must agree, and those with fewer repeat
+// (InvariantError).
 int tp_replicas(const ParamSpec& spec, int tp);
 
 // Calls visit(logical_begin, local_begin, count) for each run of elements that is contiguous both in the

@@ -97,6 +97,8 @@ std::string tensor_parallel_problem(const ModelSpec& m, std::int64_t tp, const R
     return fmt::format("{} has an MLP of only {}", m.name, m.mlp_hidden);
   if (m.experts != Experts::none && m.expert_hidden < tp)
     return fmt::format("{} has experts of only {}", m.name, m.expert_hidden);
+  if (m.num_shared_experts > 0 && m.shared_width() < tp)
+    return fmt::format("{} has a shared expert of only {}", m.name, m.shared_width());
   if (m.experts == Experts::gpt_oss && m.hidden < tp)
     return fmt::format("{} has experts' biases of only {}", m.name, m.hidden);
   return {};
