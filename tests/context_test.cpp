@@ -4,6 +4,7 @@
 #include "base/begins_document.h"
 #include "context_runs.h"
 #include "overlap_runs.h"
+#include "parallel/whole_copies.h"
 #include "plan/memory.h"
 #include "rank_runs.h"
 #include "spec/packed_documents.h"
@@ -57,6 +58,46 @@ TEST(ContextLayout, PairsAreTheCausalMask) {
           EXPECT_EQ(seen, expected);
         }
     }
+}
+
+// Else the runs of a rank would be shorter than its part of a sequence, or have nothing.
+TEST(ContextLayout, RefusesLengthsThatDoNotDivide) {
+  for (const auto& [kind, balance, unit] : {std::tuple{ContextKind::ring, ContextBalance::zigzag, 8},
+                                            {ContextKind::ring, ContextBalance::stripe, 4},
+                                            {ContextKind::allgather, ContextBalance::none, 4},
+                                            {ContextKind::ulysses, ContextBalance::zigzag, 4}})
+    for (std::int64_t length = 0; length <= 17; ++length) {
+      Plan plan = context_plan(Family::llama, {kind, balance, 4, 1});
+      plan.seq_len = length;
+      if (length > 0 && length % unit == 0)
+        EXPECT_NO_THROW(ContextLayout{plan}) << describe_context(plan) << " length " << length;
+      else
+        EXPECT_THROW(ContextLayout{plan}, InvariantError) << describe_context(plan) << " length " << length;
+    }
+}
+
+// Each run of one size, and together all positions in their order.
+TEST(PositionRuns, CoverASequence) {
+  for (int cp : {1, 2, 3, 4, 6})
+    for (int ulysses = 1; ulysses <= cp; ++ulysses)
+      for (ContextBalance balance : {ContextBalance::zigzag, ContextBalance::stripe, ContextBalance::none}) {
+        if (cp % ulysses != 0) continue;
+        Plan plan = context_plan(Family::llama, {ContextKind::hybrid, balance, cp, ulysses});
+        const std::int64_t unit = length_unit(plan);
+        for (plan.seq_len = unit; plan.seq_len <= 4 * unit; plan.seq_len += unit) {
+          SCOPED_TRACE(describe_context(plan));
+          const ContextLayout layout(plan);
+          const PositionRuns runs(plan);
+          ASSERT_EQ(std::ssize(runs.order), std::int64_t{cp} * runs.of_rank);
+          const std::int64_t size = layout.tokens_here() / runs.of_rank;
+          std::int64_t next = 0;
+          for (const PositionRuns::Place& place : runs.order)
+            for (std::int64_t i = 0; i < size; ++i)
+              ASSERT_EQ(layout.positions(place.cp_rank).at(static_cast<std::size_t>(place.run * size + i)),
+                        next++);
+          EXPECT_EQ(next, plan.seq_len);
+        }
+      }
 }
 
 TEST(ContextLayout, ZigzagAndStripeBalanceACausalMask) {

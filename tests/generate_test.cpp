@@ -4,8 +4,8 @@
 
 #include <set>
 
-#include "case_choice.h"
-#include "mesh_runs.h"
+#include "context_runs.h"
+#include "expert_runs.h"
 
 namespace echelon::generate_test {
 namespace {
@@ -149,6 +149,38 @@ TEST(Generate, GivesTheSameTokensOnEveryMesh) {
         if (!is_taken(3)) continue;
         const Plan plan = odd_plan(model, dp, tp, sp);
         EXPECT_EQ(generate_on(plan, prompt, options), expected) << describe(plan);
+      }
+    }
+}
+
+// Each rank of cp makes all of the text, whose length need not divide over them: 22 tokens, and two.
+TEST(Generate, IsNotCutOverContextRanks) {
+  std::vector<ModelSpec> all = models();
+  all.push_back(lively(even_mixtral(2)));
+  // Twice as many positions than there were in the longest sequence, and factors of their own.
+  ModelSpec turned = lively(odd_llama());
+  turned.rope.scaling = RopeScaling::dynamic;
+  turned.rope.factor = 2;
+  turned.rope.original_length = 4;
+  all.push_back(turned);
+  for (const ModelSpec& model : all)
+    for (const auto& [from, count] : {std::pair{prompt, 17}, {Tokens{3}, 1}}) {
+      const Tokens expected = generate_on(odd_plan(model, 1, 1, false), from, greedy(count));
+      for (const ContextCase& c : context_cases(4)) {
+        if (!is_taken(4)) continue;
+        Plan plan = odd_plan(model, 1, 1, false);
+        plan.seq_len = 16;
+        plan.mesh.set(Axis::cp, 4);
+        plan.context_kind = c.kind;
+        plan.context_balance = c.balance;
+        plan.ulysses = c.ulysses;
+        plan.mesh.ep = model.experts == Experts::none ? 1 : 2;
+        try {
+          validate(plan);
+        } catch (const RequestError&) {
+          continue;  // heads that do not divide
+        }
+        EXPECT_EQ(generate_on(plan, from, greedy(count)), expected) << describe_context(plan);
       }
     }
 }

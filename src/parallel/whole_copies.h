@@ -13,7 +13,8 @@
 namespace echelon {
 
 // Runs of neighbouring positions that a sequence's tokens are in, in the order of their positions: which rank
-// of the cp group has each, and which of its own runs it is. All are of one size.
+// of the cp group has each, and which of its own runs it is. All are of one size, as sequences divide
+// (ContextLayout).
 struct PositionRuns {
   struct Place {
     int cp_rank = 0, run = 0;

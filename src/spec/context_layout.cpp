@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <numeric>
 
+#include "base/error.h"
 #include "spec/plan.h"
 
 namespace echelon {
@@ -22,7 +23,10 @@ ContextLayout::ContextLayout(const Plan& plan)
     : ring_(plan.mesh.size(Axis::cp) / ulysses_size(plan)),
       ulysses_(ulysses_size(plan)),
       balance_(plan.context_balance),
-      seq_len_(plan.seq_len) {}
+      seq_len_(plan.seq_len) {
+  // Else runs would overlap, leave positions out, or have none.
+  check(seq_len_ >= 1 && seq_len_ % length_unit(plan) == 0, "sequences divide over the cp group");
+}
 
 std::vector<PositionRun> ContextLayout::runs(int ring_index) const {
   if (ring_ == 1) return {{0, 1, seq_len_}};

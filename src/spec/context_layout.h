@@ -51,7 +51,8 @@ struct PositionRun {
 // computes attention for all of them, on its part of the heads.
 class ContextLayout {
  public:
-  // For a plan whose kind, balance and sizes validate() has passed.
+  // For a plan whose kind, balance and sizes validate() has passed; InvariantError where its sequences do not
+  // divide.
   explicit ContextLayout(const Plan& plan);
 
   int ring() const { return ring_; }        // ranks that keys and values are cut over

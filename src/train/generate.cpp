@@ -77,9 +77,11 @@ std::vector<std::int32_t> generate(const Rank& rank, const Plan& plan, const Par
   validate(options, plan.model, prompt);
   const auto prompt_length = static_cast<std::int64_t>(prompt.size());
   const std::int64_t positions = prompt_length + options.max_tokens;
-  // One token cannot be cut over the tp group, so the residual stream is whole here.
+  // One token cannot be cut over the tp group, so the residual stream is whole here; nor over the cp group,
+  // each of whose ranks makes all of the text.
   Plan whole_rows = plan;
   whole_rows.sequence_parallel = false;
+  whole_rows.mesh.set(Axis::cp, 1);
   whole_rows.seq_len = positions;  // which may decide how they are turned
   const PipelineLayout pipeline(plan);
   const HeldStages stages(rank, whole_rows, pipeline, parameters, {});

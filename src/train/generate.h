@@ -26,8 +26,8 @@ void validate(const GenerateOptions& options);
 void validate(const GenerateOptions& options, const ModelSpec& model,
               const std::vector<std::int32_t>& prompt);
 
-// The tokens after `prompt` (not empty). `plan`, `parameters` and `biases` are those of the run, on any dp x
-// tp mesh; every rank of a tp group calls this and gets the same tokens. `on_token` is called for each token
+// The tokens after `prompt` (not empty). `plan`, `parameters` and `biases` are those of the run, on any mesh;
+// every rank of it calls this and gets the same tokens. `on_token` is called for each token
 // as it comes. RequestError when the prompt and max_tokens exceed the model's positions. Rotary positions
 // that depend on a sequence's length (dynamic, longrope) are those of one as long as prompt and max_tokens
 // together, from the first token on.
