@@ -93,6 +93,21 @@ TEST(Pipeline, ATableThatThreeRanksWouldShareIsRefused) {
   EXPECT_TRUE(verified(plan).pass);
 }
 
+// It has no part in what the two ends of the model share, and waits for the others.
+TEST(Pipeline, ASchedulesOwnTextMayLeaveARankIdle) {
+  for (const bool tied : {true, false}) {
+    Plan plan = pipeline_plan(odd_llama(tied, 2, 2), "mine", 3, 1, 1, 2);
+    plan.model.num_mtp_layers = tied ? 0 : 1;
+    for (const char* text :
+         {"0F0 1F0 1BW0 0BW0 0F1 1F1 1BW1 0BW1\n.\n.\n", "0F0 0F1 0BW0 0BW1\n.\n1F0 1BW0 1F1 1BW1\n"}) {
+      plan.schedule_text = text;
+      const PipelineLayout pipeline(plan);
+      EXPECT_FALSE(pipeline.ends_on(1) || pipeline.ties_on(1)) << text;
+      expect_passes(plan);
+    }
+  }
+}
+
 TEST(Pipeline, UnevenLayersAndRaggedMicrobatches) {
   for (const char* schedule : {"1f1b", "zb-h1", "gpipe", "zb-auto"}) {
     if (!is_taken(6)) continue;

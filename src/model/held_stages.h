@@ -19,7 +19,7 @@ class HeldStages {
              const ParameterStore& parameters, const Faults& faults);
 
   const Rank& rank() const { return *rank_; }
-  bool has_last_stage() const { return !ids_.empty() && ids_.back() + 1 == static_cast<int>(runner_.size()); }
+  bool has_last_stage() const { return has_last_stage_; }
   const Stage& stage(int id) const;  // one of those that this rank holds
   // Its part of the output layer, where that is cut over the pipeline's ranks.
   const VocabularyParallel* vocabulary_part() const {
@@ -64,6 +64,7 @@ class HeldStages {
   std::optional<VocabularyParallel> vocabulary_part_;
   std::shared_ptr<const OffloadedActivations> offloaded_;
   std::vector<int> ids_;     // of the held stages
+  bool has_last_stage_;
   std::vector<Stage> held_;  // in the order of ids_
   std::vector<Stage::Mixture> mixtures_;
   std::vector<int> forward_uses_;  // layer groups that pass() reads, in order

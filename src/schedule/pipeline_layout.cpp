@@ -472,12 +472,14 @@ bool keeps_tied_gradient_apart(const Plan& plan, const PipelineLayout& pipeline,
          (plan.numerics == Numerics::invariant || (batches.size() > 1 && batches[1].size() > 0));
 }
 
+// A schedule of one's own may leave a rank without stages.
 bool PipelineLayout::ties_on(int pp_rank) const {
-  return shares_table_ && stages_of(pp_rank).front() == 0 && ends_on(pp_rank);
+  return shares_table_ && ends_on(pp_rank) && stages_of(pp_rank).front() == 0;
 }
 
 bool PipelineLayout::ends_on(int pp_rank) const {
-  return stages_of(pp_rank).back() + 1 == static_cast<int>(slices_.size());
+  const std::vector<int>& stages = stages_of(pp_rank);
+  return !stages.empty() && stages.back() + 1 == static_cast<int>(slices_.size());
 }
 
 }  // namespace echelon
