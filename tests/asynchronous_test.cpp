@@ -277,10 +277,9 @@ TEST(Asynchronous, TrafficAndMemoryAreThoseThatWerePredicted) {
       const AsynchronousRun run = a_run(bound, servers, 4);
       const ServedOutcome served = run_served(plan, clipping_options(4), run, random_samples(plan));
       EXPECT_TRUE(served.traffic == predict_worker_traffic(plan, pipeline, run.options));
-      Memory predicted = predict_memory(plan, pipeline);
-      predicted[MemoryCategory::optimizer] = 0;
+      Memory predicted = predict_memory(plan, pipeline, {}, {.is_worker = true});
       predicted[MemoryCategory::other] = served.worker_memory[MemoryCategory::other];
-      EXPECT_EQ(served.worker_memory.total(), predicted.total());
+      EXPECT_EQ(served.worker_memory, predicted);
       for (int server = 0; server < servers; ++server) {
         Memory memory = predict_server_memory(plan, pipeline, run.options, server);
         const Memory& measured = served.server_memory[static_cast<std::size_t>(server)];

@@ -9,6 +9,7 @@
 
 #include "checkpoint/checkpoint.h"
 #include "mesh_runs.h"
+#include "train/refuse_request.h"
 #include "train/session.h"
 
 namespace echelon::run_control_test {
@@ -52,6 +53,38 @@ class RunControl : public testing::Test {
   const TemporaryDirectory directory_;
   std::unique_ptr<TokenData> data_;
 };
+
+// Bytes of the kernels' own are the same for all.
+std::int64_t peak_with_scratch(const TrainRequest& r, const Memory& memory) {
+  return memory.total() + scratch_bytes(r.plan, r.run);
+}
+
+// Workers have no moments, and servers have all of them.
+TEST_F(RunControl, AMemoryLimitIsThatOfWorkersAndServers) {
+  TrainRequest r = request(2, 1);
+  r.plan.precision = DType::f32;
+  r.plan.seq_len = 1;
+  r.plan.micro_batch = 1;
+  r.optimizer.total_steps = 2;
+  r.asynchronous = AsynchronousOptions{0, 1};
+  const PipelineLayout pipeline(r.plan);
+  const std::int64_t worker = peak_with_scratch(r, predict_memory(r.plan, pipeline, {}, {.is_worker = true})),
+                     with_moments = peak_with_scratch(r, predict_memory(r.plan, pipeline)),
+                     server =
+                         peak_with_scratch(r, predict_server_memory(r.plan, pipeline, *r.asynchronous, 0));
+  ASSERT_GT(server, with_moments);
+  ASSERT_LT(worker, with_moments);
+  r.run.memory_limit = server - 1;
+  expect_contains(message_of<RequestError>([&] { losses(r); }),
+                  {"--memory-limit", "server 0 needs", "--servers"});
+  r.asynchronous->servers = 8;  // each has less than a worker
+  r.run.memory_limit = worker - 1;
+  expect_contains(message_of<RequestError>([&] { losses(r); }), {"--memory-limit", "rank 0 needs"});
+  r.run.memory_limit = worker;
+  TrainSummary summary;
+  EXPECT_EQ(losses(r, &summary).size(), 2u);
+  EXPECT_EQ(summary.measured_memory, summary.predicted_memory);
+}
 
 // One rank hears of it; all end behind the same step, and what follows is as if nobody had asked.
 TEST_F(RunControl, ARunThatIsAskedToStopCanGoOn) {  // long

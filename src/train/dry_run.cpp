@@ -44,7 +44,9 @@ DryRun dry_run(const Plan& plan, const PipelineLayout& pipeline, const Coordinat
   // What is counted are the passes of the last step: they find out that the guess before them was wrong.
   TrainerHooks hooks;
   if (options.passes_again) hooks.distrusts_guess = [&](std::int64_t step) { return step + 2 == steps; };
-  Trainer trainer(rank, plan, optimizer, 0, hooks, {std::shared_ptr<void>(), &pipeline});
+  Trainer trainer(rank, plan, optimizer, 0, hooks, {std::shared_ptr<void>(), &pipeline},
+                  options.is_worker ? Moments::elsewhere : Moments::here);
+  if (options.is_worker) trainer.set_data_parallel_sums(DataParallelSums::none);
   if (options.graphs) trainer.replay_passes();
   std::optional<StateCopy> copy;
   if (options.keeps_copy) copy.emplace(rank, trainer);
@@ -58,7 +60,10 @@ DryRun dry_run(const Plan& plan, const PipelineLayout& pipeline, const Coordinat
   for (std::int64_t step = 0; step < steps; ++step) {
     before = rank.traffic();
     (void)trainer.take_decided();
-    (void)trainer.step(step, samples, options.steps - step);
+    if (options.is_worker)
+      trainer.compute_gradients(step, samples);
+    else
+      (void)trainer.step(step, samples, options.steps - step);
     moved = trainer.take_offloaded();
     all = {all.out + moved.out, all.back + moved.back, std::max(all.most, moved.most)};
   }

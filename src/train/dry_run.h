@@ -31,6 +31,7 @@ struct DryRunOptions {
   std::int64_t steps = many_steps;
   std::int64_t updates = 0;     // optimizer steps before it: compression warms up
   bool keeps_copy = false;      // of the state, to go back to (state_copy.h)
+  bool is_worker = false;       // of parameter servers, which have the moments and step (asynchronous.h)
   bool passes_again = false;    // without a barrier: a guess was wrong
   bool graphs = false;          // passes are replayed (pass_graphs.h)
   Device device = Device::cpu;  // which computes

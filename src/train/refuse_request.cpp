@@ -224,7 +224,12 @@ static void refuse_graphs(const Plan& plan, const RunOptions& run) {
             "--offload none or optimizer");
 }
 
-bool keeps_state_copy(const TrainRequest& request) { return request.check_every > 0; }
+DryRunOptions dry_run_options(const TrainRequest& request) {
+  return {.keeps_copy = request.check_every > 0,  // to run steps again from
+          .is_worker = request.asynchronous.has_value(),
+          .graphs = request.run.cuda_graphs,
+          .device = request.run.device()};
+}
 
 std::int64_t scratch_bytes(const Plan& plan, const RunOptions& run) {
   if (!run.driver) return kernel_scratch_bytes(plan.precision, run.threads_per_rank, plan.numerics);
@@ -281,25 +286,32 @@ void refuse_impossible(const TrainRequest& request, const PipelineLayout& pipeli
            plan.model.name, plan.model.max_seq);
 }
 
+Memory with_scratch(Memory memory, const TrainRequest& request) {
+  memory[MemoryCategory::other] += scratch_bytes(request.plan, request.run);
+  return memory;
+}
+
 // What each rank is going to hold: shards and batches differ by one.
 static void refuse_beyond_limit(const TrainRequest& request, const PipelineLayout& pipeline) {
-  const auto limit = static_cast<double>(request.run.memory_limit);
-  if (!(limit > 0)) return;
-  const DryJob job = dry_job(request.plan, pipeline, {},
-                             {.keeps_copy = keeps_state_copy(request),
-                              .graphs = request.run.cuda_graphs,
-                              .device = request.run.device()});
+  const std::int64_t limit = request.run.memory_limit;
+  if (limit <= 0) return;
+  const auto bytes = [](std::int64_t count) { return format_bytes(static_cast<double>(count)); };
+  const DryJob job = dry_job(request.plan, pipeline, {}, dry_run_options(request));
   for (const RankClass& ranks : job.classes) {
-    Memory memory = ranks.run.peak;
-    memory[MemoryCategory::other] += scratch_bytes(request.plan, request.run);
-    if (static_cast<double>(memory.total()) > limit)
+    const Memory memory = with_scratch(ranks.run.peak, request);
+    if (memory.total() > limit)
       refuse(
-          "--memory-limit {}: rank {} needs {}, of which {} for activations; more ranks of --cp, --tp, --pp "
-          "or --zero, "
-          "--recompute, or a shorter --seq-len need less",
-          format_bytes(limit), ranks.first, format_bytes(static_cast<double>(memory.total())),
-          format_bytes(static_cast<double>(memory[MemoryCategory::activations])));
+          "--memory-limit {}: rank {} needs {}, of which {} for activations; {}--recompute, or a shorter "
+          "--seq-len need less",
+          bytes(limit), ranks.first, bytes(memory.total()), bytes(memory[MemoryCategory::activations]),
+          request.asynchronous ? "" : "more ranks of --cp, --tp, --pp or --zero, ");
   }
+  for (int server = 0; request.asynchronous && server < request.asynchronous->servers; ++server)
+    if (const Memory memory = with_scratch(
+            predict_server_memory(request.plan, pipeline, *request.asynchronous, server), request);
+        memory.total() > limit)
+      refuse("--memory-limit {}: server {} needs {}, of which {} for the optimizer; more --servers need less",
+             bytes(limit), server, bytes(memory.total()), bytes(memory[MemoryCategory::optimizer]));
 }
 
 void refuse_what_machine_lacks(const TrainRequest& request, const PipelineLayout& pipeline) {
@@ -307,8 +319,7 @@ void refuse_what_machine_lacks(const TrainRequest& request, const PipelineLayout
   if (plan.offload != Offload::none && !request.run.driver) check_scratch_directory(plan.offload_directory);
   const ProcessWorld* const processes = request.run.processes;
   const int ranks_here = processes != nullptr ? processes->ranks_on_this_node() : plan.mesh.num_ranks();
-  double bytes =
-      ranks_here * predicted_bytes(plan, {.graphs = request.run.cuda_graphs, .device = request.run.device()});
+  double bytes = ranks_here * predicted_bytes(plan, dry_run_options(request));
   if (const auto& asynchronous = request.asynchronous)
     for (int server = 0; server < asynchronous->servers; ++server)
       bytes += static_cast<double>(predict_server_memory(plan, pipeline, *asynchronous, server).total());

@@ -15,8 +15,10 @@ void refuse_on_device(const Plan& plan, const RunOptions& run);
 // What the kernels of a rank take for themselves, and offloading on a device.
 std::int64_t scratch_bytes(const Plan& plan, const RunOptions& run);
 
-// Whether ranks keep a copy of their state, to run steps again from.
-bool keeps_state_copy(const TrainRequest& request);
+// How a rank of the job is run dry, and what a rank, or a parameter server, holds beside: its kernels'
+// scratch.
+DryRunOptions dry_run_options(const TrainRequest& request);
+Memory with_scratch(Memory memory, const TrainRequest& request);
 
 // What the run goes on from: the checkpoint at `path`, or the start where that is empty. RequestError where
 // the run cannot go on from it with this data, or the directory holds what would stop it when it saves.

@@ -35,21 +35,11 @@ std::int64_t steps_without_a_stop(const SharedRun& run) {
   return most;
 }
 
-Memory with_scratch(Memory memory, const SharedRun& run) {
-  memory[MemoryCategory::other] += scratch_bytes(run.request.plan, run.request.run);
-  return memory;
-}
-
 StepMemory predicted_memory(const SharedRun& run) {
-  const Plan& plan = run.request.plan;
-  const StepMemory step = predict_memory(plan, *run.pipeline, {},
-                                         {.steps = steps_without_a_stop(run),
-                                          .keeps_copy = keeps_state_copy(run.request),
-                                          .graphs = run.request.run.cuda_graphs,
-                                          .device = run.request.run.device()});
-  Memory memory = with_scratch(step, run);
-  if (run.request.asynchronous) memory[MemoryCategory::optimizer] = 0;  // the servers have it
-  return {memory, step.host};
+  DryRunOptions options = dry_run_options(run.request);
+  options.steps = steps_without_a_stop(run);
+  const StepMemory step = predict_memory(run.request.plan, *run.pipeline, {}, options);
+  return {with_scratch(step, run.request), step.host};
 }
 
 // Cores of the whole job. A process may be bound to fewer of them than it shares the machine with.
@@ -162,7 +152,7 @@ TrainSummary start_summary(const SharedRun& run) {
   summary.predicted_step_seconds = run.start.predicted_step_seconds;
   if (const auto& options = run.request.asynchronous)
     summary.asynchronous.emplace().predicted_memory =
-        with_scratch(predict_server_memory(plan, *run.pipeline, *options, 0), run);
+        with_scratch(predict_server_memory(plan, *run.pipeline, *options, 0), run.request);
   summary.measured_timeline.ranks.resize(static_cast<std::size_t>(plan.mesh.size(Axis::pp)));
   summary.predicted_staleness = run.start.staleness;
   summary.measured_staleness.resize(run.start.staleness.size());

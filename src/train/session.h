@@ -15,6 +15,7 @@
 #include "plan/cost.h"
 #include "spec/plan.h"
 #include "train/asynchronous.h"
+#include "train/dry_run.h"
 #include "train/generate.h"
 #include "train/metrics.h"
 #include "train/optimizer.h"
