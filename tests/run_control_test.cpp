@@ -9,6 +9,7 @@
 
 #include "checkpoint/checkpoint.h"
 #include "mesh_runs.h"
+#include "train/dry_job.h"
 #include "train/refuse_request.h"
 #include "train/session.h"
 
@@ -57,6 +58,40 @@ class RunControl : public testing::Test {
 // Bytes of the kernels' own are the same for all.
 std::int64_t peak_with_scratch(const TrainRequest& r, const Memory& memory) {
   return memory.total() + scratch_bytes(r.plan, r.run);
+}
+
+// The limit is each rank's, and what it holds when the text at the end is made counts.
+TEST_F(RunControl, AMemoryLimitCountsTheTextThatIsMade) {
+  for (const auto& [dp, pp, cp, schedule] :
+       {std::tuple{1, 1, 1, "1f1b"}, {2, 2, 1, "1f1b"}, {1, 1, 2, "1f1b"}, {1, 2, 1, "pipedream"}}) {
+    TrainRequest r = request(dp, pp, schedule);
+    r.plan.zero = dp > 1 ? 3 : 0;
+    r.plan.mesh.set(Axis::cp, cp);
+    r.plan.seq_len = 4;
+    r.plan.global_batch = 2;
+    r.plan.micro_batch = 1;
+    r.plan.model.max_seq = 6000;
+    r.optimizer.total_steps = 2;
+    r.sample_tokens = 5000;
+    r.generate.ends = [](std::int32_t) { return true; };
+    SCOPED_TRACE(describe(r.plan));
+    const PipelineLayout pipeline(r.plan);
+    std::int64_t step = 0, text = 0;
+    for (const RankClass& ranks : dry_job(r.plan, pipeline, {}, {.text = r.sampled_text()}).classes) {
+      step = std::max(step, peak_with_scratch(r, ranks.run.peak));
+      text = std::max(text, peak_with_scratch(r, ranks.run.of_text));
+    }
+    ASSERT_GT(text, step);
+    r.run.memory_limit = text;
+    EXPECT_EQ(losses(r).size(), 2u);
+    r.run.memory_limit = text - 1;
+    expect_contains(message_of<RequestError>([&] { losses(r); }), {"--memory-limit", "--sample 5000"});
+    r.sample_tokens = 0;
+    r.run.memory_limit = step;
+    EXPECT_EQ(losses(r).size(), 2u);
+    r.run.memory_limit = step - 1;
+    expect_contains(message_of<RequestError>([&] { losses(r); }), {"--memory-limit", "activations"});
+  }
 }
 
 // Workers have no moments, and servers have all of them.

@@ -5,6 +5,7 @@
 #include "base/real.h"
 #include "comm/imagined.h"
 #include "spec/block.h"
+#include "train/generate.h"
 #include "train/state_copy.h"
 #include "train/trainer.h"
 
@@ -24,6 +25,21 @@ bool repeats_itself(const Plan& plan, const PipelineLayout& pipeline, const Coor
   return pipeline.programs(at.dp).flushes() && plan.optimizer_barrier &&
          plan.numerics == Numerics::ordinary && are_alike(microbatches(plan, at.dp)) &&
          !(pipeline.ties_on(at.pp) && may_keep_lookups(plan, at.dp));
+}
+
+// As generate() goes: the prompt in one pass, then a token at a time, of which the last sees most.
+Memory peak_of_text(const Rank& rank, const Trainer& trainer, const SampledText& text) {
+  const Arena::PoolUse pool(rank.arena(), trainer.pool_between_steps());
+  rank.arena().reset_peak();
+  const std::int64_t positions = text.prompt + text.tokens;
+  const HeldStages stages(rank, plan_of_text(trainer.plan(), positions), trainer.pipeline(),
+                          trainer.parameters(), {});
+  const HeldStages::Caches caches = stages.make_caches(positions);
+  for (const auto& [begin, count] : {std::pair{std::int64_t{0}, text.prompt}, {positions - 1, 1}}) {
+    const Tensor ids(rank.arena(), MemoryCategory::other, DType::i32, {count});
+    (void)stages.next_logits(ids, begin, caches);
+  }
+  return rank.arena().peak();
 }
 
 }  // namespace
@@ -74,6 +90,9 @@ DryRun dry_run(const Plan& plan, const PipelineLayout& pipeline, const Coordinat
   run.host = {moved.out, moved.back, all.most};
   // Of a whole stream, whose first and last steps differ from the others, the mean.
   if (steps == options.steps) run.host.out = all.out / steps, run.host.back = all.back / steps;
+  if (options.text.tokens == 0) return run;
+  if (ends_each_step) trainer.parameters().drop_gradients();
+  run.of_text = peak_of_text(rank, trainer, options.text);
   return run;
 }
 

@@ -21,6 +21,12 @@ struct DryRun {
   MovedCopies copies;  // of tokens, whose number is the data's, and which are part of that
   std::vector<UnevenSum> uneven_sums;
   HostActivations host;  // of a step, as the traffic
+  Memory of_text;        // peak of what comes after the last step, as that of a step; nothing without
+};
+
+// Text that is made after the last step, of so many tokens behind a prompt of so many.
+struct SampledText {
+  std::int64_t prompt = 0, tokens = 0;  // 0: none
 };
 
 inline constexpr std::int64_t many_steps = std::int64_t{1} << 40;
@@ -35,6 +41,7 @@ struct DryRunOptions {
   bool passes_again = false;    // without a barrier: a guess was wrong
   bool graphs = false;          // passes are replayed (pass_graphs.h)
   Device device = Device::cpu;  // which computes
+  SampledText text = {};
 };
 DryRun dry_run(const Plan& plan, const PipelineLayout& pipeline, const Coordinates& at,
                const DryRunOptions& options = {});

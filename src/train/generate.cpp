@@ -70,6 +70,16 @@ void validate(const GenerateOptions& o, const ModelSpec& model, const std::vecto
       refuse("prompt: token {} is outside the vocabulary of {}, 0 to {}", token, model.name, model.vocab - 1);
 }
 
+Plan plan_of_text(const Plan& plan, std::int64_t positions) {
+  // One token cannot be cut over the tp group, so the residual stream is whole here; nor over the cp group,
+  // each of whose ranks makes all of the text.
+  Plan whole_rows = plan;
+  whole_rows.sequence_parallel = false;
+  whole_rows.mesh.set(Axis::cp, 1);
+  whole_rows.seq_len = positions;  // which may decide how they are turned
+  return whole_rows;
+}
+
 std::vector<std::int32_t> generate(const Rank& rank, const Plan& plan, const ParameterStore& parameters,
                                    const RouterBiases& biases, const std::vector<std::int32_t>& prompt,
                                    const GenerateOptions& options,
@@ -77,12 +87,7 @@ std::vector<std::int32_t> generate(const Rank& rank, const Plan& plan, const Par
   validate(options, plan.model, prompt);
   const auto prompt_length = static_cast<std::int64_t>(prompt.size());
   const std::int64_t positions = prompt_length + options.max_tokens;
-  // One token cannot be cut over the tp group, so the residual stream is whole here; nor over the cp group,
-  // each of whose ranks makes all of the text.
-  Plan whole_rows = plan;
-  whole_rows.sequence_parallel = false;
-  whole_rows.mesh.set(Axis::cp, 1);
-  whole_rows.seq_len = positions;  // which may decide how they are turned
+  const Plan whole_rows = plan_of_text(plan, positions);
   const PipelineLayout pipeline(plan);
   const HeldStages stages(rank, whole_rows, pipeline, parameters, {});
   stages.set_router_biases(biases);

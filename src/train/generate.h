@@ -26,6 +26,9 @@ void validate(const GenerateOptions& options);
 void validate(const GenerateOptions& options, const ModelSpec& model,
               const std::vector<std::int32_t>& prompt);
 
+// As which a rank of the plan makes text of so many tokens, the prompt's among them.
+Plan plan_of_text(const Plan& plan, std::int64_t positions);
+
 // The tokens after `prompt` (not empty). `plan`, `parameters` and `biases` are those of the run, on any mesh;
 // every rank of it calls this and gets the same tokens. `on_token` is called for each token
 // as it comes. RequestError when the prompt and max_tokens exceed the model's positions. Rotary positions

@@ -469,11 +469,11 @@ void RankRun::finish_save() {
 
 void RankRun::sample_text() {
   const Range range = shared_.split.validation.size() > 0 ? shared_.split.validation : shared_.split.train;
-  const std::vector<std::int32_t> prompt = sample_prompt(
-      shared_.data, range,
-      std::min<std::int64_t>(32, shared_.request.plan.model.max_seq - shared_.request.sample_tokens));
+  const std::vector<std::int32_t> prompt =
+      sample_prompt(shared_.data, range, shared_.request.sampled_text().prompt);
   GenerateOptions options = shared_.request.generate;
   options.max_tokens = shared_.request.sample_tokens;
+  if (ends_with_step()) trainer_.parameters().drop_gradients();
   const Arena::PoolUse pool(rank_.arena(), trainer_.pool_between_steps());
   const auto text = generate(rank_, shared_.request.plan, trainer_.parameters(),
                              trainer_.stages().router_biases(), prompt, options);

@@ -296,7 +296,9 @@ static void refuse_beyond_limit(const TrainRequest& request, const PipelineLayou
   const std::int64_t limit = request.run.memory_limit;
   if (limit <= 0) return;
   const auto bytes = [](std::int64_t count) { return format_bytes(static_cast<double>(count)); };
-  const DryJob job = dry_job(request.plan, pipeline, {}, dry_run_options(request));
+  DryRunOptions options = dry_run_options(request);
+  options.text = request.sampled_text();
+  const DryJob job = dry_job(request.plan, pipeline, {}, options);
   for (const RankClass& ranks : job.classes) {
     const Memory memory = with_scratch(ranks.run.peak, request);
     if (memory.total() > limit)
@@ -305,6 +307,11 @@ static void refuse_beyond_limit(const TrainRequest& request, const PipelineLayou
           "--seq-len need less",
           bytes(limit), ranks.first, bytes(memory.total()), bytes(memory[MemoryCategory::activations]),
           request.asynchronous ? "" : "more ranks of --cp, --tp, --pp or --zero, ");
+    if (const Memory of_text = with_scratch(ranks.run.of_text, request); of_text.total() > limit)
+      refuse(
+          "--memory-limit {}: rank {} needs {} to make the text of --sample {}; a smaller one, or 0, needs "
+          "less",
+          bytes(limit), ranks.first, bytes(of_text.total()), request.sample_tokens);
   }
   for (int server = 0; request.asynchronous && server < request.asynchronous->servers; ++server)
     if (const Memory memory = with_scratch(

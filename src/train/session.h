@@ -2,6 +2,7 @@
 // without its printing.
 #pragma once
 
+#include <algorithm>
 #include <chrono>
 #include <cstdint>
 #include <functional>
@@ -74,6 +75,12 @@ struct TrainRequest {
   std::int64_t rerun = -1;              // of these steps, the last ones that are run again; below 0: all
   std::optional<PlantedFlip> flip{};
   std::optional<PlannedDeath> death{};  // for tests
+
+  // At the end; the prompt is shorter where the data are.
+  SampledText sampled_text() const {
+    if (sample_tokens == 0) return {};
+    return {std::min<std::int64_t>(32, plan.model.max_seq - sample_tokens), sample_tokens};
+  }
 };
 
 struct StartInfo {
