@@ -4,9 +4,11 @@
 #include <gtest/gtest.h>
 
 #include <numeric>
+#include <set>
 
 #include "expert_runs.h"
 #include "plan/memory.h"
+#include "spec/plan_fields.h"
 #include "train/dry_run.h"
 #include "train/metrics.h"
 #include "train/this_machine.h"
@@ -109,6 +111,53 @@ TEST(Rehearsal, RunsShortConvolutionsOfEveryKind) {
     EXPECT_GE(passes.forward, 0);
     EXPECT_GE(passes.backward, 0);
   }
+}
+
+// All that a plan says of how a layer's passes run is rehearsed.
+TEST(Rehearsal, RunsALayerAsThePlanHasIt) {
+  Plan plan = with_mesh(even_mixtral(2), 4, 2, 2, 2);
+  plan.mesh.ep = 2;
+  plan.global_batch = 16;
+  plan.seq_len = 16;
+  plan.sequence_parallel = true;
+  plan.numerics = Numerics::invariant;
+  plan.context_kind = ContextKind::allgather;
+  plan.context_balance = ContextBalance::stripe;
+  plan.mask = AttentionMask::document;
+  plan.document_end = 7;
+  plan.balancing = {.expert_loss = 0.1, .capacity = 1.5};
+  plan.recompute = Recompute::full;
+  plan.schedule = "gpipe";
+  plan.zero = 2;
+  plan.model.mlp_hidden = plan.model.expert_hidden = 16;
+  plan.model.vocab = 64;
+  ASSERT_NO_THROW(validate(plan));
+  const RehearsedPlan r = rehearsed_plan(plan, rehearsal_on_host(plan), 0, 1);
+  EXPECT_NO_THROW(validate(r.plan));
+  const std::set<std::string> of_other_parts{"pp", "dp", "schedule", "zero", "global-batch"};
+  for (const PlanField& field : plan_fields())
+    if (!of_other_parts.contains(field.name())) {
+      EXPECT_EQ(text_of(field, r.plan), text_of(field, plan)) << field.name();
+    }
+  const PartSeconds parts = rehearse(plan, rehearsal_on_host(plan), {}, {2, 1});
+  EXPECT_GT(parts.others.forward + parts.others.backward, 0);
+}
+
+// What other ranks and steps are about is left out, and the end of a document is a token that there is.
+TEST(Rehearsal, IsOfOneRankAndOneMicrobatch) {
+  Plan plan = with_mesh(odd_llama(false, 2, 6), 2, 1, 3);
+  plan.global_batch = 8;
+  plan.schedule = "mine";
+  plan.schedule_text = "0F0 0F1 0BW0 0BW1\n1F0 1F1 1BW0 1BW1\n2F0 2F1 2BW0 2BW1\n";
+  plan.layers_per_stage = {1, 2, 3};
+  plan.vocabulary_parallel = true;
+  plan.compression.kind = CompressionKind::bf16;
+  plan.model.vocab = 20000;
+  plan.document_end = 19999;
+  const RehearsedPlan r = rehearsed_plan(plan, rehearsal_on_host(plan), 1, 0);
+  EXPECT_NO_THROW(validate(r.plan));
+  EXPECT_EQ(r.plan.document_end, r.plan.model.vocab - 1);
+  EXPECT_EQ(PipelineLayout(r.plan).programs(0).microbatches(), 1);
 }
 
 // A large one is rehearsed with fewer tokens, and counted whole.

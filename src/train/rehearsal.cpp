@@ -234,30 +234,33 @@ double call_seconds(const Plan& plan, const RunOptions& options, int ranks, int 
 
 RehearsedPlan rehearsed_with(const Plan& plan, const RehearsalSize& size, ModelSpec layers) {
   constexpr std::int64_t fewest_tokens = 16;
-  RehearsedPlan r;
+  // All of the plan but what is not of a layer's passes.
+  RehearsedPlan r{plan};
   Plan& p = r.plan;
   p.model = std::move(layers);
   p.model.tuning.freeze.clear();  // layers are told apart by their FLOPs (plan/cost)
   const int tp = plan.mesh.size(Axis::tp), cp = plan.mesh.size(Axis::cp), ep = plan.mesh.ep;
   p.model.vocab = std::min(p.model.vocab, tp * size.most_vocab);
-  p.mesh.set(Axis::tp, tp);
-  p.mesh.set(Axis::cp, cp);
-  p.mesh.ep = ep;
-  // The fewest in which whole groups of experts fit.
+  p.document_end = std::min(p.document_end, static_cast<int>(p.model.vocab - 1));
+  // One pipeline rank, and of data-parallel ranks the fewest in which whole groups of experts fit.
+  p.mesh.set(Axis::pp, 1);
   p.mesh.set(Axis::dp, ep / std::gcd(ep, cp));
+  const Plan one_rank;
+  p.schedule = one_rank.schedule;
+  p.schedule_text = one_rank.schedule_text;
+  p.chunks = one_rank.chunks;
+  p.layers_per_stage = one_rank.layers_per_stage;
+  p.balance_layers = one_rank.balance_layers;
+  p.vocabulary_parallel = one_rank.vocabulary_parallel;
+  p.recompute = plan.recompute.of(0);
+  // Gradients are neither added up over ranks nor applied.
+  p.optimizer_barrier = one_rank.optimizer_barrier;
+  p.zero = one_rank.zero;
+  p.hsdp = one_rank.hsdp;
+  p.compression = one_rank.compression;
+  p.offload = plan.offloads_activations() ? Offload::activations : Offload::none;
   const std::int64_t sequences = microbatches(plan, 0).front().size();
   p.micro_batch = std::max<std::int64_t>(1, sequences);
-  p.seq_len = plan.seq_len;
-  p.precision = plan.precision;
-  p.sequence_parallel = plan.sequence_parallel;
-  p.recompute = plan.recompute.of(0);
-  p.context_kind = plan.context_kind;
-  p.context_balance = plan.context_balance;
-  p.ulysses = plan.ulysses;
-  p.mask = plan.mask;
-  p.balancing = plan.balancing;
-  p.offload = plan.offloads_activations() ? Offload::activations : Offload::none;
-  p.offload_directory = plan.offload_directory;
   const auto flops = [](const Plan& of) { return stage_flops(of, {{0, 1}, false, false}).forward; };
   const auto fit_batch = [&] { p.global_batch = p.micro_batch * p.mesh.size(Axis::dp); };
   fit_batch();
