@@ -121,6 +121,25 @@ TEST_F(RunControl, AMemoryLimitIsThatOfWorkersAndServers) {
   EXPECT_EQ(summary.measured_memory, summary.predicted_memory);
 }
 
+// As where no servers are.
+TEST_F(RunControl, ServersKeepAsManyCheckpointsAsAreAskedFor) {
+  TrainRequest r = request(2, 1);
+  r.asynchronous = AsynchronousOptions{0, 2};
+  r.checkpoint_directory = directory_ / "kept";
+  r.keep = 2;
+  r.log_paths = {directory_ / "log.jsonl"};
+  for (const std::int64_t steps : {1, 2, 3}) {
+    r.optimizer.total_steps = steps;
+    r.optimizer.warmup_steps = 0;
+    r.resume = steps > 1;
+    losses(r);
+  }
+  const std::vector<std::string> kept = list_checkpoints(r.checkpoint_directory);
+  ASSERT_EQ(kept.size(), 2u);
+  EXPECT_EQ(checkpoint_step(kept.front()), 2);
+  expect_contains(read_bytes(r.log_paths.front()), {kept.back()});
+}
+
 // One rank hears of it; all end behind the same step, and what follows is as if nobody had asked.
 TEST_F(RunControl, ARunThatIsAskedToStopCanGoOn) {  // long
   for (const auto& [dp, pp, schedule] :

@@ -98,7 +98,7 @@ static Tensor in_dtype(const Rank& rank, const Tensor& tensor, DType dtype) {
 
 std::string save_checkpoint(const Rank& rank, const ParameterStore& parameters, const std::string& directory,
                             const CheckpointInfo& info, const std::vector<CarriedTensor>& carried,
-                            const RouterBiases& biases) {
+                            const RouterBiases& biases, std::int64_t keep) {
   const auto meet = [&] {
     for (Axis axis : all_axes) rank.along(axis).barrier().wait();
   };
@@ -106,7 +106,7 @@ std::string save_checkpoint(const Rank& rank, const ParameterStore& parameters, 
   writer.start(parameters, info, carried, biases);
   writer.wait();
   meet();
-  const std::string path = writer.commit(0);
+  const std::string path = writer.commit(keep);
   meet();
   return path;
 }

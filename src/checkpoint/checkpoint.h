@@ -77,10 +77,11 @@ void refuse_absent(const std::string& path, const std::string& field);
 
 // Collective over the mesh. `carried` and `biases` (router_biases.h): this rank's, the first under
 // `info.compression`. RunError (disk full, ...) leaves the earlier checkpoints untouched. Returns the path
-// when the checkpoint is whole. See also CheckpointWriter.
+// when the checkpoint is whole, and all but the last `keep` are removed (0: none is). See also
+// CheckpointWriter.
 std::string save_checkpoint(const Rank& rank, const ParameterStore& parameters, const std::string& directory,
                             const CheckpointInfo& info, const std::vector<CarriedTensor>& carried = {},
-                            const RouterBiases& biases = {});
+                            const RouterBiases& biases = {}, std::int64_t keep = 0);
 
 // Fills parameters, and the moments and what is `carried` unless `values_only`, when the parameters may be of
 // another dtype than the checkpoint. Every rank reads what it

@@ -448,10 +448,7 @@ void RankRun::commit() {
   const std::string path = writer_.commit(shared_.request.keep);
   summary_.checkpoint_seconds =
       std::max(summary_.checkpoint_seconds, seconds_between(begin, rank_.time().now()));
-  if (!leads()) return;
-  summary_.checkpoint = path;
-  shared_.outputs->write_log(SavedCheckpoint{saved_step_, path});
-  if (shared_.observer.on_checkpoint) shared_.observer.on_checkpoint(path);
+  if (leads()) publish_checkpoint(shared_, saved_step_, path, summary_);
 }
 
 void RankRun::finish_save() {

@@ -33,11 +33,10 @@ void ServerRun::run() {
   all->barrier().wait();  // the workers have evaluated
   if (const std::string& directory = shared_.request.checkpoint_directory; !directory.empty()) {
     const Doing doing = rank_.doing(Activity::checkpoint_copy);
-    const std::string path =
-        save_checkpoint(rank_, server_.parameters(), directory,
-                        checkpoint_info(shared_, run_.last_step, server_.updates(), tokens_));
-    if (leads()) summary_.checkpoint = path;
-    if (leads() && shared_.observer.on_checkpoint) shared_.observer.on_checkpoint(path);
+    const std::string path = save_checkpoint(
+        rank_, server_.parameters(), directory,
+        checkpoint_info(shared_, run_.last_step, server_.updates(), tokens_), {}, {}, shared_.request.keep);
+    if (leads()) publish_checkpoint(shared_, run_.last_step, path, summary_);
   }
   all->barrier().wait();
   if (shared_.request.trace) (void)gather_timelines(rank_, rank_timeline(rank_, "server", {}));

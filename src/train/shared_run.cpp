@@ -21,6 +21,13 @@ void publish(const SharedRun& run, StepRecord record, TrainSummary& summary) {
   if (run.observer.on_step) run.observer.on_step(record);
 }
 
+void publish_checkpoint(const SharedRun& run, std::int64_t step, const std::string& path,
+                        TrainSummary& summary) {
+  summary.checkpoint = path;
+  run.outputs->write_log(SavedCheckpoint{step, path});
+  if (run.observer.on_checkpoint) run.observer.on_checkpoint(path);
+}
+
 void publish_fingerprint_of(const SharedRun& run, std::int64_t step, const std::string& fingerprint,
                             TrainSummary& summary) {
   summary.fingerprint = fingerprint;

@@ -44,6 +44,10 @@ std::int64_t steps_until_empty(const SharedRun& run, std::int64_t step, std::int
 // By the one rank that leads: counts, logs and shows the step.
 void publish(const SharedRun& run, StepRecord record, TrainSummary& summary);
 
+// The same of a checkpoint that is whole, of so many steps.
+void publish_checkpoint(const SharedRun& run, std::int64_t step, const std::string& path,
+                        TrainSummary& summary);
+
 // The same of a fingerprint of the weights after `step`.
 void publish_fingerprint_of(const SharedRun& run, std::int64_t step, const std::string& fingerprint,
                             TrainSummary& summary);
