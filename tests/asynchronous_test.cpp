@@ -99,6 +99,18 @@ OptimizerOptions clipping_options(std::int64_t steps) {
   return options;
 }
 
+std::vector<StepResult> results_of(const Plan& plan, const OptimizerOptions& optimizer, std::int64_t steps) {
+  std::vector<StepResult> results;
+  on_mesh(plan, [&](const Rank& rank) {
+    Trainer trainer(rank, plan, optimizer, 1);
+    for (std::int64_t step = 0; step < steps; ++step) {
+      const StepResult result = trainer.step(step, random_samples(plan), steps - step).back();
+      if (rank.index() == 0) results.push_back(result);
+    }
+  });
+  return results;
+}
+
 TEST(Asynchronous, StalenessZeroIsSynchronousToTheLastBit) {
   constexpr std::int64_t steps = 4;
   std::vector<DType> dtypes{DType::f64};
@@ -128,6 +140,30 @@ TEST(Asynchronous, StalenessZeroIsSynchronousToTheLastBit) {
       EXPECT_EQ(served.staleness.histogram, std::vector<std::int64_t>{workers * steps});
       EXPECT_EQ(served.staleness.max_updates_late, 0);
     }
+}
+
+// Of the token behind the next one where a model predicts it, too.
+TEST(Asynchronous, BothLossesAreThoseOfTheWorkers) {
+  ModelSpec model = odd_llama();
+  model.num_mtp_layers = 1;
+  for (const auto& [workers, bound] : {std::pair{2, 0}, {1, 1}}) {
+    const Plan plan = odd_plan(model, workers, 1, false);
+    const OptimizerOptions options = clipping_options(3);
+    const std::vector<StepResult> expected = results_of(plan, options, 3);
+    const ServedOutcome served = run_served(plan, options, a_run(bound, 2, 3), random_samples(plan));
+    ASSERT_EQ(served.steps.size(), 3u);
+    for (std::size_t i = 0; i < 3; ++i) {
+      EXPECT_GT(expected[i].mtp_loss, 0);
+      EXPECT_EQ(served.steps[i].result.loss, expected[i].loss);
+      EXPECT_EQ(served.steps[i].result.mtp_loss, expected[i].mtp_loss);
+    }
+    EXPECT_TRUE(served.traffic ==
+                predict_worker_traffic(plan, PipelineLayout(plan), a_run(bound, 2, 3).options));
+  }
+  // With a bound the mean over the targets of a step's pushes. The last of 11 tokens has nothing to predict.
+  const Plan plan = odd_plan(model, 2, 1, false);
+  const ServedOutcome served = run_served(plan, clipping_options(3), a_run(1, 1, 3), random_samples(plan));
+  for (const ServedStep& step : served.steps) EXPECT_NEAR(step.result.mtp_loss, std::log(53) * 10 / 11, 0.1);
 }
 
 // One worker is never late: every push is an update with the gradient of the values that it changes.

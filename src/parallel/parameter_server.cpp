@@ -14,7 +14,7 @@ namespace {
 // Requests of a worker: a header of f64, and after that of a push the gradient's pieces. Answers: to a pull
 // the first server says whether it grants a batch; then come the values' pieces.
 constexpr double pull_request = 0, push_request = 1, finish_request = 2;
-constexpr std::int64_t header_length = 5, grant_length = 1;
+constexpr std::int64_t header_length = 6, grant_length = 1;
 
 template <std::size_t n>
 Tensor as_tensor(std::array<double, n>& words) {
@@ -62,8 +62,8 @@ ParameterClient::ParameterClient(Communicator& group, const ParameterServerRun& 
 }
 
 void ParameterClient::ask(int server, double kind, const Push& push) {
-  std::array<double, header_length> header{kind, static_cast<double>(push.clock), push.loss, push.num_targets,
-                                           push.norm};
+  std::array<double, header_length> header{
+      kind, static_cast<double>(push.clock), push.loss, push.num_targets, push.norm, push.mtp_loss};
   group_.send(as_tensor(header), run_.workers + server).wait();
 }
 
@@ -187,7 +187,7 @@ void ParameterServer::hear(int w) {
 void ParameterServer::take(int w) {
   Worker& worker = workers_[static_cast<std::size_t>(w)];
   worker.push = {static_cast<std::int64_t>(worker.header[1]), worker.header[2], worker.header[3],
-                 worker.header[4]};
+                 worker.header[4], worker.header[5]};
   check(worker.push.clock == worker.clock, "a worker's pushes arrive in order");
   std::vector<Pending> arriving;
   for (const Tensor& piece : worker.gradient) arriving.push_back(group_.recv(piece, w));

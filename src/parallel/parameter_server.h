@@ -39,6 +39,7 @@ struct Push {
   std::int64_t clock = 0;
   double loss = 0, num_targets = 0;  // mean over so many target tokens
   double norm = 0;                   // of the worker's own gradient; unused where s = 0
+  double mtp_loss = 0;  // as the loss, of the token behind each target; 0 where none is predicted
 };
 
 // Calls and bytes of one batch: pull and push by a worker, of `element_bytes` each.
@@ -95,7 +96,7 @@ class ParameterServer {
   const StalenessMeasures& staleness() const { return staleness_; }
 
  private:
-  static constexpr std::size_t header_size = 5;
+  static constexpr std::size_t header_size = 6;
   struct Worker {
     std::array<double, header_size> header{};
     Pending heard;

@@ -126,8 +126,11 @@ Traffic predict_worker_traffic(const Plan& plan, const PipelineLayout& pipeline,
   Traffic traffic;
   traffic.at(Axis::dp, Verb::send) = worker_sends(units, run, element_bytes(plan.precision.gradients));
   traffic.at(Axis::dp, Verb::recv) = worker_receives(units, run);
-  if (run.synchronous() && run.workers > 1)  // targets and loss
-    traffic.at(Axis::dp, Verb::all_reduce) = {2, 2 * all_reduce_bytes_sent(1, run.workers, 0, 8)};
+  if (run.synchronous() && run.workers > 1) {  // targets, and all losses together
+    const std::int64_t losses = 1 + plan.model.num_mtp_layers;
+    traffic.at(Axis::dp, Verb::all_reduce) = {
+        2, all_reduce_bytes_sent(1, run.workers, 0, 8) + all_reduce_bytes_sent(losses, run.workers, 0, 8)};
+  }
   return traffic;
 }
 
@@ -147,6 +150,7 @@ void run_worker(Communicator& all, Trainer& trainer, const AsynchronousRun& run,
     Push push{.clock = *clock};
     push.loss = trainer.compute_gradients(*clock, samples);
     push.num_targets = trainer.num_targets();
+    push.mtp_loss = trainer.mtp_loss();
     if (!synchronous) push.norm = finite_norm(trainer.rank(), parameters, *clock);
     client.push(push);
     if (after_batch) after_batch();
@@ -190,12 +194,15 @@ void ParameterServerRank::update(const std::vector<Push>& pushes, int worker) {
   pushes_ += static_cast<std::int64_t>(pushes.size());
   if (synchronous) {
     result.loss = pushes.front().loss;  // workers have summed it
+    result.mtp_loss = pushes.front().mtp_loss;
     result.gradient_norm = norm;
     step_.sequences = plan_.global_batch;
   } else {
     const Push& push = pushes.front();
     num_targets_ += push.num_targets;
-    result.loss += (push.loss - result.loss) * push.num_targets / num_targets_;
+    const double part = push.num_targets / num_targets_;
+    result.loss += (push.loss - result.loss) * part;
+    result.mtp_loss += (push.mtp_loss - result.mtp_loss) * part;
     result.gradient_norm += norm / workers;
     step_.sequences += dp_samples(plan_, worker).size();
   }
