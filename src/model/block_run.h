@@ -111,8 +111,7 @@ class BlockRun {
   Tensor take(int number);
   // An op's input in the home that it wants it in.
   Tensor take_input(const BlockOp& op, std::size_t input = 0);
-  bool is_again() const { return is_again_; }  // made again for a backward pass
-  // The block's only forward pass may be there too.
+  // Not one that is made again for a backward pass, unless the block's only forward pass is there.
   bool is_first() const { return !is_again_ || program_.ends_in_loss(); }
   // Whether an op of this pass, which is behind the one that makes it, takes this value.
   bool is_taken(int number) const { return sequence_->last_use[static_cast<std::size_t>(number)] > place_; }

@@ -166,7 +166,6 @@ class ParameterStore {
   // apart under invariant numerics.
   const Tensor& next_gradient() const { return next_gradient_; }
   const std::string& shared_name() const { return shared_name_; }
-  const std::string& output_name() const { return output_name_; }
   int output_group() const { return find(output_name_).group; }
   const ParameterGather* gather() const { return gather_.get(); }
 
