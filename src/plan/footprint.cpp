@@ -33,7 +33,7 @@ double repeated(const std::vector<ParamSpec>& list, int tp) {
   for (const ParamSpec& p : list)
     for (const Piece& piece : p.pieces) {
       const double heads = real(piece.length / piece.unit);
-      if (heads >= tp) continue;
+      if (!piece.repeats || heads >= tp) continue;
       const double row = real(p.numel()) / real(p.shape[static_cast<std::size_t>(p.shard_dim)]);
       sum += real(piece.unit) * row * (1 - heads / tp) / (1 - 1.0 / tp);
     }
