@@ -395,6 +395,58 @@ TEST_F(KernelsCpu, Gates) {
       }
 }
 
+// What is not a number says that a run went wrong: no activation hides it, at any place of a vector.
+TEST_F(KernelsCpu, ActivationsKeepWhatIsNotANumber) {
+  constexpr std::int64_t rows = 3, cols = 37;
+  constexpr double nan = std::numeric_limits<double>::quiet_NaN();
+  const auto spoil = [&](const Operand& x) {
+    for (std::int64_t i = 0; i < x.exact.numel(); i += 5) {
+      x.exact.host<double>()[i] = nan;
+      x.one.host<float>()[i] = x.several.host<float>()[i] = static_cast<float>(nan);
+    }
+  };
+  std::int64_t found = 0;
+  const auto expect_same = [&](const Operand& x, const std::string& what) {
+    for (std::int64_t i = 0; i < x.exact.numel(); ++i) {
+      const bool is_nan = std::isnan(x.exact.host<double>()[i]);
+      found += is_nan;
+      EXPECT_EQ(std::isnan(x.one.host<float>()[i]), is_nan) << what << ", element " << i;
+      EXPECT_EQ(std::isnan(x.several.host<float>()[i]), is_nan) << what << ", element " << i;
+    }
+  };
+  for (const Activation a : {Activation::gelu, Activation::gelu_erf, Activation::relu, Activation::relu2,
+                             Activation::swiglu, Activation::geglu, Activation::clamped_swiglu})
+    for (const bool of_gradient : {false, true}) {
+      const std::string name = std::string(name_of(a)) + (of_gradient ? " of a gradient" : "");
+      const SwigluClamp clamp{.alpha = 1.7, .limit = 0.8};
+      const std::int64_t width = is_gated(a) ? 2 * cols : cols;
+      const Operand h = random(rows, width), dy = random(rows, cols), y = random(rows, cols);
+      spoil(of_gradient ? dy : h);
+      run([&](Kernels& k, auto of) {
+        if (is_gated(a)) {
+          k.gated(a, of(h), of(y), clamp);
+          k.gated_backward(a, of(h), of(dy), clamp);
+        } else {
+          k.activate(a, of(h), Tensor(), of(y));
+          k.activate_backward(a, of(h), of(dy));
+        }
+      });
+      found = 0;
+      expect_same(y, name), expect_same(h, name + ", h of backward"),
+          expect_same(dy, name + ", dy of backward");
+      EXPECT_GT(found, 0) << name;
+      if (a != Activation::swiglu && a != Activation::clamped_swiglu && a != Activation::relu2) continue;
+      const Operand of_expert = random(rows, width), d_expert = random(rows, cols), weights = vector(rows),
+                    d_weights = vector(rows);
+      spoil(of_gradient ? d_expert : of_expert);
+      run([&](Kernels& k, auto of) {
+        k.weighted_activation_backward(a, of(of_expert), of(d_expert), of(weights), of(d_weights), clamp);
+      });
+      expect_same(of_expert, name + " of an expert"), expect_same(d_expert, name + " of an expert, dy");
+      expect_same(d_weights, name + ", of the weights");
+    }
+}
+
 TEST_F(KernelsCpu, WeightedActivationsOfExperts) {
   for (const auto& [rows, cols] : sizes)
     for (const auto& [strided, activation] : {std::pair{false, Activation::swiglu},

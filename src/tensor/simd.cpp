@@ -509,24 +509,40 @@ void gelu_erf_backward(T* h, T* dy, Size n) {
   });
 }
 
+// Of NaN, which stays: what Max() and Min() make of it each instruction set says otherwise, but no comparison
+// with it holds.
+template <class D, class V>
+HWY_INLINE V positive_part(D d, V v) {
+  return hn::IfThenZeroElse(hn::Lt(v, Zero(d)), v);
+}
+template <class V>
+HWY_INLINE V at_most(V v, V most) {
+  return hn::IfThenElse(hn::Lt(most, v), most, v);
+}
+template <class V>
+HWY_INLINE V at_least(V v, V least) {
+  return hn::IfThenElse(hn::Lt(v, least), least, v);
+}
+
 template <class T>
 void relu(T* h, const T* bias, T* y, Size n) {
-  each(n, [=](auto d, Size i) HWY_ATTR { store(Max(biased(d, h, bias, i), Zero(d)), d, y + i); });
+  each(n, [=](auto d, Size i) HWY_ATTR { store(positive_part(d, biased(d, h, bias, i)), d, y + i); });
 }
 
 template <class T>
 void relu_backward(T* h, T* dy, Size n) {
   each(n, [=](auto d, Size i) HWY_ATTR {
     const auto v = load(d, h + i);
-    store(Max(v, Zero(d)), d, h + i);
-    store(IfThenElseZero(v > Zero(d), load(d, dy + i)), d, dy + i);
+    store(positive_part(d, v), d, h + i);
+    const auto slope = hn::IfThenElseZero(hn::Gt(v, Zero(d)), Set(d, 1.0f));
+    store(Mul(load(d, dy + i), slope), d, dy + i);  // a gradient that is NaN stays too
   });
 }
 
 template <class T>
 void relu2(T* h, const T* bias, T* y, Size n) {
   each(n, [=](auto d, Size i) HWY_ATTR {
-    const auto positive = Max(biased(d, h, bias, i), Zero(d));
+    const auto positive = positive_part(d, biased(d, h, bias, i));
     store(Mul(positive, positive), d, y + i);
   });
 }
@@ -534,7 +550,7 @@ void relu2(T* h, const T* bias, T* y, Size n) {
 template <class T>
 void relu2_backward(T* h, T* dy, Size n) {
   each(n, [=](auto d, Size i) HWY_ATTR {
-    const auto positive = Max(load(d, h + i), Zero(d));
+    const auto positive = positive_part(d, load(d, h + i));
     store(Mul(positive, positive), d, h + i);
     store(Mul(load(d, dy + i), Add(positive, positive)), d, dy + i);
   });
@@ -594,8 +610,8 @@ void geglu_backward(T* gate, T* up, T* dy, Size n, float, float) {
 template <class T>
 void clamped_swiglu(const T* gate, const T* up, T* y, Size n, float alpha, float limit) {
   each(n, [=](auto d, Size i) HWY_ATTR {
-    const auto most = Set(d, limit), g = hn::Min(load(d, gate + i), most);
-    const auto u = hn::Max(hn::Min(load(d, up + i), most), hn::Neg(most));
+    const auto most = Set(d, limit), g = at_most(load(d, gate + i), most);
+    const auto u = at_least(at_most(load(d, up + i), most), hn::Neg(most));
     store(Mul(Mul(g, sigmoid(d, Mul(Set(d, alpha), g))), Add(u, Set(d, 1.0f))), d, y + i);
   });
 }
@@ -605,12 +621,12 @@ void clamped_swiglu_backward(T* gate, T* up, Y* dy, Size n, float alpha, float l
   each(n, [=](auto d, Size i) HWY_ATTR {
     const auto most = Set(d, limit), one = Set(d, 1.0f), grad = load(d, dy + i);
     const auto gate_here = load(d, gate + i), up_here = load(d, up + i);
-    const auto g = hn::Min(gate_here, most), turned = Mul(Set(d, alpha), g);
-    const auto u = Add(hn::Max(hn::Min(up_here, most), hn::Neg(most)), one);
+    const auto g = at_most(gate_here, most), turned = Mul(Set(d, alpha), g);
+    const auto u = Add(at_least(at_most(up_here, most), hn::Neg(most)), one);
     const auto s = sigmoid(d, turned), opened = Mul(g, s);
     const auto slope = MulAdd(Mul(turned, Sub(one, s)), s, s);
-    store(hn::IfThenElseZero(hn::Le(gate_here, most), Mul(Mul(grad, u), slope)), d, gate + i);
-    store(hn::IfThenElseZero(hn::Le(hn::Abs(up_here), most), Mul(grad, opened)), d, up + i);
+    store(hn::IfThenZeroElse(hn::Gt(gate_here, most), Mul(Mul(grad, u), slope)), d, gate + i);
+    store(hn::IfThenZeroElse(hn::Gt(hn::Abs(up_here), most), Mul(grad, opened)), d, up + i);
     store(Mul(opened, u), d, dy + i);
   });
 }
