@@ -4,6 +4,7 @@
 
 #include <set>
 
+#include "checkpoint/finite.h"
 #include "context_runs.h"
 #include "expert_runs.h"
 
@@ -217,6 +218,27 @@ TEST(Generate, FillsThePositionsAndRefusesMore) {
     expect_contains(message_of<RequestError>([&] { generate_on(plan, prompt, greedy(36)); }),
                     {"--max-tokens 36", "5 tokens", "41", "40", model.name});
   }
+}
+
+// Numbers that have no order choose nothing, greedily or not, on whichever rank they come to be.
+TEST(Generate, WhatIsNotANumberChoosesNoToken) {
+  GenerateOptions sampled;
+  sampled.max_tokens = 4;
+  for (const GenerateOptions& options : {greedy(4), sampled})
+    for (auto [tp, pp] : {std::pair{1, 1}, {2, 1}, {1, 2}}) {
+      Plan plan = odd_plan(lively(odd_llama()), 1, tp, false);
+      plan.mesh.set(Axis::pp, pp);
+      std::vector<std::string> messages(static_cast<std::size_t>(plan.mesh.num_ranks()));
+      on_mesh(plan, [&, &options = options](const Rank& rank) {
+        const Trainer trainer(rank, plan, {}, 1);
+        if (const Parameter* norm = trainer.parameters().find_here("model.norm.weight"))
+          norm->value.host<double>()[3] = std::numeric_limits<double>::quiet_NaN();
+        messages[static_cast<std::size_t>(rank.index())] =
+            message_of<NotFinite>([&] { generate(rank, plan, trainer.parameters(), {}, prompt, options); });
+      });
+      for (const std::string& message : messages)
+        expect_contains(message, {"position 5", "NaN or infinite", "odd-llama", "f64"});
+    }
 }
 
 TEST(Generate, RefusesBadRequests) {

@@ -9,11 +9,15 @@
 #include "base/error.h"
 #include "base/philox.h"
 #include "base/units.h"
+#include "checkpoint/finite.h"
 #include "tensor/host.h"
 
 namespace echelon {
 namespace {
 
+constexpr std::int32_t none_can_be_chosen = -1;
+
+// `logits` are finite: NaN has no place in an order.
 std::int32_t choose(const std::vector<double>& logits, const GenerateOptions& options, double uniform) {
   std::vector<std::int32_t> order(logits.size());
   std::iota(order.begin(), order.end(), 0);
@@ -104,12 +108,22 @@ std::vector<std::int32_t> generate(const Rank& rank, const Plan& plan, const Par
     position += count;
     // The pipeline rank that has the logits chooses for all.
     const Tensor chosen(rank.arena(), MemoryCategory::other, DType::i32, {1});
-    if (logits.defined())
-      copy_from_host(std::vector<std::int32_t>{choose(copy_numbers_to_host(logits.flat()), options,
-                                                      random.uniform(static_cast<std::uint64_t>(position)))},
-                     chosen);
+    if (logits.defined()) {
+      const std::vector<double> numbers = copy_numbers_to_host(logits.flat());
+      const bool finite =
+          std::all_of(numbers.begin(), numbers.end(), [](double x) { return std::isfinite(x); });
+      const std::int32_t one =
+          finite ? choose(numbers, options, random.uniform(static_cast<std::uint64_t>(position)))
+                 : none_can_be_chosen;
+      copy_from_host(std::vector<std::int32_t>{one}, chosen);
+    }
     along_pipeline.broadcast(chosen, stages.last_rank()).wait();
     const std::int32_t next = copy_to_host<std::int32_t>(chosen).front();
+    if (next == none_can_be_chosen)
+      throw NotFinite(
+          fmt::format("position {}: no token can be chosen, since what {} says of them has NaN or infinite "
+                      "values in {}",
+                      position, plan.model.name, plan.precision.name));
     if (std::find(options.stop_tokens.begin(), options.stop_tokens.end(), next) != options.stop_tokens.end())
       break;
     text.push_back(next);

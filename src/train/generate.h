@@ -33,7 +33,8 @@ Plan plan_of_text(const Plan& plan, std::int64_t positions);
 // every rank of it calls this and gets the same tokens. `on_token` is called for each token
 // as it comes. RequestError when the prompt and max_tokens exceed the model's positions. Rotary positions
 // that depend on a sequence's length (dynamic, longrope) are those of one as long as prompt and max_tokens
-// together, from the first token on.
+// together, from the first token on. NotFinite (finite.h), on every rank, that names the position for which
+// the model says NaN or infinite values of tokens.
 std::vector<std::int32_t> generate(const Rank& rank, const Plan& plan, const ParameterStore& parameters,
                                    const RouterBiases& biases, const std::vector<std::int32_t>& prompt,
                                    const GenerateOptions& options,

@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "base/median.h"
+#include "checkpoint/finite.h"
 #include "comm/host_group.h"
 #include "train/generate.h"
 #include "train/metrics.h"
@@ -472,8 +473,13 @@ void RankRun::sample_text() {
   options.max_tokens = shared_.request.sample_tokens;
   if (ends_with_step()) trainer_.parameters().drop_gradients();
   const Arena::PoolUse pool(rank_.arena(), trainer_.pool_between_steps());
-  const auto text = generate(rank_, shared_.request.plan, trainer_.parameters(),
-                             trainer_.stages().router_biases(), prompt, options);
+  std::vector<std::int32_t> text;
+  try {
+    text = generate(rank_, shared_.request.plan, trainer_.parameters(), trainer_.stages().router_biases(),
+                    prompt, options);
+  } catch (const NotFinite& error) {  // the last update's doing, and not what was asked for
+    fail_for_good("after the last step: {}", error.what());
+  }
   if (leads() && shared_.observer.on_sample) shared_.observer.on_sample(prompt, text);
 }
 
