@@ -133,7 +133,9 @@ class Generation {
       return stopped.stopped();
     };
     const std::vector<std::int32_t> tokens = generate(rank, plan_, parameters, biases, prompt, options);
-    write(-1, stopped.next(stream.finish()) + stopped.finish());
+    std::string rest = stopped.next(stream.finish());
+    rest += stopped.finish();
+    write(-1, rest);
     return tokens;
   }
 

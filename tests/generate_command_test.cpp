@@ -1,0 +1,132 @@
+// What generate writes, and where it ends, of models whose next token depends on the last one alone.
+#include <gtest/gtest.h>
+
+#include <cstring>
+#include <filesystem>
+#include <map>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <vector>
+
+#include "command_line.h"
+#include "text/byte_characters.h"
+
+namespace echelon::generate_command_test {
+namespace {
+
+namespace fs = std::filesystem;
+using namespace echelon::checks;
+using nlohmann::json;
+
+class GenerateCommand : public CommandLine {
+ protected:
+  static constexpr int first_named = 256;  // below it ids are bytes
+
+  // A tokenizer.json of bytes, and of named tokens behind them.
+  void write_tokenizer(const std::string& directory, const Words& named, bool special = true) const {
+    json vocab = json::object(), added = json::array();
+    for (int byte = 0; byte < 256; ++byte)
+      vocab[bytes_as_characters(std::string(1, static_cast<char>(byte)))] = byte;
+    for (const std::string& name : named)
+      added.push_back({{"id", first_named + added.size()},
+                       {"content", name},
+                       {"special", special},
+                       {"normalized", false},
+                       {"single_word", false},
+                       {"lstrip", false},
+                       {"rstrip", false}});
+    const json level{
+        {"type", "ByteLevel"}, {"add_prefix_space", false}, {"trim_offsets", false}, {"use_regex", true}};
+    write(directory + "/tokenizer.json",
+          json{{"added_tokens", added},
+               {"pre_tokenizer", level},
+               {"decoder", level},
+               {"model", {{"type", "BPE"}, {"vocab", vocab}, {"merges", json::array()}}}}
+              .dump());
+  }
+
+  // A Llama in Hugging Face's layout: each token's embedding is a dimension of its own, layers add nothing,
+  // and the output matrix leads to the token behind, `a` where none is given.
+  void write_chain(const std::string& directory, const std::map<int, int>& behind,
+                   const json& more = json::object()) const {
+    fs::create_directories(at(directory));
+    constexpr std::int64_t vocab = 272, hidden = vocab;
+    json config{{"model_type", "llama"},
+                {"architectures", {"LlamaForCausalLM"}},
+                {"vocab_size", vocab},
+                {"hidden_size", hidden},
+                {"intermediate_size", 8},
+                {"num_hidden_layers", 1},
+                {"num_attention_heads", 1},
+                {"num_key_value_heads", 1},
+                {"max_position_embeddings", 512},
+                {"rms_norm_eps", 1e-6},
+                {"rope_theta", 10000.0},
+                {"hidden_act", "silu"},
+                {"tie_word_embeddings", false}};
+    config.update(more);
+    write(directory + "/config.json", config.dump());
+    json header = json::object();
+    std::vector<float> values;
+    const auto add = [&](const std::string& name, std::int64_t rows, std::int64_t cols, auto value) {
+      const std::size_t begin = values.size() * sizeof(float);
+      for (std::int64_t i = 0; i < std::max<std::int64_t>(rows, 1); ++i)
+        for (std::int64_t j = 0; j < cols; ++j) values.push_back(value(i, j));
+      header[name] = {{"dtype", "F32"},
+                      {"shape", rows == 0 ? json{cols} : json{rows, cols}},
+                      {"data_offsets", {begin, values.size() * sizeof(float)}}};
+    };
+    const auto zero = [](auto, auto) { return 0.0f; };
+    const auto one = [](auto, auto) { return 1.0f; };
+    add("model.embed_tokens.weight", vocab, hidden, [](auto i, auto j) { return i == j ? 1.0f : 0.0f; });
+    const std::string layer = "model.layers.0.";
+    for (const char* name : {"q_proj", "k_proj", "v_proj", "o_proj"})
+      add(layer + "self_attn." + name + ".weight", hidden, hidden, zero);
+    for (const char* name : {"gate_proj", "up_proj"}) add(layer + "mlp." + name + ".weight", 8, hidden, zero);
+    add(layer + "mlp.down_proj.weight", hidden, 8, zero);
+    for (const char* name : {"input_layernorm", "post_attention_layernorm"})
+      add(layer + name + ".weight", 0, hidden, one);
+    add("model.norm.weight", 0, hidden, one);
+    add("lm_head.weight", vocab, hidden, [&](auto to, auto from) {
+      const auto found = behind.find(static_cast<int>(from));
+      return (found == behind.end() ? 'a' : found->second) == to ? 1.0f : 0.0f;
+    });
+    const std::string names = header.dump();
+    std::string file(8, '\0');
+    for (std::size_t i = 0; i < 8; ++i) file[i] = static_cast<char>(names.size() >> (8 * i) & 255);
+    file += names;
+    const std::size_t begin = file.size();
+    file.resize(begin + values.size() * sizeof(float));
+    std::memcpy(file.data() + begin, values.data(), values.size() * sizeof(float));
+    write(directory + "/model.safetensors", file);
+  }
+  // As a checkpoint.
+  void import(const std::string& directory, const std::string& out) const {
+    fs::remove_all(at(out));
+    const Result r = run({"checkpoint", "import", directory, "--out", out, "--dtype", ECHELON_TEST_DTYPE});
+    ASSERT_EQ(r.status, 0) << r.err;
+  }
+  static Words generating(const std::string& checkpoint, const Words& more) {
+    return joined({"generate", "--checkpoint", checkpoint, "--temperature", "0", "--threads", "1"}, more);
+  }
+  // Its "text".
+  std::string text_of(const std::string& checkpoint, const Words& more) const {
+    const Result r = run(joined(generating(checkpoint, {"--json"}), more));
+    EXPECT_EQ(r.status, 0) << r.err;
+    return json::parse(r.out, nullptr, false).value("text", "none");
+  }
+};
+
+// What may be the beginning of a stop, and half a character, are both held back: they come in their order.
+TEST_F(GenerateCommand, WhatIsHeldBackIsWrittenInItsOrder) {
+  write_chain("hf", {{'a', 'b'}, {'b', 0xc3}});
+  write_tokenizer("hf", {});
+  import("hf", "ck");
+  const Words two{"--prompt", "a", "--max-tokens", "2"};
+  const Result all = run(generating("ck", two));
+  EXPECT_EQ(all.out, "ab\ufffd\n") << all.err;
+  EXPECT_EQ(run(generating("ck", joined(two, {"--stop", "bZZ"}))).out, all.out);
+}
+
+}  // namespace
+}  // namespace echelon::generate_command_test
