@@ -289,11 +289,8 @@ void GenerateFlags::read() {
   } else if (!f.stops.empty()) {
     refuse("--stop: with --prompt-tokens no text is made; legal: --stop with --prompt");
   }
-  if (info.tokenizer != nullptr)
-    f.options.stop_tokens =
-        text_mode ? ends_of_texts(*tokenizer, *info.tokenizer) : text_bounds(*info.tokenizer, info.path).ends;
-  else if (text_mode)
-    f.options.stop_tokens = {end_of_text};
+  const TokenizerFiles files = info.tokenizer != nullptr ? *info.tokenizer : TokenizerFiles();
+  f.options.stop_tokens = text_mode ? ends_of_texts(*tokenizer, files) : text_bounds(files, info.path).ends;
   if (f.chat) chat_template = template_of(f, info);
   if (!f.prompts_file.empty()) f.prompts = read_prompts(f.prompts_file);
   if (f.prompts.empty()) f.prompts.emplace_back();

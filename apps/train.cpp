@@ -216,6 +216,9 @@ std::unique_ptr<TokenData> read_data(TrainFlags& f, DataReading reading, bool of
   f.tokenizer = reading.text.tokenizer;
   if (!reading.text.reads_bytes())
     request.tokenizer = std::make_shared<const TokenizerFiles>(read_tokenizer_files(f.tokenizer->name()));
+  else if (request.from && data->kind() == TokenData::Kind::tokens)  // whose ids end texts as before
+    if (TokenizerFiles files = read_tokenizer_files(request.from->path()); !files.empty())
+      request.tokenizer = std::make_shared<const TokenizerFiles>(std::move(files));
   if (request.from && !is_given(*f.app, "--tokenizer") && data->kind() == TokenData::Kind::text) {
     const CheckpointInfo* const checkpoint = request.from->checkpoint();
     if (checkpoint != nullptr ? !reads_bytes(*checkpoint) : model.vocab != bytes_vocab)

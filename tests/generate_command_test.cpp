@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "command_line.h"
+#include "data/tokens.h"
 #include "text/byte_characters.h"
 
 namespace echelon::generate_command_test {
@@ -126,6 +127,68 @@ TEST_F(GenerateCommand, WhatIsHeldBackIsWrittenInItsOrder) {
   const Result all = run(generating("ck", two));
   EXPECT_EQ(all.out, "ab\ufffd\n") << all.err;
   EXPECT_EQ(run(generating("ck", joined(two, {"--stop", "bZZ"}))).out, all.out);
+}
+
+// As transformers: generation_config.json says it, or config.json where there is none, with a tokenizer or
+// without; and what a checkpoint was made of goes on with it.
+TEST_F(GenerateCommand, ATextEndsWhereTheModelsFilesSay) {  // long
+  const Words three{"--prompt-tokens", "5", "--max-tokens", "3", "--json"};
+  const auto tokens = [&](const std::string& checkpoint) {
+    const Result r = run(generating(checkpoint, three));
+    EXPECT_EQ(r.status, 0) << r.err;
+    return json::parse(r.out, nullptr, false).value("tokens", json());
+  };
+  const std::map<int, int> chain{{5, 6}, {6, 7}, {7, 8}};
+  const auto expect_end = [&](const std::string& directory, const json& expected) {
+    SCOPED_TRACE(directory);
+    import(directory, "ck");
+    EXPECT_EQ(tokens("ck"), expected);
+  };
+  for (const bool has_tokenizer : {false, true}) {
+    const std::string behind = has_tokenizer ? " with tokenizer" : "";
+    const auto chain_with = [&](const std::string& name, const json& config, const json& generation) {
+      write_chain(name + behind, chain, config);
+      if (!generation.is_null()) write(name + behind + "/generation_config.json", generation.dump());
+      if (has_tokenizer) write_tokenizer(name + behind, {});
+      return name + behind;
+    };
+    expect_end(chain_with("nothing", json::object(), json()), {6, 7, 8});
+    expect_end(chain_with("config", {{"eos_token_id", 8}}, json()), {6, 7});
+    expect_end(chain_with("generation", {{"eos_token_id", 6}}, {{"eos_token_id", {99, 8}}}), {6, 7});
+    expect_end(chain_with("no end of generation", {{"eos_token_id", 6}}, json::object()), {6, 7, 8});
+    expect_end(chain_with("negative", {{"eos_token_id", -1}}, json()), {6, 7, 8});  // none to transformers
+  }
+  import("config", "ck");
+  ASSERT_EQ(run({"checkpoint", "export", "ck", "--out", "out"}).status, 0);
+  EXPECT_EQ(json::parse(read_bytes(at("out/config.json")))["eos_token_id"], 8);
+  // Trained on, on ids that no tokenizer here made.
+  write_token_file(at("ids.bin"), std::vector<std::int32_t>(60, 3), 2);
+  ASSERT_EQ(run({"train",
+                 "--from",
+                 "config",
+                 "--data",
+                 "ids.bin",
+                 "--steps",
+                 "1",
+                 "--lr",
+                 "1e-9",
+                 "--seq-len",
+                 "8",
+                 "--global-batch",
+                 "1",
+                 "--sample",
+                 "0",
+                 "--eval-samples",
+                 "0",
+                 "--threads",
+                 "1",
+                 "--checkpoint",
+                 "trained",
+                 "--precision",
+                 ECHELON_TEST_DTYPE})
+                .status,
+            0);
+  EXPECT_EQ(tokens("trained"), (json{6, 7}));
 }
 
 }  // namespace

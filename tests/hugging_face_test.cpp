@@ -1363,10 +1363,19 @@ TEST(HuggingFaceConfig, ATextBeginsAndEndsWithItsTokenizersTokens) {
   EXPECT_EQ(config["bos_token_id"], 0);
   EXPECT_EQ(config["eos_token_id"], (json{2, 1}));
   EXPECT_EQ(read_bytes(out + "/generation_config.json"), R"({"eos_token_id": [2, 1]})");
-  // Where no tokenizer is known nothing is.
+  // Without a tokenizer the model's own configuration says it, which loading it asks first there.
   export_hugging_face(
-      import_hugging_face((fixtures / "llama").string(), directory / "bare", DType::f32, 1).checkpoint,
-      directory / "out of bare", std::int64_t{1} << 30);
+      import_hugging_face((fixtures / "llama").string(), directory / "said", DType::f32, 1).checkpoint,
+      directory / "out of said", std::int64_t{1} << 30);
+  const json said = json::parse(read_bytes(directory / "out of said/config.json"));
+  for (const char* key : {"bos_token_id", "eos_token_id"}) EXPECT_EQ(said[key], 0) << key;
+  // Where nothing is known nothing is said.
+  fs::copy(fixtures / "llama", directory / "unsaid");
+  json unsaid = json::parse(read_bytes(directory / "unsaid/config.json"));
+  for (const char* key : {"bos_token_id", "eos_token_id"}) unsaid.erase(key);
+  write_file_atomically(directory / "unsaid/config.json", unsaid.dump());
+  export_hugging_face(import_hugging_face(directory / "unsaid", directory / "bare", DType::f32, 1).checkpoint,
+                      directory / "out of bare", std::int64_t{1} << 30);
   const json bare = json::parse(read_bytes(directory / "out of bare/config.json"));
   for (const char* key : {"bos_token_id", "eos_token_id"}) {
     EXPECT_TRUE(bare.contains(key));

@@ -34,14 +34,14 @@ bool is_checkpoint(const std::string& directory) {
 }
 
 bool reads_bytes(const CheckpointInfo& info) {
-  if (info.tokenizer != nullptr) return false;
+  if (info.tokenizer != nullptr && have_tokenizer(*info.tokenizer)) return false;
   return info.model.vocab == bytes_vocab ||
          (info.model.vocab > bytes_vocab && info.trained_on == TokenData::Kind::text);
 }
 
 std::shared_ptr<const Tokenizer> tokenizer_of(const CheckpointInfo& info) {
   if (reads_bytes(info)) return bytes_tokenizer();
-  if (info.tokenizer == nullptr) return nullptr;
+  if (info.tokenizer == nullptr || !have_tokenizer(*info.tokenizer)) return nullptr;
   auto tokenizer = read_tokenizer(info.path);
   if (tokenizer->vocab() > info.model.vocab)
     refuse(

@@ -44,8 +44,9 @@ struct CheckpointInfo {
   // How it was trained, by flag, so far as a run that goes on may do otherwise without a word: "--lr"
   // "0.001".
   std::map<std::string, std::string> settings;
-  std::shared_ptr<const TokenizerFiles>
-      tokenizer;  // the files of whose ids it has learned; null: none are known
+  // The files of whose ids it has learned, or generation_config.json alone, with which generation ends; null:
+  // none are known.
+  std::shared_ptr<const TokenizerFiles> tokenizer;
 };
 
 // Whether bytes mean to the model what it has learned. A vocabulary of bytes and end of text leaves no doubt.

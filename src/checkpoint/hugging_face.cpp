@@ -714,7 +714,7 @@ class NewDirectory {
 }  // namespace
 
 TextBounds text_bounds(const TokenizerFiles& files, const std::string& directory) {
-  TextBounds bounds;
+  TextBounds bounds{begin_of_generation(files), ends_of_generation(files)};
   std::shared_ptr<const Tokenizer> tokenizer;
   try {
     tokenizer = read_tokenizer(directory);
@@ -1062,8 +1062,9 @@ ImportedModel import_hugging_face(const std::string& directory, const std::strin
     info.dtype = dtype;
     info.model = plan.model;
     if (!tokenizer->empty()) info.tokenizer = tokenizer;
-    info.trained_on = plan.model.vocab == bytes_vocab && tokenizer->empty() ? TokenData::Kind::text
-                                                                            : TokenData::Kind::tokens;
+    info.trained_on = plan.model.vocab == bytes_vocab && !have_tokenizer(*tokenizer)
+                          ? TokenData::Kind::text
+                          : TokenData::Kind::tokens;
     into.begin(world.job());
     imported.checkpoint = save_checkpoint(rank, parameters, checkpoints, info, {}, weights.router_biases());
   });

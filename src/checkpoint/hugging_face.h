@@ -26,8 +26,8 @@ struct TextBounds {
   std::optional<std::int32_t> begin;
   std::vector<std::int32_t> ends;
 };
-// As the tokenizer in a directory, of these files, has them, and what generation ends with; none where there
-// is no tokenizer that is understood here.
+// As the tokenizer in a directory, of these files, has them, and what generation begins and ends with; that
+// alone where there is no tokenizer that is understood here.
 TextBounds text_bounds(const TokenizerFiles& files, const std::string& directory);
 // What transformers needs to know of the model: read back (model_from_hugging_face) it is the model, in every
 // field. RequestError for one that transformers has no class for, and naming the field that has no place.
