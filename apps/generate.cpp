@@ -290,7 +290,8 @@ void GenerateFlags::read() {
     refuse("--stop: with --prompt-tokens no text is made; legal: --stop with --prompt");
   }
   const TokenizerFiles files = info.tokenizer != nullptr ? *info.tokenizer : TokenizerFiles();
-  f.options.stop_tokens = text_mode ? ends_of_texts(*tokenizer, files) : text_bounds(files, info.path).ends;
+  const TextBounds bounds = text_bounds(files, info.path);
+  f.options.stop_tokens = text_mode ? ends_of_texts(*tokenizer, files) : bounds.ends;
   if (f.chat) chat_template = template_of(f, info);
   if (!f.prompts_file.empty()) f.prompts = read_prompts(f.prompts_file);
   if (f.prompts.empty()) f.prompts.emplace_back();
@@ -301,10 +302,11 @@ void GenerateFlags::read() {
     if (!text_mode) continue;
     one.prompt = prompt;
     one.prompt_tokens = tokenizer->encode_whole(prompt);
-    const auto end = tokenizer->end_of_text();
-    if (one.prompt_tokens.empty() && !end)
+    // A document's beginning: behind its first token, or behind the end of the one before.
+    const auto begin = bounds.begin ? bounds.begin : tokenizer->end_of_text();
+    if (one.prompt_tokens.empty() && !begin)
       refuse("--prompt: {} makes no token of it; legal: some text", tokenizer->name());
-    if (one.prompt_tokens.empty()) one.prompt_tokens.push_back(*end);  // a document's beginning
+    if (one.prompt_tokens.empty()) one.prompt_tokens.push_back(*begin);
   }
   plan = generate_plan(f, info);
   run_options = f.run.options(plan);

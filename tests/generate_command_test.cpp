@@ -191,5 +191,18 @@ TEST_F(GenerateCommand, ATextEndsWhereTheModelsFilesSay) {  // long
   EXPECT_EQ(tokens("trained"), (json{6, 7}));
 }
 
+// A document begins with the tokenizer's first token, and where there is none behind the end of another one.
+TEST_F(GenerateCommand, AnEmptyPromptIsTheBeginningOfADocument) {
+  write_chain("hf", {{256, 'x'}, {257, 'y'}});
+  write_tokenizer("hf", {"<s>", "</s>"});
+  const auto first_of = [&](const json& config) {
+    write("hf/tokenizer_config.json", config.dump());
+    import("hf", "ck");
+    return text_of("ck", {"--max-tokens", "1"});
+  };
+  EXPECT_EQ(first_of({{"bos_token", "<s>"}, {"eos_token", "</s>"}}), "x");
+  EXPECT_EQ(first_of({{"eos_token", "</s>"}}), "y");
+}
+
 }  // namespace
 }  // namespace echelon::generate_command_test
