@@ -20,6 +20,7 @@
 #include "schedule/pipeline_layout.h"
 #include "spec/plan_fields.h"
 #include "tensor/prepare_kernels.h"
+#include "text/template_texts.h"
 #include "train/refuse_request.h"
 #include "train/this_machine.h"
 
@@ -96,6 +97,12 @@ std::vector<std::string> read_prompts(const std::string& path) {
   }
   if (prompts.empty()) refuse("--prompts {}: holds no line with a prompt", path);
   return prompts;
+}
+
+// The token that is this text: a special one stands for no text that a stop could be found in.
+void add_token_of(const Tokenizer& tokenizer, const std::string& stop, std::vector<std::int32_t>& tokens) {
+  const std::vector<std::int32_t> ids = tokenizer.encode(stop);
+  if (ids.size() == 1 && tokenizer.decode(ids, Special::shown) == stop) tokens.push_back(ids.front());
 }
 
 std::tm time_here() {
@@ -292,7 +299,11 @@ void GenerateFlags::read() {
   const TokenizerFiles files = info.tokenizer != nullptr ? *info.tokenizer : TokenizerFiles();
   const TextBounds bounds = text_bounds(files, info.path);
   f.options.stop_tokens = text_mode ? ends_of_texts(*tokenizer, files) : bounds.ends;
-  if (f.chat) chat_template = template_of(f, info);
+  for (const std::string& stop : f.stops) add_token_of(*tokenizer, stop, f.options.stop_tokens);
+  if (f.chat) {
+    chat_template = template_of(f, info);
+    add_token_of(*tokenizer, stripped(chat_template->answer_end(), "", true, true), f.options.stop_tokens);
+  }
   if (!f.prompts_file.empty()) f.prompts = read_prompts(f.prompts_file);
   if (f.prompts.empty()) f.prompts.emplace_back();
   for (const std::string& prompt : f.prompts) {

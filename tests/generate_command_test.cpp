@@ -191,6 +191,24 @@ TEST_F(GenerateCommand, ATextEndsWhereTheModelsFilesSay) {  // long
   EXPECT_EQ(tokens("trained"), (json{6, 7}));
 }
 
+// What ends a turn is a special token in most models, which is no text; the conversation goes on behind it.
+TEST_F(GenerateCommand, ASpecialTokenStops) {  // long
+  write_chain("hf", {{'\n', 'b'}, {'b', 257}, {257, '\n'}});
+  for (const bool special : {true, false}) {
+    write_tokenizer("hf", {"<|im_start|>", "<|im_end|>"}, special);
+    import("hf", "ck");
+    EXPECT_EQ(text_of("ck", {"--prompt", "x\n", "--max-tokens", "5", "--stop", "<|im_end|>"}), "b")
+        << special;
+    write("turns", "Hello\nAnd you?\n");
+    const Result talk = run(generating("ck", {"--chat", "--max-tokens", "5"}), "exec <turns");
+    EXPECT_EQ(talk.out, "b\nb\n") << special << talk.err;
+    // A stop of which a token is a part alone ends the text as before.
+    EXPECT_EQ(text_of("ck", {"--prompt", "x\n", "--max-tokens", "5", "--stop", "b\nb"}),
+              special ? "" : "b<|im_end|>\nb<|im_end|>")
+        << special;
+  }
+}
+
 // A document begins with the tokenizer's first token, and where there is none behind the end of another one.
 TEST_F(GenerateCommand, AnEmptyPromptIsTheBeginningOfADocument) {
   write_chain("hf", {{256, 'x'}, {257, 'y'}});
