@@ -2,6 +2,7 @@
 // conversation the loss counts.
 #include "data/chat_template.h"
 
+#include <fmt/format.h>
 #include <gtest/gtest.h>
 
 #include <filesystem>
@@ -10,6 +11,7 @@
 
 #include "base/error.h"
 #include "base/open_file.h"
+#include "data/record.h"
 #include "refusals.h"
 #include "temporary_directory.h"
 
@@ -135,23 +137,23 @@ TEST(ChatTemplates, WhatTheAssistantSaysCountsWithWhatEndsIt) {
     return ChatTemplate(name, all["templates"][name].get<std::string>(), tokens, true);
   };
   const json two = talk({"a", " b ", "c", "d"});
-  const std::string headers = shown(of("headers").parts(two, "x"));
+  const std::string headers = shown(of("headers").parts(two, {}, "x"));
   EXPECT_EQ(headers.substr(headers.find("<|head|>user")),
             "<|head|>user<|/head|>\n\na<|end|><|head|>assistant<|/head|>\n\n[b<|end|>]"
             "<|head|>user<|/head|>\n\nc<|end|><|head|>assistant<|/head|>\n\n[d<|end|>]");
-  EXPECT_EQ(shown(of("alternate").parts(two, "x")), "<s>[INST] a[/INST] [b</s>][INST] c[/INST] [d</s>]");
-  EXPECT_EQ(shown(of("lines").parts(talk({"a", "b"}), "x")), "<|user|>\na<|end|>\n[b<|end|>]\n</s>");
-  const std::string macros = shown(of("macros").parts(two, "x"));
+  EXPECT_EQ(shown(of("alternate").parts(two, {}, "x")), "<s>[INST] a[/INST] [b</s>][INST] c[/INST] [d</s>]");
+  EXPECT_EQ(shown(of("lines").parts(talk({"a", "b"}), {}, "x")), "<|user|>\na<|end|>\n[b<|end|>]\n</s>");
+  const std::string macros = shown(of("macros").parts(two, {}, "x"));
   EXPECT_EQ(macros.substr(macros.find("<|start|>")),
             "<|start|>user<|message|>a<|end|><|start|>assistant<|message|>[ b <|end|>]"
             "<|start|>user<|message|>c<|end|><|start|>assistant<|message|>[d<|return|>]");
   // What is thought is said, where the template leaves it in.
-  EXPECT_EQ(shown(of("thoughts").parts(talk({"a", "b"}), "x")),
+  EXPECT_EQ(shown(of("thoughts").parts(talk({"a", "b"}), {}, "x")),
             "<|im_start|>user\na<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\n[b<|im_end|>]\n");
-  EXPECT_EQ(shown(of("thoughts").parts(talk({"a", "<think>\nm\n</think>\n\nb"}), "x")),
+  EXPECT_EQ(shown(of("thoughts").parts(talk({"a", "<think>\nm\n</think>\n\nb"}), {}, "x")),
             "<|im_start|>user\na<|im_end|>\n<|im_start|>assistant\n[<think>\nm\n</think>\n\nb<|im_end|>]\n");
   // Of earlier answers it leaves thoughts out.
-  EXPECT_EQ(shown(of("thoughts").parts(talk({"a", "b", "c", "<think>\nm\n</think>\n\nd"}), "x")),
+  EXPECT_EQ(shown(of("thoughts").parts(talk({"a", "b", "c", "<think>\nm\n</think>\n\nd"}), {}, "x")),
             "<|im_start|>user\na<|im_end|>\n<|im_start|>assistant\n[b<|im_end|>]\n"
             "<|im_start|>user\nc<|im_end|>\n<|im_start|>assistant\n[<think>\nm\n</think>\n\nd<|im_end|>]\n");
   EXPECT_EQ(of("headers").answer_end(), "<|end|>");
@@ -167,11 +169,11 @@ TEST(ChatTemplates, WhatTheAssistantSaysCountsWithWhatEndsIt) {
   ordered_json call = talk({"a", "b", "c", "d"});
   call[1] = ordered_json::parse(
       R"({"role": "assistant", "content": null, "tool_calls": [{"arguments": {"z": 1, "a": 2}}]})");
-  EXPECT_EQ(shown(ChatTemplate("x", calls, {}, true).parts(call, "line 1")),
+  EXPECT_EQ(shown(ChatTemplate("x", calls, {}, true).parts(call, {}, "line 1")),
             "<|im_start|>user\na<|im_end|>\n<|im_start|>assistant\n"
             "[<tool_call>{\"z\": 1, \"a\": 2}</tool_call><|im_end|>]\n"
             "<|im_start|>user\nc<|im_end|>\n<|im_start|>assistant\n[d<|im_end|>]\n");
-  expect_refusal([&] { chatml()->parts(call, "line 2"); }, {"line 2", "chatml", "calls of message 2"});
+  expect_refusal([&] { chatml()->parts(call, {}, "line 2"); }, {"line 2", "chatml", "calls of message 2"});
   // Where nothing ends an answer, what comes behind is written once.
   const std::string bare =
       "{% for m in messages %}{{ m.content or '' }}{% for c in m.tool_calls or [] %}<call>{{ c.arguments | "
@@ -180,17 +182,21 @@ TEST(ChatTemplates, WhatTheAssistantSaysCountsWithWhatEndsIt) {
   ordered_json twice = talk({"a", "b"});
   twice.push_back(call[1]);
   std::string all_of_it;
-  for (const TextPart& part : ChatTemplate("x", bare, {}, true).parts(twice, "line 3"))
+  for (const TextPart& part : ChatTemplate("x", bare, {}, true).parts(twice, {}, "line 3"))
     all_of_it += part.text;
   EXPECT_EQ(all_of_it, "ab<call>{\"z\": 1, \"a\": 2}");
   const json begun = json::array({{{"role", "assistant"}, {"content", "x"}}});
-  expect_refusal([&] { of("alternate").parts(begun, "line 3"); }, {"line 3", "alternate!"});
-  EXPECT_THROW(ChatTemplate("x", "{{ messages[0].content }}", {}, true).parts(two, "line 1"), RequestError);
+  expect_refusal([&] { of("alternate").parts(begun, {}, "line 3"); }, {"line 3", "alternate!"});
+  EXPECT_THROW(ChatTemplate("x", "{{ messages[0].content }}", {}, true).parts(two, {}, "line 1"),
+               RequestError);
   // Behind an answer that is longer stands more than all that is written of this one.
   const std::string longer =
       "{% for m in messages %}{% if m.content | length > 2 %}{{ m.content }}<a long end>{% endif %}{% endfor %}";
-  expect_refusal([&] { ChatTemplate("x", longer, {}, true).parts(talk({"a", "b"}), "line 2"); },
-                 {"line 2", "message 2", "prompt"});
+  expect_refusal(
+      [&] {
+        ChatTemplate("x", longer, {}, true).parts(talk({"a", "b"}), {}, "line 2");
+      },
+      {"line 2", "message 2", "prompt"});
 }
 
 TEST(ChatTemplates, AreReadBesideTheTokenizer) {
@@ -217,6 +223,48 @@ TEST(ChatTemplates, AreReadBesideTheTokenizer) {
   std::filesystem::remove(directory / "chat_template.jinja");
   write_text(directory / "tokenizer_config.json", R"({"chat_template": 3})");
   expect_refusal(rendered, {"chat_template"});
+}
+
+// As transformers chooses: of several templates the one for tools, and tools where the one has no other.
+TEST(ChatTemplates, AreGivenTools) {
+  const std::string one = "{% if tools %}{{ tools | tojson }}{% endif %}{{ messages[0].content }}";
+  const ordered_json tools = ordered_json::parse(R"([{"z": {"b": 1, "a": 2}}])");
+  const ChatTemplate alone("x", one, {}, true);
+  EXPECT_EQ(alone.render(talk({"a"}), true, {}, tools), R"([{"z": {"b": 1, "a": 2}}]a)");
+  EXPECT_EQ(alone.render(talk({"a"}), true, {}), "a");
+  EXPECT_EQ(alone.render(talk({"a"}), true, {}, ordered_json::array()), "a");
+  const TemporaryDirectory directory;
+  write_text(
+      directory / "tokenizer_config.json",
+      R"({"chat_template": [{"name": "tool_use", "template": "t"}, {"name": "default", "template": "d"}]})");
+  EXPECT_EQ(chat_template_beside(directory.path())->render(talk({"a"}), true, {}, tools), "t");
+  EXPECT_EQ(chat_template_beside(directory.path())->render(talk({"a"}), true, {}), "d");
+}
+
+// A record's are the template's, as a list or as the JSON of one.
+TEST(ChatTemplates, ARecordsToolsAreWritten) {
+  const ChatTemplate chat("x",
+                          "{% if tools %}[{% for t in tools %}{{ t.name }}{% endfor %}]{% endif %}"
+                          "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}",
+                          {}, true);
+  const auto written = [&](const std::string& tools) {
+    return shown(
+        read_record(
+            R"({"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}])" +
+                tools + "}",
+            "line 1", chat)
+            .parts);
+  };
+  const std::string plain = "<user>a<assistant>[b]";
+  EXPECT_EQ(written(""), plain);
+  EXPECT_EQ(written(R"(, "tools": null)"), plain);
+  EXPECT_EQ(written(R"(, "tools": [])"), plain);
+  EXPECT_EQ(written(R"(, "tools": [{"name": "f"}, {"name": "g"}])"), "[fg]" + plain);
+  EXPECT_EQ(written(R"(, "tools": "[{\"name\": \"f\"}]")"), "[f]" + plain);
+  for (const char* wrong : {R"({"name": "f"})", R"(["f"])", "3", R"("{}")"})
+    expect_refusal([&] { written(fmt::format(R"(, "tools": {})", wrong)); },
+                   {"line 1", "tools", "legal: a list of objects"});
+  expect_refusal([&] { written(R"(, "tools": "[")"); }, {"line 1", "tools"});
 }
 
 }  // namespace

@@ -122,15 +122,21 @@ TemplateValue::Map special_tokens(const ordered_json& config) {
   return tokens;
 }
 
+// Of several templates the one with this name; empty where there is none.
+std::string source_named(const ordered_json& several, const std::string& name) {
+  if (several.is_array())
+    for (const ordered_json& one : several)
+      if (one.is_object() && one.value("name", ordered_json()) == name && one.contains("template") &&
+          one["template"].is_string())
+        return one["template"].get<std::string>();
+  return "";
+}
+
 // One text, or several with names, of which transformers takes the one called default.
 std::string source_in(const ordered_json& config, const std::string& where) {
   const ordered_json& field = config["chat_template"];
   if (field.is_string()) return field.get<std::string>();
-  if (field.is_array())
-    for (const ordered_json& one : field)
-      if (one.is_object() && one.value("name", ordered_json()) == "default" && one.contains("template") &&
-          one["template"].is_string())
-        return one["template"].get<std::string>();
+  if (std::string source = source_named(field, "default"); !source.empty()) return source;
   refuse("{}: chat_template is neither a text nor a list of them with one that is named default", where);
 }
 
@@ -142,26 +148,33 @@ bool calls_tools(const ordered_json& message) {
 }
 
 ChatTemplate::ChatTemplate(std::string name, const std::string& source, TemplateValue::Map tokens,
-                           bool writes_all)
+                           bool writes_all, const std::string& with_tools)
     : name_(std::move(name)),
       template_(source, name_),
       tokens_(std::move(tokens)),
       writes_all_(writes_all),
-      identity_(identity_of(source, tokens_)) {}
-
-std::string ChatTemplate::render(const ordered_json& messages, bool asks, const std::tm& now) const {
-  TemplateValue::Map variables = tokens_;
-  variables.set("messages", template_value(messages));
-  variables.set("tools", None{});
-  variables.set("documents", None{});
-  variables.set("add_generation_prompt", asks);
-  return template_.render(variables, now);
+      identity_(identity_of(source + with_tools, tokens_)) {
+  if (!with_tools.empty()) with_tools_.emplace(with_tools, name_);
 }
 
-std::vector<TextPart> ChatTemplate::parts(const ordered_json& messages, const std::string& where) const {
+std::string ChatTemplate::render(const ordered_json& messages, bool asks, const std::tm& now,
+                                 const ordered_json& tools) const {
+  TemplateValue::Map variables = tokens_;
+  variables.set("messages", template_value(messages));
+  variables.set("tools", template_value(tools));
+  variables.set("documents", None{});
+  variables.set("add_generation_prompt", asks);
+  return (with_tools_ && !tools.is_null() ? *with_tools_ : template_).render(variables, now);
+}
+std::string ChatTemplate::render(const ordered_json& messages, bool asks, const std::tm& now) const {
+  return render(messages, asks, now, {});
+}
+
+std::vector<TextPart> ChatTemplate::parts(const ordered_json& messages, const ordered_json& tools,
+                                          const std::string& where) const {
   const auto written_as = [&](const ordered_json& what, bool asks) {
     try {
-      return render(what, asks, day_of_training);
+      return render(what, asks, day_of_training, tools);
     } catch (const RequestError& error) {
       refuse("{}: {}", where, error.what());
     }
@@ -294,7 +307,7 @@ std::shared_ptr<const ChatTemplate> chat_template_beside(const std::string& toke
   if (!config.is_object() || !config.contains("chat_template") || config["chat_template"].is_null())
     return chatml();
   return std::make_shared<const ChatTemplate>(beside.string(), source_in(config, beside.string()), tokens,
-                                              true);
+                                              true, source_named(config["chat_template"], "tool_use"));
 }
 
 }  // namespace echelon

@@ -1,5 +1,6 @@
 #include "data/record.h"
 
+#include <algorithm>
 #include <nlohmann/json.hpp>
 
 #include "base/error.h"
@@ -18,7 +19,24 @@ const std::string& text_of(const ordered_json& object, const char* field, const 
   return found->get_ref<const std::string&>();
 }
 
-Record conversation(const ordered_json& messages, const std::string& where, const ChatTemplate& chat) {
+// What may be called in a conversation, as the template is given it: a list, or the JSON of one, as which
+// data sets have it whose fields are of one kind each.
+ordered_json tools_of(const ordered_json& object, const std::string& where) {
+  const auto found = object.find("tools");
+  if (found == object.end() || found->is_null()) return {};
+  const std::string what = where + ": \"tools\"";
+  const ordered_json tools =
+      found->is_string() ? parse_ordered_json(found->get<std::string>(), what) : *found;
+  if (tools.is_null()) return {};
+  if (!tools.is_array() ||
+      !std::all_of(tools.begin(), tools.end(), [](const auto& t) { return t.is_object(); }))
+    refuse("{} is of type {}; legal: a list of objects, or its JSON as a string", what,
+           tools.is_array() ? "array of others than objects" : tools.type_name());
+  return tools;
+}
+
+Record conversation(const ordered_json& messages, const ordered_json& tools, const std::string& where,
+                    const ChatTemplate& chat) {
   if (!messages.is_array() || messages.empty())
     refuse("{}: \"messages\" must be a list of objects with \"role\" and \"content\"", where);
   for (std::size_t i = 0; i < messages.size(); ++i) {
@@ -28,7 +46,7 @@ Record conversation(const ordered_json& messages, const std::string& where, cons
     const ordered_json content = messages[i].value("content", ordered_json());
     if (!content.is_null() || !calls_tools(messages[i])) text_of(messages[i], "content", turn);
   }
-  return {chat.parts(messages, where), false, chat.writes_all(), true};
+  return {chat.parts(messages, tools, where), false, chat.writes_all(), true};
 }
 
 }  // namespace
@@ -36,7 +54,8 @@ Record conversation(const ordered_json& messages, const std::string& where, cons
 Record read_record(std::string_view line, const std::string& where, const ChatTemplate& chat) {
   const ordered_json object = parse_ordered_json(std::string(line), where);
   if (!object.is_object()) refuse("{}: is no JSON object", where);
-  if (object.contains("messages")) return conversation(object["messages"], where, chat);
+  if (object.contains("messages"))
+    return conversation(object["messages"], tools_of(object, where), where, chat);
   Record record;
   if (object.contains("prompt")) {
     record.parts = {{text_of(object, "prompt", where), false}, {text_of(object, "completion", where), true}};

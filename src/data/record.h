@@ -18,8 +18,8 @@ struct Record {
 
 // {"text": ...}: all of it counts. {"prompt": ..., "completion": ...}: the completion alone. {"messages":
 // [{"role": ..., "content": ...}, ...]}: what the assistant says, and its "tool_calls", beside which the
-// content may be null. Other fields are not looked at. RequestError that begins with `where` for what is none
-// of these.
+// content may be null; the template is given "tools" beside it. Other fields are not looked at. RequestError
+// that begins with `where` for what is none of these.
 Record read_record(std::string_view line, const std::string& where, const ChatTemplate& chat);
 
 }  // namespace echelon

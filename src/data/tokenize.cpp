@@ -22,7 +22,7 @@ namespace {
 namespace fs = std::filesystem;
 
 constexpr std::size_t piece_bytes = 1 << 20, batch_bytes = 4 << 20, longest_line = std::size_t{256} << 20;
-constexpr std::uint64_t recipe_version = 2;  // of what is made of a text; part of a cached file's name
+constexpr std::uint64_t recipe_version = 3;  // of what is made of a text; part of a cached file's name
 
 using Ids = std::vector<std::uint32_t>;
 
