@@ -225,6 +225,85 @@ TEST(ChatTemplates, AreReadBesideTheTokenizer) {
   expect_refusal(rendered, {"chat_template"});
 }
 
+// What published templates do with calls of tools, in short: of each the whole turn counts, whatever the
+// template makes of a part of the conversation or of the turn without its calls.
+TEST(ChatTemplates, CallsOfToolsCountWhole) {
+  ordered_json call = talk({"a", "b", "c", "d"});
+  call[1] = ordered_json::parse(
+      R"({"role": "assistant", "content": null, "tool_calls": [{"id": "1", "function": {"name": "f", "arguments": {"z": 1}}}]})");
+  call[2]["role"] = "tool";
+  const auto counted = [](const std::string& source, const ordered_json& messages) {
+    return shown(ChatTemplate("x", source, {}, true).parts(messages, {}, "line 1"));
+  };
+  const std::string
+      asks = "{% if add_generation_prompt %}<im>assistant\n{% endif %}",
+      calls =
+          "{% for c in m.tool_calls %}<call>{{ c.function.name }} {{ c.function.arguments | tojson "
+          "}}</call>{% endfor %}";
+  // Qwen2.5: what is said has to be a text, where nothing is called.
+  const std::string said =
+      "{% for m in messages %}<im>{{ m.role }}\n{% if m.tool_calls %}{% if m.content %}{{ m.content "
+      "}}{% endif %}" +
+      calls + "{% else %}{{ m.content + '' }}{% endif %}<end>\n{% endfor %}" + asks;
+  const std::string turn = "[<call>f {\"z\": 1}</call><end>]\n",
+                    rest = "<im>tool\nc<end>\n<im>assistant\n[d<end>]\n";
+  EXPECT_EQ(counted(said, call), "<im>user\na<end>\n<im>assistant\n" + turn + rest);
+  // As a text, and beside something that is said.
+  ordered_json beside = call;
+  beside[1]["content"] = "b ";
+  beside[1]["tool_calls"][0]["function"]["arguments"] = "{}";
+  EXPECT_EQ(counted(said, beside),
+            "<im>user\na<end>\n<im>assistant\n[b <call>f \"{}\"</call><end>]\n" + rest);
+  // Qwen3: the last turn has room for thoughts in front of it.
+  const std::string thoughts =
+      "{% for m in messages %}<im>{{ m.role }}\n{% if loop.last and m.role == 'assistant' "
+      "%}<think></think>{% "
+      "endif %}{{ m.content or '' }}" +
+      calls + "<end>\n{% endfor %}" + asks;
+  EXPECT_EQ(counted(thoughts, call), "<im>user\na<end>\n<im>assistant\n" + turn +
+                                         "<im>tool\nc<end>\n<im>assistant\n<think></think>[d<end>]\n");
+  // Mistral: turns without calls alternate, and nothing is written to ask with; of the last question it
+  // writes more.
+  const std::string alternating =
+      "{% set n = namespace(i=0) %}{% for m in messages %}{% if m.role != 'tool' and not m.tool_calls %}{% "
+      "if (m.role == "
+      "'user') != (n.i % 2 == 0) %}{{ raise_exception('alternate!') }}{% endif %}{% set n.i = n.i + 1 %}{% "
+      "endif %}{% "
+      "endfor %}"
+      "{% set asked = messages | selectattr('role', 'equalto', 'user') | list %}"
+      "{% for m in messages %}{% if m.role == 'user' %}{{ '[T]' if m == asked[-1] }}[I]{{ m.content }}[/I]{% "
+      "elif "
+      "m.tool_calls %}" +
+      calls +
+      "</s>{% elif m.role == 'tool' %}[R]{{ m.content }}[/R]{% else %} {{ m.content }}</s>{% endif %}{% "
+      "endfor %}";
+  EXPECT_EQ(counted(alternating, call), "[T][I]a[/I][<call>f {\"z\": 1}</call></s>][R]c[/R] [d</s>]");
+  ordered_json longer = call;
+  for (const json& more : talk({"e", "g"})) longer.push_back(ordered_json(more));
+  EXPECT_EQ(counted(alternating, longer),
+            "[I]a[/I][<call>f {\"z\": 1}</call></s>][R]c[/R] [d</s>][T][I]e[/I] [g</s>]");
+  // DeepSeek-R1: an answer is asked for with a thought, which calls have none of, and calls say nothing.
+  const std::string thinks =
+      "{% for m in messages %}{% if m.role == 'assistant' and m.content is none %}<A>" + calls +
+      "<end>{% elif m.role == 'assistant' %}<A>{{ m.content }}<end>{% else %}<U>{{ m.content }}{% endif %}{% "
+      "endfor "
+      "%}{% if add_generation_prompt %}<A><think>\n{% endif %}";
+  EXPECT_EQ(counted(thinks, call), "<U>a<A>[<call>f {\"z\": 1}</call><end>]<U>c<A>[d<end>]");
+  ordered_json empty = call;
+  empty[1]["content"] = "";
+  expect_refusal([&] { counted(thinks, empty); }, {"line 1", "calls of message 2"});
+  // Nothing ends a last turn, or it cannot be the last: what ends an answer ends it.
+  for (const std::string last :
+       {"{{ '' if loop.last else '<end>\\n' }}",
+        "{% if loop.last and m.tool_calls %}{{ raise_exception('no') }}{% endif %}<end>\n"}) {
+    const std::string written = counted("{% for m in messages %}<im>{{ m.role }}\n{{ m.content or '' }}" +
+                                            calls + last + "{% endfor %}" + asks,
+                                        call);
+    EXPECT_TRUE(written.starts_with("<im>user\na<end>\n<im>assistant\n" + turn + "<im>tool\nc<end>\n"))
+        << last << written;
+  }
+}
+
 // As transformers chooses: of several templates the one for tools, and tools where the one has no other.
 TEST(ChatTemplates, AreGivenTools) {
   const std::string one = "{% if tools %}{{ tools | tojson }}{% endif %}{{ messages[0].content }}";

@@ -72,14 +72,10 @@ struct Written {
   std::vector<std::string> around, answers;
 };
 
-struct Place {
-  std::size_t begin = 0, end = 0;
-};
-
 // Where each answer is in the text, as it was given or without the spaces around it. Nothing where a template
 // changes what is around an answer by what it says.
-std::optional<std::vector<Place>> places_as_given(const Written& written) {
-  std::vector<Place> places;
+std::optional<std::vector<TextPlace>> places_as_given(const Written& written) {
+  std::vector<TextPlace> places;
   std::size_t at = 0;
   const auto& [text, around, answers] = written;
   const auto is_there = [&text = text](std::size_t from, const std::string& what) {
@@ -141,11 +137,6 @@ std::string source_in(const ordered_json& config, const std::string& where) {
 }
 
 }  // namespace
-
-bool calls_tools(const ordered_json& message) {
-  const auto calls = message.find("tool_calls");
-  return message["role"] == "assistant" && calls != message.end() && !calls->is_null() && !calls->empty();
-}
 
 ChatTemplate::ChatTemplate(std::string name, const std::string& source, TemplateValue::Map tokens,
                            bool writes_all, const std::string& with_tools)
@@ -221,7 +212,7 @@ std::vector<TextPart> ChatTemplate::parts(const ordered_json& messages, const or
     if (at == std::string::npos) refuse_message(number);
     return text.substr(at + what.size());
   };
-  std::optional<std::vector<Place>> places = places_as_given(written);
+  std::optional<std::vector<TextPlace>> places = places_as_given(written);
   if (!places) {
     places.emplace();
     std::size_t begin = question_of(numbers.front()).size();
@@ -238,26 +229,28 @@ std::vector<TextPart> ChatTemplate::parts(const ordered_json& messages, const or
     (*places)[k].end += end_of_turn(written.around[k + 1]).size();
   // Calls of tools are written beside or in place of what is said: all that the turn adds, but for the spaces
   // behind it.
+  std::string answers_end;
+  if (std::any_of(messages.begin(), messages.end(), calls_tools)) try {
+      answers_end = answer_end();
+    } catch (const RequestError&) {  // a template that writes no conversation without calls
+    }
   for (std::size_t i = 0; i < messages.size(); ++i) {
     if (!calls_tools(messages[i])) continue;
-    ordered_json without = messages;
-    without[i].erase("tool_calls");
-    if (written_as(without, false) == written.text)
+    const WrittenCalls calls = find_calls(messages, i, written.text, written_as, answers_end);
+    if (!calls.any)
       refuse("{}: {} leaves out the calls of message {}; legal: a template that writes tool_calls", where,
              name_, i + 1);
-    const ordered_json with(messages.begin(), messages.begin() + static_cast<std::ptrdiff_t>(i + 1));
-    const std::string turn = stripped(written_as(with, false), "", false, true);
-    const std::size_t begin = question_of(i).size();
-    if (turn.size() < begin || !written.text.starts_with(turn)) refuse_message(i);
-    places->push_back({begin, turn.size()});
+    if (!calls.place) refuse_message(i);
+    places->push_back(*calls.place);
   }
-  std::sort(places->begin(), places->end(), [](const Place& a, const Place& b) { return a.begin < b.begin; });
+  std::sort(places->begin(), places->end(),
+            [](const TextPlace& a, const TextPlace& b) { return a.begin < b.begin; });
   std::vector<TextPart> parts;
   std::size_t done = 0;
   const auto add = [&](std::size_t begin, std::size_t end, bool counted) {
     if (begin < end) parts.push_back({written.text.substr(begin, end - begin), counted});
   };
-  for (const Place& place : *places) {
+  for (const TextPlace& place : *places) {
     add(done, place.begin, false);
     add(std::max(done, place.begin), place.end, true);  // behind what ends the answer before
     done = std::max(done, place.end);

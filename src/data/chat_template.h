@@ -10,6 +10,7 @@
 #include <string>
 #include <vector>
 
+#include "data/tool_calls.h"
 #include "text/text_template.h"
 
 namespace echelon {
@@ -18,9 +19,6 @@ struct TextPart {
   std::string text;
   bool counted = true;  // in the loss, as what is to be predicted
 };
-
-// Whether a message, which has a "role", is the assistant's and has "tool_calls".
-bool calls_tools(const nlohmann::ordered_json& message);
 
 // The const methods are safe to call from several threads.
 class ChatTemplate {
