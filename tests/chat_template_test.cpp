@@ -76,6 +76,26 @@ TEST(TextTemplates, WhatIsNoTemplateIsRefusedByItsLine) {
   refused("{{ f(1) }}", {"f is no function"});
   refused("{{ 'a' + 1 }}", {"a text and a number"});
   refused("{{ raise_exception('No.') }}", {"No."});
+  // Whatever is told has to be heard.
+  refused("{{ [1] | tojson(indents=2) }}", {"tojson has no argument indents", "legal: ensure_ascii, indent"});
+  refused("{{ 'a' | trim(left=true) }}", {"trim has no argument left", "legal: chars"});
+  refused("{{ 'a' | upper('b') }}", {"upper is given 1 argument;", "legal: up to 0"});
+  refused("{{ 'a' | replace('a', 'b', old='c') }}", {"replace is given old twice"});
+  refused("{{ [1] | map(attribute='a', otherwise=1) }}", {"map has no argument otherwise"});
+  refused("{{ 1 | round(method='up') }}", {"method up", "legal: common, ceil, floor"});
+  refused("{{ 'a'.strip(chars='b') }}", {"strip has no argument chars"});
+  refused("{{ 'a'.startswith('a', 1) }}", {"startswith is given 2 arguments"});
+  refused("{{ 'a' is string(1) }}", {"the test string is given an argument"});
+  refused("{% macro m(a) %}{% endmacro %}{{ m(1, 2) }}", {"macro m is given 2 arguments"});
+  refused("{% macro m(a) %}{% endmacro %}{{ m(b=2) }}", {"macro m has no argument b"});
+  refused("{% macro m() %}{{ varargs }}{% endmacro %}{{ m() }}", {"varargs"});
+  // What is not kept as Python has it is not written.
+  refused("{{ {1: 2} }}", {"a key is not known of a number"});
+  refused("{{ range(3) }}", {"no list"});
+  refused("{{ [1] | map('string') }}", {"no list"});
+  refused("{{ raise_exception }}", {"a function is printed"});
+  refused("{{ 9223372036854775807 + 1 }}", {"too large"});
+  refused("{{ '99999999999999999999' | int }}", {"too large"});
   refused("{{ 1 % 0 }}", {"divided by 0"});
   refused("{{ " + std::string(300, '(') + "1" + std::string(300, ')') + " }}", {"levels"});
   refused("{% macro m() %}{{ m() }}{% endmacro %}{{ m() }}", {"levels"});

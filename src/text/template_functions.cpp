@@ -4,12 +4,13 @@
 
 #include <algorithm>
 #include <array>
-#include <cctype>
 #include <ctime>
 #include <functional>
 
 #include "base/error.h"
+#include "base/units.h"
 #include "text/template_texts.h"
+#include "text/unicode.h"
 
 namespace echelon {
 namespace {
@@ -33,8 +34,8 @@ std::string time_as(const std::string& form, const std::tm& now) {
 
 Value template_items(const Value::Map& map) {
   List items;
-  for (const auto& [key, value] : map.items) items.emplace_back(List{key, value});
-  return items;
+  for (const auto& [key, value] : map.items) items.push_back(Value::tuple({key, value}));
+  return Value::sequence(std::move(items));
 }
 
 bool template_less(const Value& a, const Value& b) {
@@ -47,6 +48,28 @@ const TemplateValue* TemplateArguments::get(std::size_t place, const char* name)
   for (const auto& [given, value] : named)
     if (given == name) return &value;
   return place < list.size() ? &list[place] : nullptr;
+}
+
+std::vector<const TemplateValue*> template_arguments(const std::string& of, const TemplateArguments& given,
+                                                     std::initializer_list<const char*> parameters) {
+  std::vector<const Value*> values(parameters.size());
+  std::string legal;
+  for (const char* one : parameters)
+    if (*one != '\0') legal += (legal.empty() ? "" : ", ") + std::string(one);
+  if (given.list.size() > parameters.size())
+    refuse("{} is given {}; legal: up to {}", of, counted(std::ssize(given.list), "argument"),
+           parameters.size());
+  for (std::size_t i = 0; i < given.list.size(); ++i) values[i] = &given.list[i];
+  for (const auto& [name, value] : given.named) {
+    const auto* const found = std::find_if(parameters.begin(), parameters.end(),
+                                           [&name = name](const char* one) { return name == one; });
+    if (found == parameters.end())
+      refuse("{} has no argument {}; legal: {}", of, name, legal.empty() ? "none by name" : legal);
+    const Value*& place = values[static_cast<std::size_t>(found - parameters.begin())];
+    if (place != nullptr) refuse("{} is given {} twice", of, name);
+    place = &value;
+  }
+  return values;
 }
 
 TemplateValue::List template_elements(const TemplateValue& of) {
@@ -78,6 +101,28 @@ TemplateValue template_item(const TemplateValue& of, const TemplateValue& index)
                                           : list[static_cast<std::size_t>(at)];
 }
 
+TemplateValue template_attribute(const TemplateValue& of, const TemplateValue& path,
+                                 const TemplateValue* otherwise) {
+  List steps;
+  if (const auto* text = path.as<std::string>()) {
+    const Value point(".");
+    for (const Value& step : split(*text, &point, -1, false)) {
+      const std::string& name = step.text();
+      const bool is_place =
+          !name.empty() && std::all_of(name.begin(), name.end(), [](char c) { return c >= '0' && c <= '9'; });
+      steps.push_back(is_place ? Value(whole_number_in(name, 10).value()) : step);
+    }
+  } else {
+    steps.push_back(path);
+  }
+  Value at = of;
+  for (const Value& step : steps) {
+    at = template_item(at, step);
+    if (at.is_undefined() && otherwise != nullptr) at = *otherwise;
+  }
+  return at;
+}
+
 TemplateValue template_slice(const TemplateValue& of, const TemplateValue& from, const TemplateValue& to,
                              const TemplateValue& step) {
   const bool is_text = of.as<std::string>() != nullptr;
@@ -94,16 +139,25 @@ TemplateValue template_slice(const TemplateValue& of, const TemplateValue& from,
   List part;
   for (std::int64_t i = begin; by > 0 ? i < end : i > end; i += by)
     part.push_back(list[static_cast<std::size_t>(i)]);
-  return is_text ? Value(joined(part, "", nullptr)) : Value(part);
+  return is_text ? Value(joined(part, "", nullptr)) : of.is_tuple() ? Value::tuple(part) : Value(part);
 }
 
 bool test_template_value(const std::string& name, const TemplateValue& of,
                          const TemplateArguments& arguments) {
+  const Value* const compared = template_arguments("the test " + name, arguments, {""})[0];
   const auto other = [&]() -> const Value& {
-    const Value* found = arguments.get(0);
-    if (found == nullptr) refuse("the test {} has nothing to compare with", name);
-    return *found;
+    if (compared == nullptr) refuse("the test {} has nothing to compare with", name);
+    return *compared;
   };
+  const auto alone = [&] {
+    if (compared != nullptr) refuse("the test {} is given an argument; legal: none", name);
+    return true;
+  };
+  constexpr std::array<const char*, 20> of_one{"defined", "undefined", "none",     "string",   "boolean",
+                                               "true",    "false",     "number",   "integer",  "float",
+                                               "mapping", "sequence",  "iterable", "callable", "odd",
+                                               "even",    "upper",     "lower",    "",         ""};
+  if (std::find(of_one.begin(), of_one.end(), name) != of_one.end()) alone();
   const bool is_text = of.as<std::string>() != nullptr;
   if (name == "defined") return !of.is_undefined();
   if (name == "undefined") return of.is_undefined();
@@ -116,14 +170,15 @@ bool test_template_value(const std::string& name, const TemplateValue& of,
   if (name == "integer") return of.as<std::int64_t>() != nullptr;
   if (name == "float") return of.as<double>() != nullptr;
   if (name == "mapping") return of.map() != nullptr;
-  if (name == "sequence") return of.list() != nullptr || of.map() != nullptr || is_text;
-  if (name == "iterable") return of.list() != nullptr || of.map() != nullptr || is_text;
+  if (name == "sequence" || name == "iterable")  // which what is undefined is to Jinja, with nothing in it
+    return of.list() != nullptr || of.map() != nullptr || is_text || of.is_undefined();
   if (name == "callable") return of.as<Value::Macro>() != nullptr;
   if (name == "odd") return whole_number(of) % 2 != 0;
   if (name == "even") return whole_number(of) % 2 == 0;
   if (name == "divisibleby")
     return whole_number(other()) != 0 && whole_number(of) % whole_number(other()) == 0;
-  if (name == "eq" || name == "equalto" || name == "==" || name == "sameas") return of == other();
+  if (name == "eq" || name == "equalto" || name == "==") return of == other();
+  if (name == "sameas") return of.is_same(other());
   if (name == "ne" || name == "!=") return !(of == other());
   if (name == "lt" || name == "<" || name == "lessthan") return template_less(of, other());
   if (name == "gt" || name == ">" || name == "greaterthan") return template_less(other(), of);
@@ -134,76 +189,90 @@ bool test_template_value(const std::string& name, const TemplateValue& of,
     const List list = template_elements(other());
     return std::find(list.begin(), list.end(), of) != list.end();
   }
-  if (name == "upper") return is_text && in_case(of.text(), std::toupper) == of.text();
-  if (name == "lower") return is_text && in_case(of.text(), std::tolower) == of.text();
+  if (name == "upper" || name == "lower") {
+    const std::vector<std::string> all = characters(of.text());
+    return std::any_of(all.begin(), all.end(), [](const std::string& one) { return is_cased(one); }) &&
+           in_case(of.text(), name == "upper" ? LetterCase::upper : LetterCase::lower) == of.text();
+  }
   refuse("the test {} is not known", name);
 }
 
 TemplateValue call_template_method(const std::string& name, const TemplateValue& of,
                                    const TemplateArguments& arguments) {
-  const Value *first = arguments.get(0), *second = arguments.get(1);
+  const auto given = [&](std::initializer_list<const char*> parameters) {
+    return template_arguments(name, arguments, parameters);
+  };
   if (of.map() != nullptr) {
-    if (name == "items") return template_items(*of.map());
-    if (name == "keys") return template_elements(of);
+    if (name == "items") return given({}), template_items(*of.map());
+    if (name == "keys") return given({}), Value::sequence(template_elements(of));
     if (name == "values") {
+      given({});
       List values;
       for (const auto& [key, value] : of.map()->items) values.push_back(value);
-      return values;
+      return Value::sequence(std::move(values));
     }
-    if (name == "get" && first != nullptr) {
-      const Value found = template_item(of, *first);
-      return !found.is_undefined() ? found : second == nullptr ? Value(None{}) : *second;
+    if (name == "get") {
+      const auto one = given({"", ""});
+      if (one[0] == nullptr) refuse("get is told no key");
+      const Value found = template_item(of, *one[0]);
+      return !found.is_undefined() ? found : one[1] == nullptr ? Value(None{}) : *one[1];
     }
     refuse_of(name, of);
   }
   if (of.is_undefined()) refuse("{} is undefined", of.as<Undefined>()->name);
   const std::string& text = text_of(name, of);
-  if (name == "strip" || name == "lstrip" || name == "rstrip")
-    return stripped(text, first == nullptr || first->as<None>() != nullptr ? "" : text_of(name, *first),
+  if (name == "strip" || name == "lstrip" || name == "rstrip") {
+    const Value* const what = given({""})[0];
+    if (what != nullptr && what->as<std::string>() != nullptr && what->text().empty()) return text;
+    return stripped(text, what == nullptr || what->as<None>() != nullptr ? "" : text_of(name, *what),
                     name != "rstrip", name != "lstrip");
+  }
   if (name == "split" || name == "rsplit") {
-    const Value* most = arguments.get(1, "maxsplit");
-    return split(text, arguments.get(0, "sep"), most == nullptr ? -1 : whole_number(*most), name == "rsplit");
+    const auto how = given({"sep", "maxsplit"});
+    return split(text, how[0], how[1] == nullptr ? -1 : whole_number(*how[1]), name == "rsplit");
   }
   if (name == "splitlines") {
-    const Value newline("\n");
-    const List lines =
-        split(text.ends_with('\n') ? text.substr(0, text.size() - 1) : text, &newline, -1, false);
-    return text.empty() ? List{} : lines;
+    const Value* const keep = given({"keepends"})[0];
+    return split_lines(text, keep != nullptr && keep->holds());
   }
-  if (name == "upper") return in_case(text, std::toupper);
-  if (name == "lower") return in_case(text, std::tolower);
-  if (name == "title") return titled(text, true);
-  if (name == "capitalize") return titled(text, false);
-  if (first == nullptr) refuse_of(name, of);
+  if (name == "upper") return given({}), in_case(text, LetterCase::upper);
+  if (name == "lower") return given({}), in_case(text, LetterCase::lower);
+  if (name == "title") return given({}), titled(text, Words::python);
+  if (name == "capitalize") return given({}), titled(text, Words::one);
+  if (name == "replace") {
+    const auto what = given({"", "", "count"});
+    if (what[0] == nullptr || what[1] == nullptr) refuse("replace is told too little");
+    return replaced(text, text_of(name, *what[0]), text_of(name, *what[1]),
+                    what[2] == nullptr ? -1 : whole_number(*what[2]));
+  }
+  constexpr std::array<const char*, 8> of_one{"startswith", "endswith", "removeprefix", "removesuffix",
+                                              "join",       "find",     "rfind",        "count"};
+  if (std::find(of_one.begin(), of_one.end(), name) == of_one.end()) refuse_of(name, of);
+  const Value* const first = given({""})[0];
+  if (first == nullptr) refuse("{} is told too little", name);
   if (name == "startswith")
     return has_any(name, *first, [&](const std::string& s) { return text.starts_with(s); });
   if (name == "endswith")
     return has_any(name, *first, [&](const std::string& s) { return text.ends_with(s); });
-  if (name == "removeprefix")
-    return text.starts_with(first->text()) ? text.substr(first->text().size()) : text;
-  if (name == "removesuffix")
-    return text.ends_with(first->text()) ? text.substr(0, text.size() - first->text().size()) : text;
-  if (name == "replace" && second != nullptr) {
-    const Value* most = arguments.get(2, "count");
-    return replaced(text, text_of(name, *first), text_of(name, *second),
-                    most == nullptr ? -1 : whole_number(*most));
-  }
   if (name == "join") return joined(template_elements(*first), text, nullptr);
+  const std::string& what = text_of(name, *first);
+  if (name == "removeprefix") return text.starts_with(what) ? text.substr(what.size()) : text;
+  if (name == "removesuffix") return text.ends_with(what) ? text.substr(0, text.size() - what.size()) : text;
   if (name == "find" || name == "rfind") {  // in characters
-    const std::size_t at = name == "find" ? text.find(first->text()) : text.rfind(first->text());
+    const std::size_t at = name == "find" ? text.find(what) : text.rfind(what);
     if (at == std::string::npos) return std::int64_t{-1};
     return std::int64_t{std::ssize(characters(text.substr(0, at)))};
   }
-  if (name == "count") {
-    std::int64_t count = 0;
-    const std::string& what = text_of(name, *first);
-    for (std::size_t at = 0; !what.empty() && (at = text.find(what, at)) != std::string::npos;
-         at += what.size())
-      ++count;
-    return count;
-  }
-  refuse_of(name, of);
+  if (what.empty()) return std::int64_t{std::ssize(characters(text)) + 1};
+  std::int64_t count = 0;
+  for (std::size_t at = 0; (at = text.find(what, at)) != std::string::npos; at += what.size()) ++count;
+  return count;
+}
+
+bool is_method_of_mappings(const std::string& name) {
+  constexpr std::array<const char*, 11> methods{"clear", "copy",    "fromkeys",   "get",    "items", "keys",
+                                                "pop",   "popitem", "setdefault", "update", "values"};
+  return std::find(methods.begin(), methods.end(), name) != methods.end();
 }
 
 bool is_template_function(const std::string& name) {
@@ -213,14 +282,21 @@ bool is_template_function(const std::string& name) {
 
 TemplateValue call_template_function(const std::string& name, const TemplateArguments& arguments,
                                      const std::tm& now) {
-  if (name == "raise_exception")
-    refuse("{}", arguments.get(0, "message") == nullptr ? "the template refuses it"
-                                                        : arguments.get(0, "message")->text());
-  if (name == "strftime_now")
-    return Value(arguments.get(0, "format") == nullptr ? ""
-                                                       : time_as(arguments.get(0, "format")->text(), now));
+  const auto given = [&](std::initializer_list<const char*> parameters) {
+    return template_arguments(name, arguments, parameters);
+  };
+  if (name == "raise_exception") {
+    const Value* const message = given({"message"})[0];
+    refuse("{}", message == nullptr ? "the template refuses it" : message->text());
+  }
+  if (name == "strftime_now") {
+    const Value* const form = given({"format"})[0];
+    if (form == nullptr) refuse("strftime_now is told no format");
+    return Value(time_as(form->text(), now));
+  }
   if (name == "range") {
-    const Value *first = arguments.get(0), *second = arguments.get(1), *third = arguments.get(2);
+    const auto bounds = given({"", "", ""});
+    const Value *first = bounds[0], *second = bounds[1], *third = bounds[2];
     if (first == nullptr) refuse("range has no end");
     const std::int64_t begin = second == nullptr ? 0 : whole_number(*first),
                        end = whole_number(second == nullptr ? *first : *second),
@@ -231,12 +307,17 @@ TemplateValue call_template_function(const std::string& name, const TemplateArgu
       if (list.size() >= largest_template_list) refuse("a range is too long");
       list.emplace_back(i);
     }
-    return Value(list);
+    return Value::sequence(std::move(list));
   }
   if (name == "namespace" || name == "dict") {
     Value::Map map;
-    if (const Value* from = arguments.get(0); from != nullptr && from->map() != nullptr)
-      map.items = from->map()->items;
+    if (arguments.list.size() > 1)
+      refuse("{} is given {}; legal: up to 1", name, counted(std::ssize(arguments.list), "argument"));
+    if (!arguments.list.empty()) {
+      const Value::Map* const from = arguments.list.front().map();
+      if (from == nullptr) refuse_of(name, arguments.list.front());
+      map.items = from->items;
+    }
     for (const auto& [key, value] : arguments.named) map.set(key, value);
     map.is_namespace = name == "namespace";
     return Value(std::move(map));

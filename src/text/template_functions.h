@@ -2,6 +2,7 @@
 #pragma once
 
 #include <ctime>
+#include <initializer_list>
 #include <string>
 #include <vector>
 
@@ -17,6 +18,11 @@ struct TemplateArguments {
   const TemplateValue* get(std::size_t place, const char* name = "") const;
 };
 
+// Those of what has these parameters, in their order: null where one is not given. "": a parameter without a
+// name. RequestError naming an argument that is no parameter, or is one twice.
+std::vector<const TemplateValue*> template_arguments(const std::string& of, const TemplateArguments& given,
+                                                     std::initializer_list<const char*> parameters);
+
 TemplateValue filter_template_value(const std::string& name, const TemplateValue& of,
                                     const TemplateArguments& arguments);
 bool test_template_value(const std::string& name, const TemplateValue& of,
@@ -28,9 +34,14 @@ TemplateValue call_template_method(const std::string& name, const TemplateValue&
 TemplateValue call_template_function(const std::string& name, const TemplateArguments& arguments,
                                      const std::tm& now);
 bool is_template_function(const std::string& name);
+bool is_method_of_mappings(const std::string& name);  // in Python, known here or not
 
 // of[index] and of.name, undefined where there is none.
 TemplateValue template_item(const TemplateValue& of, const TemplateValue& index);
+// Of a path of names and places with points between them, as filters have it; `otherwise` where there is
+// none.
+TemplateValue template_attribute(const TemplateValue& of, const TemplateValue& path,
+                                 const TemplateValue* otherwise = nullptr);
 TemplateValue template_slice(const TemplateValue& of, const TemplateValue& from, const TemplateValue& to,
                              const TemplateValue& step);
 TemplateValue::List template_elements(const TemplateValue& of);      // as a loop has them

@@ -269,11 +269,12 @@ class Parser {
 
   // ---- expressions
 
-  // Several with commas between them are a list.
+  // Several with commas between them are a tuple.
   NodePtr tuple(bool conditional = true) {
     NodePtr first = conditional ? expression() : either();
     if (!is_symbol(",")) return first;
     NodePtr made = node(Kind::list);
+    made->flag = true;
     adopt(*made, std::move(first));
     while (take_symbol(",")) {
       if (now().kind == Word::tag_end || now().kind == Word::output_end || is_symbol(")")) break;
@@ -394,7 +395,11 @@ class Parser {
       return token.kind == Word::integer ? constant(whole) : constant(real);
     }
     if (take_symbol("(")) {
-      if (take_symbol(")")) return node(Kind::list);
+      if (take_symbol(")")) {
+        NodePtr none = node(Kind::list);
+        none->flag = true;
+        return none;
+      }
       NodePtr made = tuple();
       need(")");
       return made;

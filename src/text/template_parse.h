@@ -15,7 +15,7 @@ struct TemplateNode {
     // Expressions; behind each what `children` are.
     constant,
     name,
-    list,         // its elements
+    list,         // its elements; `flag`: a tuple
     dictionary,   // keys and values in turn
     attribute,    // of what; `text` is its name
     item,         // of what, which

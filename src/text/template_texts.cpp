@@ -2,11 +2,14 @@
 
 #include <algorithm>
 #include <cctype>
+#include <charconv>
 #include <set>
 #include <string_view>
+#include <utility>
 
 #include "base/error.h"
 #include "text/template_functions.h"
+#include "text/unicode.h"
 
 namespace echelon {
 
@@ -36,20 +39,24 @@ std::int64_t whole_number(const Value& value) {
   refuse("{} is no whole number", value.shown());
 }
 
-std::string in_case(std::string text, int (*change)(int)) {
-  for (char& c : text)
-    if (static_cast<unsigned char>(c) < 0x80) c = static_cast<char>(change(static_cast<unsigned char>(c)));
-  return text;
-}
-
-std::string titled(std::string text, bool all_words) {
-  bool first = true;
-  for (char& c : text) {
-    const auto byte = static_cast<unsigned char>(c);
-    if (byte < 0x80) c = static_cast<char>(first ? std::toupper(byte) : std::tolower(byte));
-    first = all_words && (byte < 0x80 && std::isalpha(byte) == 0);
+std::string titled(const std::string& text, Words words) {
+  std::string out, rest;  // the small letters behind a large one are told as one
+  bool begins = true;
+  const auto small = [&] { out += in_case(std::exchange(rest, ""), LetterCase::lower); };
+  for (const std::string& character : characters(text)) {
+    if (begins) {
+      small();
+      out += in_case(character, words == Words::jinja ? LetterCase::upper : LetterCase::title);
+    } else {
+      rest += character;
+    }
+    begins = words == Words::python ? !is_cased(character)
+             : words == Words::jinja
+                 ? is_white(character) || std::string_view("-({[<").find(character) != std::string_view::npos
+                 : false;
   }
-  return text;
+  small();
+  return out;
 }
 
 std::vector<std::string> characters(const std::string& text) {
@@ -101,9 +108,26 @@ std::string replaced(const std::string& text, const std::string& from, const std
   return out + text.substr(at);
 }
 
+// From the right, between spaces.
+static List split_from_right(const std::string& text, std::int64_t most) {
+  List parts;
+  const auto before = [&](std::size_t at, bool white) {
+    while (at > 0 && is_white(character_to(text, at)) == white) at -= character_to(text, at).size();
+    return at;
+  };
+  for (std::size_t at = before(text.size(), true); at > 0;) {
+    const std::size_t begin = most >= 0 && std::ssize(parts) >= most ? 0 : before(at, false);
+    parts.emplace_back(text.substr(begin, at - begin));
+    at = before(begin, true);
+  }
+  std::reverse(parts.begin(), parts.end());
+  return parts;
+}
+
 List split(const std::string& text, const Value* separator, std::int64_t most, bool from_right) {
   List parts;
   if (separator == nullptr || separator->as<None>() != nullptr) {
+    if (from_right) return split_from_right(text, most);
     const auto behind = [&](std::size_t at, bool white) {
       while (at < text.size() && is_white(character_from(text, at)) == white)
         at += character_from(text, at).size();
@@ -135,10 +159,75 @@ List split(const std::string& text, const Value* separator, std::int64_t most, b
   return parts;
 }
 
+List split_lines(const std::string& text, bool keep_ends) {
+  static const std::set<std::string_view> ends{"\n",   "\r",   "\v",     "\f",     "\x1c",
+                                               "\x1d", "\x1e", "\u0085", "\u2028", "\u2029"};
+  List lines;
+  std::size_t begin = 0;
+  for (std::size_t at = 0; at < text.size();) {
+    const std::string_view character = character_from(text, at);
+    const std::size_t end = at;
+    at += character.size();
+    if (!ends.contains(character)) continue;
+    if (character == "\r" && at < text.size() && text[at] == '\n') ++at;
+    lines.emplace_back(text.substr(begin, (keep_ends ? at : end) - begin));
+    begin = at;
+  }
+  if (begin < text.size()) lines.emplace_back(text.substr(begin));
+  return lines;
+}
+
+// Without the spaces around a number, and the underscores between its digits; nothing where one stands
+// elsewhere.
+static std::optional<std::string> digits_in(const std::string& text) {
+  const std::string given = stripped(text, "", true, true);
+  std::string digits;
+  for (std::size_t i = 0; i < given.size(); ++i) {
+    const auto is_digit = [&](std::size_t at) {
+      return at < given.size() && std::isalnum(static_cast<unsigned char>(given[at])) != 0;
+    };
+    if (given[i] != '_')
+      digits += given[i];
+    else if (i == 0 || !is_digit(i - 1) || !is_digit(i + 1))
+      return {};
+  }
+  if (digits.starts_with('+') && !digits.starts_with("+-")) digits.erase(0, 1);
+  return digits;
+}
+
+std::optional<std::int64_t> whole_number_in(const std::string& text, std::int64_t base) {
+  if (base < 2 || base > 36) refuse("int: base {} is not known; legal: 2 to 36", base);
+  std::optional<std::string> digits = digits_in(text);
+  if (!digits || digits->empty()) return {};
+  const bool negative = digits->front() == '-';
+  const std::size_t at = negative ? 1 : 0;
+  if (digits->size() > at + 2 && (*digits)[at] == '0') {
+    const int letter = std::tolower(static_cast<unsigned char>((*digits)[at + 1]));
+    if ((letter == 'x' && base == 16) || (letter == 'o' && base == 8) || (letter == 'b' && base == 2))
+      digits->erase(at, 2);
+  }
+  std::int64_t value = 0;
+  const char* const end = digits->data() + digits->size();
+  const auto read = std::from_chars(digits->data(), end, value, static_cast<int>(base));
+  if (read.ec == std::errc::result_out_of_range) refuse("{} is too large a number", text);
+  return read.ec == std::errc{} && read.ptr == end ? std::optional(value) : std::nullopt;
+}
+
+std::optional<double> number_in(const std::string& text) {
+  const std::optional<std::string> digits = digits_in(text);
+  if (!digits || digits->empty() || digits->find('(') != std::string::npos) return {};
+  double value = 0;
+  const char* const end = digits->data() + digits->size();
+  const auto read = std::from_chars(digits->data(), end, value);
+  if (read.ec == std::errc::result_out_of_range) refuse("{} is no number that is kept here", text);
+  return read.ec == std::errc{} && read.ptr == end ? std::optional(value) : std::nullopt;
+}
+
 std::string joined(const List& list, const std::string& by, const Value* attribute) {
   std::string out;
   for (std::size_t i = 0; i < list.size(); ++i) {
-    out += (i > 0 ? by : "") + (attribute != nullptr ? template_item(list[i], *attribute) : list[i]).text();
+    out +=
+        (i > 0 ? by : "") + (attribute != nullptr ? template_attribute(list[i], *attribute) : list[i]).text();
     if (out.size() > largest_template_text) refuse("a text is too long");
   }
   return out;

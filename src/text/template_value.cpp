@@ -6,6 +6,10 @@
 #include <cmath>
 #include <nlohmann/json.hpp>
 
+#include "base/error.h"
+#include "text/template_texts.h"
+#include "text/unicode.h"
+
 namespace echelon {
 
 const TemplateValue* TemplateValue::Map::find(const std::string& key) const {
@@ -67,23 +71,40 @@ std::string TemplateValue::text() const {
   return shown();
 }
 
+static std::uint32_t code_point(const std::string& character) {
+  const auto first = static_cast<unsigned char>(character.front());
+  std::uint32_t point = character.size() == 1 ? first : first & (0xffu >> (character.size() + 1));
+  for (std::size_t i = 1; i < character.size(); ++i)
+    point = point << 6 | (static_cast<unsigned char>(character[i]) & 0x3fu);
+  return point;
+}
+
 // As Python quotes a text.
 static std::string quoted(const std::string& text) {
   const char quote = text.find('\'') != std::string::npos && text.find('"') == std::string::npos ? '"' : '\'';
   std::string out(1, quote);
-  for (const char c : text) {
-    if (c == quote || c == '\\')
+  for (const std::string& character : characters(text)) {
+    const char c = character.front();
+    const auto byte = static_cast<unsigned char>(c);
+    if (byte >= 0x80) {
+      const std::uint32_t point = code_point(character);
+      out += is_printable(character) ? character
+             : point <= 0xff         ? fmt::format("\\x{:02x}", point)
+             : point <= 0xffff       ? fmt::format("\\u{:04x}", point)
+                                     : fmt::format("\\U{:08x}", point);
+    } else if (c == quote || c == '\\') {
       out += {'\\', c};
-    else if (c == '\n')
+    } else if (c == '\n') {
       out += "\\n";
-    else if (c == '\r')
+    } else if (c == '\r') {
       out += "\\r";
-    else if (c == '\t')
+    } else if (c == '\t') {
       out += "\\t";
-    else if (static_cast<unsigned char>(c) < 0x20 || c == 0x7f)
-      out += fmt::format("\\x{:02x}", static_cast<unsigned>(c));
-    else
+    } else if (byte < 0x20 || byte == 0x7f) {
+      out += fmt::format("\\x{:02x}", static_cast<unsigned>(byte));
+    } else {
       out += c;
+    }
   }
   return out + quote;
 }
@@ -96,53 +117,71 @@ std::string TemplateValue::shown() const {
   if (const auto* text = as<std::string>()) return quoted(*text);
   std::string out;
   if (list() != nullptr) {
+    if (is_sequence()) refuse("a sequence is printed that is no list; legal: | list");
     for (const TemplateValue& one : *list()) out += (out.empty() ? "" : ", ") + one.shown();
+    if (is_tuple()) return "(" + out + (list()->size() == 1 ? ",)" : ")");
     return "[" + out + "]";
   }
   if (map() != nullptr) {
     for (const auto& [key, value] : map()->items)
       out += (out.empty() ? "" : ", ") + quoted(key) + ": " + value.shown();
-    return "{" + out + "}";
+    return map()->is_namespace ? "<Namespace {" + out + "}>" : "{" + out + "}";
   }
-  return as<Macro>() != nullptr ? "<Macro>" : "Undefined";
+  if (as<Macro>() != nullptr) refuse("a macro or a function is printed");
+  return "Undefined";
 }
 
-static void write_json(const TemplateValue& value, std::int64_t indent, std::int64_t depth,
+static std::string json_text(const std::string& text, bool ascii) {
+  return nlohmann::json(text).dump(-1, ' ', ascii, nlohmann::json::error_handler_t::replace);
+}
+
+static void write_json(const TemplateValue& value, const TemplateJson& form, std::size_t depth,
                        std::string& out) {
-  const auto line = [&](std::int64_t levels) {
-    if (indent >= 0) out += "\n" + std::string(static_cast<std::size_t>(indent * levels), ' ');
+  const auto line = [&](std::size_t levels) {
+    if (!form.lines) return;
+    out += '\n';
+    for (std::size_t i = 0; i < levels; ++i) out += form.indent;
   };
   const auto* list = value.list();
   const auto* map = value.map();
   if (list == nullptr && map == nullptr) {
     if (const auto* text = value.as<std::string>())
-      out += nlohmann::json(*text).dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
+      out += json_text(*text, form.ascii);
     else if (const bool* b = value.as<bool>())
       out += *b ? "true" : "false";
+    else if (const double* d = value.as<double>(); d != nullptr && !std::isfinite(*d))
+      out += std::isnan(*d) ? "NaN" : *d > 0 ? "Infinity" : "-Infinity";
     else if (value.is_number())
       out += value.text();
-    else
+    else if (value.as<None>() != nullptr)
       out += "null";
+    else
+      refuse("{} has no JSON", value.kind());
     return;
   }
+  if (value.is_sequence()) refuse("a sequence that is no list has no JSON; legal: | list");
+  if (map != nullptr && map->is_namespace) refuse("a namespace has no JSON");
   const std::size_t count = list != nullptr ? list->size() : map->items.size();
+  std::vector<const std::pair<std::string, TemplateValue>*> items;
+  if (map != nullptr)
+    for (const auto& item : map->items) items.push_back(&item);
+  if (form.sorted)
+    std::sort(items.begin(), items.end(), [](const auto* a, const auto* b) { return a->first < b->first; });
   out += list != nullptr ? '[' : '{';
   for (std::size_t i = 0; i < count; ++i) {
-    if (i > 0) out += indent >= 0 ? "," : ", ";
+    if (i > 0) out += form.between;
     line(depth + 1);
-    if (map != nullptr)
-      out +=
-          nlohmann::json(map->items[i].first).dump(-1, ' ', false, nlohmann::json::error_handler_t::replace) +
-          ": ";
-    write_json(list != nullptr ? (*list)[i] : map->items[i].second, indent, depth + 1, out);
+    if (map != nullptr) out += json_text(items[i]->first, form.ascii) + form.behind_key;
+    write_json(list != nullptr ? (*list)[i] : items[i]->second, form, depth + 1, out);
+    if (out.size() > largest_template_text) refuse("a text is too long");
   }
   if (count > 0) line(depth);
   out += list != nullptr ? ']' : '}';
 }
 
-std::string TemplateValue::json(std::int64_t indent) const {
+std::string TemplateValue::json(const TemplateJson& form) const {
   std::string out;
-  write_json(*this, indent, 0, out);
+  write_json(*this, form, 0, out);
   return out;
 }
 
@@ -162,7 +201,8 @@ bool TemplateValue::operator==(const TemplateValue& other) const {
   }
   if (const auto* text = as<std::string>())
     return other.as<std::string>() != nullptr && *text == *other.as<std::string>();
-  if (list() != nullptr) return other.list() != nullptr && *list() == *other.list();
+  if (list() != nullptr)
+    return other.list() != nullptr && is_tuple() == other.is_tuple() && *list() == *other.list();
   if (map() != nullptr) {
     if (other.map() == nullptr || map()->items.size() != other.map()->items.size()) return false;
     return std::all_of(map()->items.begin(), map()->items.end(), [&](const auto& item) {
@@ -171,6 +211,12 @@ bool TemplateValue::operator==(const TemplateValue& other) const {
     });
   }
   return value_.index() == other.value_.index() && as<Macro>() == nullptr;
+}
+
+bool TemplateValue::is_same(const TemplateValue& other) const {
+  if (value_.index() != other.value_.index()) return false;
+  if (list() != nullptr) return list() == other.list();
+  return map() != nullptr ? map() == other.map() : *this == other;
 }
 
 template <class Json>

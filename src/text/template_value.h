@@ -18,6 +18,14 @@ struct Undefined {
 };
 struct None {};
 
+// As json.dumps() of Python has it.
+struct TemplateJson {
+  bool lines = false;  // one for each element, `indent` deeper
+  std::string indent;
+  std::string between = ", ", behind_key = ": ";
+  bool sorted = false, ascii = false;
+};
+
 class TemplateValue {
  public:
   using List = std::vector<TemplateValue>;
@@ -30,6 +38,7 @@ class TemplateValue {
   };
   struct Macro {
     const TemplateNode* node = nullptr;  // or one of the functions that are there
+    std::size_t depth = 0;               // of the scopes that it sees
   };
 
   TemplateValue() : value_(Undefined{}) {}
@@ -43,6 +52,12 @@ class TemplateValue {
   TemplateValue(List list) : value_(std::make_shared<List>(std::move(list))) {}
   TemplateValue(Map map) : value_(std::make_shared<Map>(std::move(map))) {}
   TemplateValue(Macro macro) : value_(macro) {}
+  // Lists to all but what prints them; what Python makes as it is asked for prints as nothing that is
+  // written.
+  static TemplateValue tuple(List list) { return of_kind(std::move(list), Kind::tuple); }
+  static TemplateValue sequence(List list) { return of_kind(std::move(list), Kind::sequence); }
+  bool is_tuple() const { return kind_ == Kind::tuple; }
+  bool is_sequence() const { return kind_ == Kind::sequence; }
 
   template <class T>
   const T* as() const {
@@ -58,14 +73,23 @@ class TemplateValue {
   bool holds() const;                                // Python's bool()
   std::string text() const;                          // its str()
   std::string shown() const;                         // its repr()
-  std::string json(std::int64_t indent = -1) const;  // its json.dumps(); -1: on one line
+  std::string json(const TemplateJson& form = {}) const;
   const char* kind() const;                          // for messages
   bool operator==(const TemplateValue& other) const;
+  bool is_same(const TemplateValue& other) const;  // Python's `is`
 
  private:
+  enum class Kind { list, tuple, sequence };
+  static TemplateValue of_kind(List list, Kind kind) {
+    TemplateValue value(std::move(list));
+    value.kind_ = kind;
+    return value;
+  }
+
   std::variant<Undefined, None, bool, std::int64_t, double, std::string, std::shared_ptr<List>,
                std::shared_ptr<Map>, Macro>
       value_;
+  Kind kind_ = Kind::list;
 };
 
 TemplateValue template_value(const nlohmann::json& json);

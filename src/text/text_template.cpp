@@ -4,9 +4,11 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 #include <map>
 
 #include "base/error.h"
+#include "base/units.h"
 #include "text/template_functions.h"
 #include "text/template_parse.h"
 #include "text/template_texts.h"
@@ -85,7 +87,7 @@ class Run {
         write(out, node.text);
         return Flow::on;
       case Kind::output:
-        write(out, value(*node.children.front()).text());
+        write(out, told(node, [&] { return value(*node.children.front()).text(); }));
         return Flow::on;
       case Kind::branch: {
         std::size_t i = 0;
@@ -105,12 +107,12 @@ class Run {
         return flow;
       }
       case Kind::macro:
-        scopes_.back()[node.text] = Value::Macro{&node};
+        scopes_.back()[node.text] = Value::Macro{&node, scopes_.size()};
         return Flow::on;
       case Kind::filtered: {
         std::string text;
         const Flow flow = inner(*node.children.front(), text);
-        write(out, filtered(*node.children[1], text).text());
+        write(out, told(node, [&] { return filtered(*node.children[1], text).text(); }));
         return flow;
       }
       case Kind::break_loop:
@@ -184,6 +186,8 @@ class Run {
                    {"length", size},
                    {"revindex", size - i},
                    {"revindex0", size - i - 1},
+                   {"depth", std::int64_t{1}},  // of loops that call themselves
+                   {"depth0", std::int64_t{0}},
                    {"previtem", i > 0 ? list[at - 1] : Value(Undefined{"loop.previtem"})},
                    {"nextitem", i + 1 < size ? list[at + 1] : Value(Undefined{"loop.nextitem"})}};
     return about;
@@ -195,6 +199,7 @@ class Run {
     for (auto scope = scopes_.rbegin(); scope != scopes_.rend(); ++scope)
       if (const auto found = scope->find(name); found != scope->end()) return found->second;
     if (is_template_function(name)) return Value::Macro{};
+    if (name == "varargs" || name == "kwargs" || name == "caller") refuse("{} of a macro is not known", name);
     return Undefined{name};
   }
   TemplateArguments arguments(const Node& node) {
@@ -220,20 +225,26 @@ class Run {
       case Kind::constant:
         return node.constant;
       case Kind::name:
-        return lookup(node.text);
+        return told(node, [&] { return lookup(node.text); });
       case Kind::list: {
         Value::List list;
         for (const auto& child : node.children) list.push_back(value(*child));
-        return list;
+        return node.flag ? Value::tuple(std::move(list)) : Value(std::move(list));
       }
       case Kind::dictionary: {
         Value::Map map;
-        for (std::size_t i = 0; i + 1 < node.children.size(); i += 2)
-          map.set(value(*node.children[i]).text(), value(*node.children[i + 1]));
+        for (std::size_t i = 0; i + 1 < node.children.size(); i += 2) {
+          const Value key = value(*node.children[i]);
+          told(node, [&] { text_of("a key", key); });  // other keys are not kept
+          map.set(key.text(), value(*node.children[i + 1]));
+        }
         return map;
       }
       case Kind::attribute: {
         const Value of = value(*node.children.front());
+        // As Python has it, whatever the keys are.
+        if (of.map() != nullptr && !of.map()->is_namespace && is_method_of_mappings(node.text))
+          return Value::Macro{};
         return told(node, [&] { return template_item(of, node.text); });
       }
       case Kind::item: {
@@ -298,9 +309,10 @@ class Run {
       return joined(left.text(), right.text());
     if (op == "+" && left.list() != nullptr && right.list() != nullptr) {
       Value::List list = *left.list();
+      if (left.is_tuple() != right.is_tuple()) refuse("a list and a tuple have no +");
       list.insert(list.end(), right.list()->begin(), right.list()->end());
       if (list.size() > largest_template_list) refuse("a list is too long");
-      return list;
+      return left.is_tuple() ? Value::tuple(std::move(list)) : Value(std::move(list));
     }
     if (op == "*" && left.as<std::string>() != nullptr && right.as<std::int64_t>() != nullptr) {
       const std::int64_t times = std::max<std::int64_t>(0, *right.as<std::int64_t>());
@@ -318,16 +330,38 @@ class Run {
     const double a = left.number(), b = right.number();
     const bool whole = left.as<double>() == nullptr && right.as<double>() == nullptr;
     if ((op == "/" || op == "//" || op == "%") && b == 0) refuse("a number is divided by 0");
-    double result = 0;
-    if (op == "+") result = a + b;
-    if (op == "-") result = a - b;
-    if (op == "*") result = a * b;
     if (op == "/") return a / b;
-    if (op == "//") result = std::floor(a / b);
-    if (op == "%") result = a - b * std::floor(a / b);
-    if (op == "**") result = std::pow(a, b);
-    if (!whole || std::abs(result) > 9e15 || result != std::floor(result)) return result;
-    return static_cast<std::int64_t>(result);
+    if (whole && !(op == "**" && b < 0)) return whole_result(op, whole_number(left), whole_number(right));
+    if (op == "+") return a + b;
+    if (op == "-") return a - b;
+    if (op == "*") return a * b;
+    if (op == "//") return std::floor(a / b);
+    if (op == "%") return a - b * std::floor(a / b);
+    if (op == "**") return std::pow(a, b);
+    refuse("{} is not known of numbers", op);
+  }
+  // Of whole numbers, which Python has of any size.
+  static Value whole_result(const std::string& op, std::int64_t a, std::int64_t b) {
+    std::int64_t result = 0;
+    bool over = false;
+    if (op == "+") over = __builtin_add_overflow(a, b, &result);
+    if (op == "-") over = __builtin_sub_overflow(a, b, &result);
+    if (op == "*") over = __builtin_mul_overflow(a, b, &result);
+    if (op == "//" || op == "%") {
+      over = b == -1 && a == std::numeric_limits<std::int64_t>::min();
+      if (!over) {
+        const bool less = a % b != 0 && (a % b < 0) != (b < 0);  // down, not towards 0
+        result = op == "//" ? a / b - (less ? 1 : 0) : a % b + (less ? b : 0);
+      }
+    }
+    if (op == "**") {
+      result = 1;
+      for (std::int64_t i = 0; i < b && !over && (std::abs(a) > 1 || i < 2); ++i)
+        over = __builtin_mul_overflow(result, a, &result);
+      if (a == -1 && b > 0) result = b % 2 == 0 ? 1 : -1;
+    }
+    if (over) refuse("{} {} {} is too large a number", a, op, b);
+    return result;
   }
   static Value joined(const std::string& left, const std::string& right) {
     if (left.size() + right.size() > largest_template_text) refuse("a text is too long");
@@ -339,7 +373,7 @@ class Run {
       const Value of = value(*callee.children.front());
       const Value* held = of.map() != nullptr ? of.map()->find(callee.text) : nullptr;
       const auto* macro = held == nullptr ? nullptr : held->as<Value::Macro>();
-      if (macro != nullptr && macro->node != nullptr) return call_macro(*macro->node, arguments(node));
+      if (macro != nullptr && macro->node != nullptr) return call_macro(*macro, arguments(node));
       const TemplateArguments given = arguments(node);
       return told(node, [&] { return call_template_method(callee.text, of, given); });
     }
@@ -347,19 +381,27 @@ class Run {
       const Value held = lookup(callee.text);
       const TemplateArguments given = arguments(node);
       if (const auto* macro = held.as<Value::Macro>()) {
-        if (macro->node != nullptr) return call_macro(*macro->node, given);
+        if (macro->node != nullptr) return call_macro(*macro, given);
         return told(node, [&] { return call_template_function(callee.text, given, now_); });
       }
       refuse("{}: line {}: {} is no function", where_, node.line, callee.text);
     }
     refuse("{}: line {}: what is called is no function", where_, node.line);
   }
-  // It sees what the template has outside of loops, and its parameters.
-  Value call_macro(const Node& macro, const TemplateArguments& given) {
-    Scope parameters;
+  // It sees what the template has where it stands, and its parameters.
+  Value call_macro(const Value::Macro& made, const TemplateArguments& given) {
+    const Node& macro = *made.node;
     const std::size_t plain = macro.names.size() - (macro.children.size() - 1);
-    std::vector<Scope> outside(scopes_.begin() + 1, scopes_.end());
-    scopes_.resize(1);
+    if (given.list.size() > macro.names.size())
+      refuse("{}: line {}: the macro {} is given {}; legal: up to {}", where_, macro.line, macro.text,
+             counted(std::ssize(given.list), "argument"), macro.names.size());
+    for (const auto& [name, value] : given.named)
+      if (std::find(macro.names.begin(), macro.names.end(), name) == macro.names.end())
+        refuse("{}: line {}: the macro {} has no argument {}", where_, macro.line, macro.text, name);
+    const std::size_t depth = std::min(made.depth, scopes_.size());
+    std::vector<Scope> outside(std::make_move_iterator(scopes_.begin() + static_cast<std::ptrdiff_t>(depth)),
+                               std::make_move_iterator(scopes_.end()));
+    scopes_.resize(depth);
     scopes_.emplace_back();
     for (std::size_t i = 0; i < macro.names.size(); ++i) {
       const Value* one = given.get(i, macro.names[i].c_str());
@@ -369,7 +411,7 @@ class Run {
     }
     std::string out;
     statements(*macro.children.front(), out);
-    scopes_.resize(1);
+    scopes_.resize(depth);
     scopes_.insert(scopes_.end(), std::make_move_iterator(outside.begin()),
                    std::make_move_iterator(outside.end()));
     return out;

@@ -22,6 +22,12 @@ std::string normalized(std::string_view text, NormalForm form);
 
 std::string lower_case(std::string_view text);  // each character by itself, whatever is around it
 
+// As Unicode maps it whatever the language: a letter may become several. `title`: of one character.
+enum class LetterCase { lower, upper, title };
+std::string in_case(std::string_view text, LetterCase letters);
+bool is_cased(std::string_view character);
+bool is_printable(std::string_view character);  // as Python quotes texts
+
 bool is_space(char32_t character);            // White_Space
 bool is_number(char32_t character);           // N
 bool is_punctuation(char32_t character);      // P

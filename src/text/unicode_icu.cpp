@@ -1,4 +1,5 @@
 #include <unicode/bytestream.h>
+#include <unicode/casemap.h>
 #include <unicode/normalizer2.h>
 #include <unicode/stringpiece.h>
 #include <unicode/ubrk.h>
@@ -89,6 +90,35 @@ std::string normalized(std::string_view text, NormalForm form) {
                             nullptr, error);
   expect(error);
   return result;
+}
+
+std::string in_case(std::string_view text, LetterCase letters) {
+  UErrorCode error = U_ZERO_ERROR;
+  std::string out;
+  icu::StringByteSink<std::string> sink(&out);
+  const icu::StringPiece piece(text.data(), static_cast<std::int32_t>(text.size()));
+  if (letters == LetterCase::lower)
+    icu::CaseMap::utf8ToLower("", 0, piece, sink, nullptr, error);
+  else if (letters == LetterCase::upper)
+    icu::CaseMap::utf8ToUpper("", 0, piece, sink, nullptr, error);
+  else
+    icu::CaseMap::utf8ToTitle("", U_TITLECASE_WHOLE_STRING | U_TITLECASE_NO_BREAK_ADJUSTMENT, nullptr, piece,
+                              sink, nullptr, error);
+  expect(error);
+  return out;
+}
+
+bool is_cased(std::string_view character) {
+  std::size_t at = 0;
+  return u_hasBinaryProperty(static_cast<UChar32>(next_character(character, at)), UCHAR_CASED) != 0;
+}
+
+bool is_printable(std::string_view character) {
+  if (character == " ") return true;
+  std::size_t at = 0;
+  constexpr std::uint32_t hidden = U_GC_CC_MASK | U_GC_CF_MASK | U_GC_CS_MASK | U_GC_CO_MASK | U_GC_CN_MASK |
+                                   U_GC_ZL_MASK | U_GC_ZP_MASK | U_GC_ZS_MASK;
+  return (U_GET_GC_MASK(static_cast<UChar32>(next_character(character, at))) & hidden) == 0;
 }
 
 std::string lower_case(std::string_view text) {
