@@ -475,8 +475,8 @@ TEST_F(TrainingCommands, AsynchronousTraining) {  // long
   const json manifest = json::parse(read_bytes(at("saved/step-00000005/checkpoint.json")));
   EXPECT_EQ(manifest["updates"], 10);
   const std::string log = read_bytes(at("log"));
-  // The start, three steps, the validation and the summary.
-  EXPECT_EQ(std::count(log.begin(), log.end(), '\n'), 6);
+  // The start, three steps, the checkpoint, the validation and the summary.
+  EXPECT_EQ(std::count(log.begin(), log.end(), '\n'), 7);
 
   refused(with({"--staleness", "soon"}), {"--staleness soon"});
   refused(with({"--staleness", "-1"}), {"--staleness -1", "inf"});
