@@ -97,7 +97,6 @@ TEST_F(RunControl, AMemoryLimitCountsTheTextThatIsMade) {
 // Workers have no moments, and servers have all of them.
 TEST_F(RunControl, AMemoryLimitIsThatOfWorkersAndServers) {
   TrainRequest r = request(2, 1);
-  r.plan.precision = DType::f32;
   r.plan.seq_len = 1;
   r.plan.micro_batch = 1;
   r.optimizer.total_steps = 2;

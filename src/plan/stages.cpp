@@ -445,9 +445,9 @@ StateSeconds::Copies Stages::in_pipeline(const Plan& c, const StageShape& s, std
     const std::size_t apart = std::max(rank, other) - std::min(rank, other);
     return state_.of_same_stages(c, s.counts[rank], static_cast<std::int64_t>(apart) * stage);
   }
-  for (std::size_t r = 0; r < ranks; ++r)
-    if ((s.ranks[rank].embedding && s.ranks[r].tied_copy) ||
-        (s.ranks[rank].tied_copy && s.ranks[r].embedding))
+  const RankShare& own = s.ranks[rank];
+  for (std::size_t r = 0; r < ranks && (own.embedding || own.tied_copy); ++r)
+    if ((own.embedding && s.ranks[r].tied_copy) || (own.tied_copy && s.ranks[r].embedding))
       add(state_.of_tied_table(s.prices[rank]->counts.tied,
                                static_cast<std::int64_t>(std::max(r, rank) - std::min(r, rank)) * stage));
   return sum;

@@ -5,6 +5,7 @@
 #include <cmath>
 
 #include "spec/config_llama.h"
+#include "spec/config_rope.h"
 #include "spec/model_type_readers.h"
 
 namespace echelon {
