@@ -448,8 +448,8 @@ StateSeconds::Copies Stages::in_pipeline(const Plan& c, const StageShape& s, std
   const RankShare& own = s.ranks[rank];
   for (std::size_t r = 0; r < ranks && (own.embedding || own.tied_copy); ++r)
     if ((own.embedding && s.ranks[r].tied_copy) || (own.tied_copy && s.ranks[r].embedding))
-      add(state_.of_tied_table(s.prices[rank]->counts.tied,
-                               static_cast<std::int64_t>(std::max(r, rank) - std::min(r, rank)) * stage));
+      add(state_.of_two_ranks(s.prices[rank]->counts.tied,
+                              static_cast<std::int64_t>(std::max(r, rank) - std::min(r, rank)) * stage));
   return sum;
 }
 

@@ -72,7 +72,6 @@ StateSeconds::Added StateSeconds::unit_adds(const Plan& c, const ShareCounts& co
                                             double backward) const {
   const Software& s = work_.software;
   const auto [sum, values] = exchange(c, counts, 1);
-  const double values_again = exchange(c, gathered_again(counts), 1).gather;
   // What lies on the host comes up before it is gathered, and goes down as it is summed: there it is added to
   // what came of the microbatches before.
   const OffloadedBytes off = offloaded_bytes(work_, c);
@@ -83,6 +82,8 @@ StateSeconds::Added StateSeconds::unit_adds(const Plan& c, const ShareCounts& co
     if (num_microbatches(c) > 1 && off.gradient > 0) over_down += in_host_memory(own * 3 * off.gradient);
   }
   const bool gathers = gathers_each_microbatch(s, c), reduces = gradient_sums(s, c).each_microbatch;
+  const double values_again =
+      gathers && s.is_this_trainer ? exchange(c, gathered_again(counts), 1).gather : values;
   const auto added = [&, sum = sum, values = values](double up, double down) {
     const double reduce = (reduces ? sum : 0) + down, gather = gathers ? values + up : 0,
                  again = gathers && s.reshards ? values_again + up : 0;
@@ -94,7 +95,7 @@ StateSeconds::Added StateSeconds::unit_adds(const Plan& c, const ShareCounts& co
            added_seconds(backward, beside_backward, s.overlap_slowdown);
   };
   const double all = added(over_up, over_down);
-  return {all, all - added(0, 0)};
+  return {all, over_up > 0 || over_down > 0 ? all - added(0, 0) : 0};
 }
 
 double StateSeconds::exposed(const Plan& c, const ShareCounts& counts, double layers, double forward,
@@ -139,10 +140,10 @@ StateSeconds::Copies StateSeconds::of_same_stages(const Plan& c, const ShareCoun
                                                   std::int64_t apart) const {
   const double elements =
       work_.software.is_this_trainer ? counts.common + counts.routed : own_elements(c, counts);
-  return of_tied_table(elements, apart);
+  return of_two_ranks(elements, apart);
 }
 
-StateSeconds::Copies StateSeconds::of_tied_table(double elements, std::int64_t apart) const {
+StateSeconds::Copies StateSeconds::of_two_ranks(double elements, std::int64_t apart) const {
   const double bytes = elements * bytes_.reduced;  // half of it is sent and the other half of the sum
   return {ops_.collective(Verb::all_reduce, bytes, 2, apart), bytes};
 }

@@ -44,8 +44,8 @@ class StateSeconds {
   Copies copies(const Plan& c, const ShareCounts& counts) const;
   // The same of two pipeline ranks, so many ranks apart: each holds the stages of the other (DualPipe).
   Copies of_same_stages(const Plan& c, const ShareCounts& counts, std::int64_t apart) const;
-  // One has the embedding and the other a copy of that table, of so many elements.
-  Copies of_tied_table(double elements, std::int64_t apart) const;
+  // The same of so many elements that both hold.
+  Copies of_two_ranks(double elements, std::int64_t apart) const;
   // What a tp rank sums over its group.
   Copies over_tp(const Plan& c, const ShareCounts& counts) const;
   // With what the host and the link to it take.
