@@ -1,11 +1,12 @@
 // Schedules and what their orders alone say, made once for each shape. The planner asks for the same few
-// shapes hundreds of thousands of times.
+// shapes hundreds of thousands of times, from one search to the next.
 #pragma once
 
+#include <deque>
 #include <map>
-#include <memory>
 #include <string>
 #include <tuple>
+#include <utility>
 #include <vector>
 
 #include "schedule/schedule.h"
@@ -37,12 +38,13 @@ class ScheduleShelf {
  public:
   // Read off a schedule of steady_microbatches().
   const ScheduleFacts& facts(const std::string& name, int ranks, int microbatches, int chunks);
+  // Stays until several others were asked for.
   const Schedule& schedule(const std::string& name, int ranks, int microbatches, int chunks);
 
  private:
   using Key = std::tuple<std::string, int, int, int>;
   std::map<Key, ScheduleFacts> facts_;
-  std::map<Key, std::unique_ptr<Schedule>> schedules_;
+  std::deque<std::pair<Key, Schedule>> schedules_;  // the last ones, the newest first
 };
 
 ScheduleFacts facts_of(const Schedule& schedule);

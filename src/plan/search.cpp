@@ -317,7 +317,9 @@ class Search {
     const auto found = unfit_.find(plan_.schedule);
     if (found == unfit_.end() || look.bytes < found->second.look.bytes)
       unfit_.insert_or_assign(plan_.schedule, Unfit{plan_, look});
-    if (!kinds_.empty() && g.recompute == PipelineRecompute()) too_large_.emplace_back(&g, candidate);
+    if (!kinds_.empty() && g.recompute == PipelineRecompute() &&
+        model_.may_fit(plan_, kinds_, static_cast<std::size_t>(look.rank), usable_))
+      too_large_.emplace_back(&g, candidate);
   }
 
   // By what is counted it does not fit; of this trainer it is walked.
@@ -621,7 +623,7 @@ static SearchResult joined(SearchResult first, SearchResult second, Objective ob
 }
 SearchResult search(const SearchRequest& request, double most_seconds) {
   check_request(request);
-  StepModel model(request.work);
+  StepModel model(request.work, request.shelf);
   SearchResult result = Search(request, model, most_seconds).run();
   // Of plans that took too long nothing was found out.
   if (!result.plans.empty() || !result.nearest || most_seconds < 1e300) return result;
@@ -646,7 +648,7 @@ std::optional<LeastGpus> least_gpus(SearchRequest request, double target_seconds
   const bool whole = request.gives_mesh();
   if (all > most) check_request(request);
   // Layers cost the same on any number of devices: one model prices them once.
-  StepModel model(request.work);
+  StepModel model(request.work, request.shelf);
   for (std::int64_t gpus = all; gpus <= (whole ? std::min<std::int64_t>(all, most) : most); gpus += all) {
     request.gpus = static_cast<int>(gpus);
     SearchRequest one = request;

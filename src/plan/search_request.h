@@ -4,6 +4,7 @@
 #include <fmt/format.h>
 
 #include <cstdint>
+#include <memory>
 #include <optional>
 #include <set>
 #include <string>
@@ -11,6 +12,7 @@
 #include <vector>
 
 #include "base/progress.h"
+#include "plan/schedule_shelf.h"
 #include "plan/workload.h"
 
 namespace echelon {
@@ -28,6 +30,8 @@ struct SearchRequest {
   int top = 10;
   bool remembers = false;  // what became of every plan that was considered: SearchResult::looked
   Progress progress{};
+  // Copies of a request share it, as those are that look at other sizes and other programs.
+  std::shared_ptr<ScheduleShelf> shelf = std::make_shared<ScheduleShelf>();
 
   bool has(std::string_view field) const { return pinned.contains(field); }
   // RequestError naming `where` unless there is such a field and the text is of such a value.

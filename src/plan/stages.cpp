@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <numeric>
+#include <utility>
 
 #include "base/error.h"
 #include "base/real.h"
@@ -148,11 +149,12 @@ double largest_stage(const ParameterCounts& counts, const Plan& c, const RankSha
 
 }  // namespace
 
-Stages::Stages(const Workload& work)
+Stages::Stages(const Workload& work, std::shared_ptr<ScheduleShelf> shelf)
     : work_(work),
       ops_(work.machine, work.software, work.precision),
       state_(work, ops_),
-      programs_(work.plan.model) {
+      programs_(work.plan.model),
+      shelf_(std::move(shelf)) {
   if (!work.documents.empty()) documents_.emplace(work);
 }
 
@@ -171,8 +173,8 @@ double Stages::uneven_microbatches(const Plan& c, const StageShape& s) {
 }
 
 const ScheduleFacts& Stages::facts(const Plan& c) {
-  return shelf_.facts(c.mesh.pp() == 1 ? "1f1b" : c.schedule, c.mesh.pp(),
-                      static_cast<int>(num_microbatches(c)), c.chunks > 1 ? c.chunks : 0);
+  return shelf_->facts(c.mesh.pp() == 1 ? "1f1b" : c.schedule, c.mesh.pp(),
+                       static_cast<int>(num_microbatches(c)), c.chunks > 1 ? c.chunks : 0);
 }
 
 const Schedule& Stages::schedule(const Plan& c) {
@@ -186,8 +188,8 @@ const Schedule& Stages::schedule(const Plan& c) {
     }
     return *last_cut_schedule_;
   }
-  return shelf_.schedule(c.mesh.pp() == 1 ? "1f1b" : c.schedule, c.mesh.pp(),
-                         static_cast<int>(num_microbatches(c)), c.chunks > 1 ? c.chunks : 0);
+  return shelf_->schedule(c.mesh.pp() == 1 ? "1f1b" : c.schedule, c.mesh.pp(),
+                          static_cast<int>(num_microbatches(c)), c.chunks > 1 ? c.chunks : 0);
 }
 
 std::string Stages::schedule_problem(const Plan& c) {
@@ -305,21 +307,32 @@ LayerSeconds Stages::stage_seconds(const Plan& c, const LayerPrices& p,
   return sum;
 }
 
+bool Stages::same_holdings(const Plan& a, const Plan& b) const {
+  return a.mesh == b.mesh && a.micro_batch == b.micro_batch && a.schedule == b.schedule &&
+         a.chunks == b.chunks && a.vocabulary_parallel == b.vocabulary_parallel &&
+         a.balance_layers == b.balance_layers && a.layers_per_stage == b.layers_per_stage &&
+         a.recompute == b.recompute && a.context_kind == b.context_kind &&
+         a.context_balance == b.context_balance && a.sequence_parallel == b.sequence_parallel;
+}
+
 // What happens along dp once a step leaves stages as they are.
 bool Stages::same_passes(const Plan& a, const Plan& b) const {
   const auto sharing = [&](const Plan& c) {
     return state_.adds_to_passes(c) ? std::tuple{c.zero, c.hsdp, c.offload} : std::tuple{0, 1, Offload::none};
   };
-  return a.mesh == b.mesh && a.micro_batch == b.micro_batch && a.schedule == b.schedule &&
-         a.chunks == b.chunks && a.vocabulary_parallel == b.vocabulary_parallel &&
-         a.balance_layers == b.balance_layers && a.layers_per_stage == b.layers_per_stage &&
-         a.offloads_activations() == b.offloads_activations() && a.recompute == b.recompute &&
-         a.context_kind == b.context_kind && a.context_balance == b.context_balance &&
-         a.sequence_parallel == b.sequence_parallel &&
+  return same_holdings(a, b) && a.offloads_activations() == b.offloads_activations() &&
          sharing(a) == sharing(b);
 }
 
 // Neighbours in the search share them.
+const StageHoldings& Stages::holdings(const Plan& c) {
+  if (!last_holdings_ || !same_holdings(c, last_held_)) {
+    last_holdings_ = std::make_unique<StageHoldings>(make_holdings(c));
+    last_held_ = c;
+  }
+  return *last_holdings_;
+}
+
 const StageShape& Stages::shape(const Plan& c) {
   if (!last_shape_ || !same_passes(c, last_shaped_)) {
     last_shape_ = std::make_unique<StageShape>(make_shape(c));
@@ -329,32 +342,61 @@ const StageShape& Stages::shape(const Plan& c) {
 }
 
 const std::vector<std::vector<RankShare::InFlight>>& Stages::in_flight(const ScheduleFacts& facts,
-                                                                       const StageShape& s) {
+                                                                       const StageHoldings& s) {
   auto& held = in_flight_[{&facts, s.layers}];
   for (std::size_t r = held.size(); r < facts.uses.size(); ++r)
     held.push_back(held_by_rank(facts, r, s.by_kind, work_.software.is_this_trainer));
   return held;
 }
 
-StageShape Stages::make_shape(const Plan& c) {
-  StageShape s;
+StageHoldings Stages::make_holdings(const Plan& c) {
+  StageHoldings s;
   const ScheduleFacts& facts = this->facts(c);
   s.facts = &facts;
   check(facts.problem.empty(), "a configuration's schedule was looked at before");
   s.prices = rank_prices(c);
+  const ParameterCounts& counts = s.prices.front()->counts;
+  s.layers = layers(c, facts, s.prices);
+  s.by_kind.reserve(s.layers.size());
+  std::int64_t first = 0;
+  for (const std::int64_t layers : s.layers) {
+    s.by_kind.push_back(by_kind().among(first, first + layers));
+    first += layers;
+  }
+  s.ranks.reserve(facts.uses.size());
+  s.counts.reserve(facts.uses.size());
+  const auto& held = in_flight(facts, s);
+  for (std::size_t r = 0; r < facts.uses.size(); ++r) {
+    RankShare share;
+    for (const StageUse& use : facts.uses[r]) {
+      const auto i = static_cast<std::size_t>(use.stage);
+      for (std::size_t k = 0; k < most_layer_kinds; ++k) share.layers[k] += s.by_kind[i][k];
+      share.embedding |= i == 0;
+      if (i + 1 == s.layers.size()) share.head = 1;
+    }
+    if (c.cuts_vocabulary()) share.head = 1.0 / c.mesh.pp();
+    const ModelSpec& m = c.model;
+    share.tied_copy = (m.tied_embedding || m.num_mtp_layers > 0) && share.head > 0 && !share.embedding;
+    share.largest_stage = largest_stage(counts, c, share, facts.uses[r], s.by_kind);
+    share.in_flight = held[r];
+    s.counts.push_back(share_counts(counts, c, share));
+    s.ranks.push_back(std::move(share));
+  }
+  return s;
+}
+
+StageShape Stages::make_shape(const Plan& c) {
+  StageShape s;
+  static_cast<StageHoldings&>(s) = holdings(c);
+  const ScheduleFacts& facts = *s.facts;
   const LayerPrices& first_prices = *s.prices.front();
   const ModelSpec& m = c.model;
-  s.layers = layers(c, facts, s.prices);
   std::vector<const LayerPrices*> stage_prices(s.layers.size());
   for (std::size_t r = 0; r < facts.uses.size(); ++r)
     for (const StageUse& use : facts.uses[r]) stage_prices[static_cast<std::size_t>(use.stage)] = s.prices[r];
-  std::int64_t first = 0;
   s.stages.reserve(s.layers.size());
-  for (std::size_t i = 0; i < s.layers.size(); ++i) {
-    s.by_kind.push_back(by_kind().among(first, first + s.layers[i]));
+  for (std::size_t i = 0; i < s.layers.size(); ++i)
     s.stages.push_back(stage_seconds(c, *stage_prices[i], s.layers, s.by_kind[i], i));
-    first += s.layers[i];
-  }
   s.sharing.resize(s.layers.size());
   for (std::size_t i = 0; i < s.layers.size(); ++i) {
     const SavedBytes& saved = stage_prices[i]->saved;
@@ -390,24 +432,6 @@ StageShape Stages::make_shape(const Plan& c) {
       s.part_sharing = end(first_prices.seconds.part, counts.head / c.mesh.pp()).seconds;
     else
       add(s.layers.size() - 1, 1, end(first_prices.seconds.head, counts.head + tied));
-  }
-  s.ranks.reserve(facts.uses.size());
-  s.counts.reserve(facts.uses.size());
-  const auto& held = in_flight(facts, s);
-  for (std::size_t r = 0; r < facts.uses.size(); ++r) {
-    RankShare share;
-    for (const StageUse& use : facts.uses[r]) {
-      const auto i = static_cast<std::size_t>(use.stage);
-      for (std::size_t k = 0; k < most_layer_kinds; ++k) share.layers[k] += s.by_kind[i][k];
-      share.embedding |= i == 0;
-      if (i + 1 == s.layers.size()) share.head = 1;
-    }
-    if (c.cuts_vocabulary()) share.head = 1.0 / c.mesh.pp();
-    share.tied_copy = (m.tied_embedding || m.num_mtp_layers > 0) && share.head > 0 && !share.embedding;
-    share.largest_stage = largest_stage(first_prices.counts, c, share, facts.uses[r], s.by_kind);
-    share.in_flight = held[r];
-    s.ranks.push_back(share);
-    s.counts.push_back(share_counts(first_prices.counts, c, share));
   }
   std::vector<double> added;
   for (std::size_t i = 0; i < s.layers.size(); ++i) added.push_back(s.sharing[i] + s.to_host[i]);

@@ -25,19 +25,24 @@ struct LayerPrices {
   ParameterCounts counts;
 };
 
-struct StageShape {
+// What each pipeline rank runs and holds: the same under any sharding over dp.
+struct StageHoldings {
   const ScheduleFacts* facts = nullptr;
   std::vector<std::int64_t> layers;
-  std::vector<PerKind> by_kind;  // the same of each kind
-  std::vector<LayerSeconds> stages;
-  std::optional<LayerSeconds> part;        // of the output layer, where each rank has one
-  double part_sharing = 0;                 // as `sharing`, of V
+  std::vector<PerKind> by_kind;            // the same of each kind
   std::vector<const LayerPrices*> prices;  // of each rank
+  std::vector<RankShare> ranks;
+  std::vector<ShareCounts> counts;
+};
+
+// And what that takes.
+struct StageShape : StageHoldings {
+  std::vector<LayerSeconds> stages;
+  std::optional<LayerSeconds> part;  // of the output layer, where each rank has one
+  double part_sharing = 0;           // as `sharing`, of V
   std::vector<double> sharing;  // seconds that gathers and sums along dp add to a microbatch, of each stage
   std::vector<double> to_host;  // and those that the way to the host and back adds
   std::vector<double> saved;    // bytes that a microbatch keeps in each stage's layers
-  std::vector<RankShare> ranks;
-  std::vector<ShareCounts> counts;
   std::optional<SimulationCosts> costs;
   std::vector<double> least_end;  // of each rank: its last instruction ends no earlier
   double least_pipeline = 0;      // nor the pipeline
@@ -46,7 +51,7 @@ struct StageShape {
 class Stages {
  public:
   // The workload outlives this.
-  explicit Stages(const Workload& work);
+  Stages(const Workload& work, std::shared_ptr<ScheduleShelf> shelf);
 
   const StateSeconds& state() const { return state_; }
   const LayersByKind& by_kind() const { return programs_.by_kind; }
@@ -57,10 +62,13 @@ class Stages {
   // Where the output layer is cut, with the parts' instructions: as this trainer orders them for these
   // stages.
   const Schedule& schedule(const Plan& c);
-  // Whether the passes of the pipeline are the same.
+  // Whether pipeline ranks hold the same layers, and as much of each in flight.
+  bool same_holdings(const Plan& a, const Plan& b) const;
+  // And whether their passes are the same.
   bool same_passes(const Plan& a, const Plan& b) const;
   const LayerPrices& prices(const Plan& c, const Recompute& recompute);
-  // Stays until the next call with another plan.
+  // Both stay until the next call with another plan.
+  const StageHoldings& holdings(const Plan& c);
   const StageShape& shape(const Plan& c);
   // That a rank hands to the next stage, of a microbatch.
   double message_bytes(const Plan& c);
@@ -78,10 +86,11 @@ class Stages {
       std::tuple<int, int, int, int, int, int, bool, std::string, std::int64_t, PackedDocuments::Key>;
 
   const ScheduleFacts& facts(const Plan& c);
+  StageHoldings make_holdings(const Plan& c);
   StageShape make_shape(const Plan& c);
   // Of each rank; the same of many plans.
   const std::vector<std::vector<RankShare::InFlight>>& in_flight(const ScheduleFacts& facts,
-                                                                 const StageShape& s);
+                                                                 const StageHoldings& s);
   void bound(const Plan& c, StageShape& shape) const;
   // `prices`: of each rank.
   std::vector<std::int64_t> layers(const Plan& c, const ScheduleFacts& facts,
@@ -97,13 +106,14 @@ class Stages {
   StateSeconds state_;
   ModelPrograms programs_;
   std::optional<PackedDocuments> documents_;
-  ScheduleShelf shelf_;
+  std::shared_ptr<ScheduleShelf> shelf_;
   std::map<PriceKey, LayerPrices> prices_;
   std::map<int, ParameterCounts> counts_;
   std::map<std::pair<const ScheduleFacts*, std::vector<std::int64_t>>,
            std::vector<std::vector<RankShare::InFlight>>>
       in_flight_;
-  Plan last_shaped_;
+  Plan last_held_, last_shaped_;
+  std::unique_ptr<StageHoldings> last_holdings_;
   std::unique_ptr<StageShape> last_shape_;
   Plan last_cut_;
   std::optional<Schedule> last_cut_schedule_;

@@ -27,9 +27,9 @@ bool runs_the_same(const ScheduleFacts& facts, std::size_t a, std::size_t b) {
 
 }  // namespace
 
-StepModel::StepModel(Workload work)
+StepModel::StepModel(Workload work, std::shared_ptr<ScheduleShelf> shelf)
     : work_(std::move(work)),
-      stages_(work_),
+      stages_(work_, std::move(shelf)),
       walked_(work_),
       num_parameters_(num_parameters(work_.plan.model)) {}
 
@@ -60,16 +60,16 @@ double StepModel::least_at_work(const Plan& c) {
 }
 
 Outlook StepModel::outlook(const Plan& c, double most_bytes) {
-  const StageShape& s = stages_.shape(c);
   Outlook look;
   const std::vector<double> bytes = rank_bytes(c);
-  for (std::size_t r = 0; r < s.ranks.size(); ++r) {
+  for (std::size_t r = 0; r < bytes.size(); ++r) {
     if (bytes[r] <= look.bytes) continue;
     look.bytes = bytes[r];
     look.rank = static_cast<int>(r);
-    look.in_flight = s.facts->peak[r];
+    look.in_flight = stages_.holdings(c).facts->peak[r];
   }
   if (look.bytes > most_bytes) return look;
+  const StageShape& s = stages_.shape(c);
   double least_behind = 1e300;
   for (std::size_t r = 0; r < s.ranks.size(); ++r) {
     const double behind = stages_.exposed(c, s, r) + stages_.state().optimizer(c, s.counts[r]);
@@ -81,7 +81,7 @@ Outlook StepModel::outlook(const Plan& c, double most_bytes) {
 }
 
 std::vector<double> StepModel::rank_bytes(const Plan& c) {
-  const StageShape& s = stages_.shape(c);
+  const StageHoldings& s = stages_.holdings(c);
   std::vector<double> bytes;
   for (std::size_t r = 0; r < s.ranks.size(); ++r)
     bytes.push_back(real(footprint(work_, c, s.prices[r]->counts, s.prices[r]->saved, s.ranks[r]).total()));
@@ -90,7 +90,7 @@ std::vector<double> StepModel::rank_bytes(const Plan& c) {
 
 double StepModel::kept_on_host(const Plan& c) {
   const OffloadedBytes off = offloaded_bytes(work_, c);
-  const StageShape& s = stages_.shape(c);
+  const StageHoldings& s = stages_.holdings(c);
   double most = 0;
   for (std::size_t r = 0; r < s.ranks.size(); ++r)
     most = std::max(most, own_elements(c, s.counts[r]) * (off.value + off.gradient + off.optimizer) +
@@ -99,7 +99,7 @@ double StepModel::kept_on_host(const Plan& c) {
 }
 
 double StepModel::least_bytes(const Plan& c) {
-  const StageShape& s = stages_.shape(c);
+  const StageHoldings& s = stages_.holdings(c);
   double most = 0;
   for (std::size_t r = 0; r < s.ranks.size(); ++r) {
     SavedBytes saved = s.prices[r]->saved;
@@ -131,7 +131,7 @@ std::optional<PipelineRecompute> StepModel::fitting_recompute(Plan c, const std:
                                                               const std::vector<double>& most_bytes) {
   constexpr int most_rounds = 4;  // of a split by cost; what it ends with is judged like any other plan
   for (int round = 0; round < most_rounds; ++round) {
-    const StageShape& s = stages_.shape(c);
+    const StageHoldings& s = stages_.holdings(c);
     const std::size_t ranks = s.ranks.size();
     std::vector<Recompute> chosen(ranks);
     for (std::size_t r = 0; r < ranks; ++r) {
@@ -160,6 +160,16 @@ std::optional<PipelineRecompute> StepModel::fitting_recompute(Plan c, const std:
     if (!c.balance_layers) break;
   }
   return c.recompute;
+}
+
+bool StepModel::may_fit(const Plan& c, const std::vector<Recompute>& kinds, std::size_t rank,
+                        double most_bytes) {
+  const RankShare& share = stages_.holdings(c).ranks[rank];
+  // The last ones keep least.
+  return std::any_of(kinds.rbegin(), kinds.rend(), [&](const Recompute& kind) {
+    const LayerPrices& p = stages_.prices(c, kind);
+    return real(footprint(work_, c, p.counts, p.saved, share).total()) <= most_bytes;
+  });
 }
 
 double StepModel::whole_step(const Plan& c, double seconds) const {

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <deque>
+#include <memory>
 #include <optional>
 #include <string>
 #include <utility>
@@ -59,7 +60,8 @@ struct Outlook {
 
 class StepModel {
  public:
-  explicit StepModel(Workload work);
+  // The shelf may be one that other models have, in the same thread.
+  explicit StepModel(Workload work, std::shared_ptr<ScheduleShelf> shelf = std::make_shared<ScheduleShelf>());
   StepModel(const StepModel&) = delete;
   StepModel& operator=(const StepModel&) = delete;
 
@@ -86,6 +88,8 @@ class StepModel {
   // but through a split of layers by cost, which follows. No value where some rank has none.
   std::optional<PipelineRecompute> fitting_recompute(Plan c, const std::vector<Recompute>& kinds,
                                                      const std::vector<double>& most_bytes);
+  // Whether there is one of them for this rank, without which there is none for all.
+  bool may_fit(const Plan& c, const std::vector<Recompute>& kinds, std::size_t rank, double most_bytes);
   // What the rank with most keeps on its host.
   double kept_on_host(const Plan& c);
   // Of each pipeline rank, as outlook() counts them.

@@ -205,12 +205,14 @@ bool covers(const HeldByStage& a, const HeldByStage& b) {
 std::vector<std::vector<HeldByStage>> held_at_peaks(const Schedule& schedule) {
   std::vector<std::vector<HeldByStage>> all;
   for (const auto& list : schedule.ranks) {
-    std::map<int, std::size_t> place;
+    // Of each stage, among those that the rank runs.
+    std::vector<std::size_t> place(static_cast<std::size_t>(schedule.num_stages));
     for (const Instruction& i : list)
-      if (i.op == Op::F) place[i.stage];
-    std::size_t next = 0;
-    for (auto& [stage, at] : place) at = next++;
-    HeldByStage held(place.size());
+      if (i.op == Op::F) place[static_cast<std::size_t>(i.stage)] = 1;
+    std::size_t stages = 0;
+    for (std::size_t& at : place)
+      if (at == 1) at = stages++;
+    HeldByStage held(stages);
     std::vector<HeldByStage>& peaks = all.emplace_back();
     bool grew = false;
     const auto note = [&] {
@@ -223,7 +225,7 @@ std::vector<std::vector<HeldByStage>> held_at_peaks(const Schedule& schedule) {
     for (const Instruction& i : list) {
       each_write(schedule, i, [&](const Value& v) {
         if (v.kind != ValueKind::saved && v.kind != ValueKind::weight_input) return;
-        HeldOfStage& of_stage = held[place.at(v.stage)];
+        HeldOfStage& of_stage = held[place[static_cast<std::size_t>(v.stage)]];
         if (v.kind == ValueKind::weight_input) note(), --of_stage.whole;
         ++(v.kind == ValueKind::saved ? of_stage.whole : of_stage.weight_input);
         grew = true;
@@ -231,7 +233,7 @@ std::vector<std::vector<HeldByStage>> held_at_peaks(const Schedule& schedule) {
       each_release(i, [&](const Value& v) {
         if (v.kind != ValueKind::saved && v.kind != ValueKind::weight_input) return;
         note();
-        HeldOfStage& of_stage = held[place.at(v.stage)];
+        HeldOfStage& of_stage = held[place[static_cast<std::size_t>(v.stage)]];
         if (v.kind == ValueKind::weight_input) --of_stage.weight_input, ++of_stage.whole;
         if (v.kind == ValueKind::saved) --of_stage.whole;
       });
