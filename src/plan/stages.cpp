@@ -229,6 +229,9 @@ std::vector<const LayerPrices*> Stages::rank_prices(const Plan& c) {
 }
 
 const LayerPrices& Stages::prices(const Plan& c, const Recompute& recompute) {
+  const auto kind = std::find(recomputed_.begin(), recomputed_.end(), recompute);
+  const auto place = static_cast<std::size_t>(kind - recomputed_.begin());
+  if (kind == recomputed_.end()) recomputed_.push_back(recompute);
   const PriceKey key{c.mesh.tp(),
                      c.mesh.cp(),
                      static_cast<int>(c.context_kind),
@@ -236,7 +239,7 @@ const LayerPrices& Stages::prices(const Plan& c, const Recompute& recompute) {
                      c.mesh.expert_cut(),
                      c.cuts_vocabulary() ? c.mesh.pp() : 1,
                      c.shards_sequence(),
-                     recompute_name(recompute),
+                     place,
                      c.micro_batch,
                      documents_ ? documents_->key(c) : PackedDocuments::Key{}};
   const auto found = prices_.find(key);

@@ -83,7 +83,7 @@ class Stages {
 
  private:
   using PriceKey =
-      std::tuple<int, int, int, int, int, int, bool, std::string, std::int64_t, PackedDocuments::Key>;
+      std::tuple<int, int, int, int, int, int, bool, std::size_t, std::int64_t, PackedDocuments::Key>;
 
   const ScheduleFacts& facts(const Plan& c);
   StageHoldings make_holdings(const Plan& c);
@@ -107,6 +107,7 @@ class Stages {
   ModelPrograms programs_;
   std::optional<PackedDocuments> documents_;
   std::shared_ptr<ScheduleShelf> shelf_;
+  std::vector<Recompute> recomputed_;  // kinds that were priced, of which a key has the place
   std::map<PriceKey, LayerPrices> prices_;
   std::map<int, ParameterCounts> counts_;
   std::map<std::pair<const ScheduleFacts*, std::vector<std::int64_t>>,

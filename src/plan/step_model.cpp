@@ -288,6 +288,12 @@ void StepModel::add_host(Estimate& e, std::size_t rank, const HostActivations& a
                                                 real(activations.out + activations.back));
 }
 
+// The same of most plans.
+double StepModel::flops_per_token(double keys) {
+  if (!flops_ || flops_->first != keys) flops_.emplace(keys, flops_per_token_seeing(work_.plan.model, keys));
+  return flops_->second;
+}
+
 Estimate StepModel::estimate(const Plan& c) {
   Estimate e = estimate_seconds(c);
   add_memory(e);
@@ -416,7 +422,7 @@ Estimate StepModel::estimate_seconds(const Plan& c) {
   const double gpus = c.mesh.num_ranks();
   e.tokens_per_second_per_gpu = real(c.seq_len * c.global_batch) / (e.seconds * gpus);
   const double keys = e.documents ? e.documents->keys : c.model.mean_keys(c.seq_len);
-  const double flops = flops_per_token_seeing(c.model, keys) * real(c.seq_len * c.global_batch);
+  const double flops = flops_per_token(keys) * real(c.seq_len * c.global_batch);
   e.model_tflops_per_gpu = flops / (e.seconds * gpus) / 1e12;
   e.mfu = e.model_tflops_per_gpu * 1e12 / product_peak(work_.machine, work_.software, work_.precision);
   return e;

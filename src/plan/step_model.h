@@ -121,6 +121,7 @@ class StepModel {
   // Factors of the step time between which 8 of 10 measurements of such a configuration lie.
   double whole_step(const Plan& c, double seconds) const;
   AxisBytes most_traffic(const Plan& c);
+  double flops_per_token(double keys);
   // What a rank's activations do on the host in a step, as formulas count it.
   HostActivations counted_activations(const Plan& c, std::size_t rank);
   // What a rank has on its host, whose activations do this there.
@@ -130,6 +131,7 @@ class StepModel {
   Stages stages_;
   WalkedMemory walked_;
   std::int64_t num_parameters_;
+  std::optional<std::pair<double, double>> flops_;  // of a token that sees so many keys
   std::deque<std::pair<Plan, Ends>> simulated_;  // the last ones, the newest first
 };
 
