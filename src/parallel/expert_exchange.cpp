@@ -58,8 +58,10 @@ ExpertExchange::Route ExpertExchange::route(const ExpertBounds& bounds, std::int
   route.room = room == 0 ? total : room;
   route.arrived = integers(route.room);
   route.rows = integers(route.room);
-  // For each expert the copies of one rank, or cp group, after another; of a group sequence by sequence.
-  const auto room_rows = static_cast<std::size_t>(route.room);
+  // For each expert the copies of one rank, or cp group, after another; of a group sequence by sequence. A dry
+  // run counts them.
+  const bool imagined = route.rows.device() == Device::none;
+  const auto room_rows = imagined ? 0 : static_cast<std::size_t>(route.room);
   std::vector<std::int32_t> arrived(room_rows, -1),
       rows(room_rows, -1);  // what is not used stands for nothing
   std::vector<std::int32_t> first(coming.size() + 1);  // where each run's first copy arrived
@@ -70,7 +72,8 @@ ExpertExchange::Route ExpertExchange::route(const ExpertBounds& bounds, std::int
   std::int32_t row = 0;
   const auto take = [&](std::size_t rank, std::size_t expert, std::size_t run) {
     const std::size_t at = (rank * here + expert) * of_expert + run;
-    for (std::int32_t place = first[at]; place < first[at + 1]; ++place, ++row) {
+    if (imagined) row += coming[at];
+    for (std::int32_t place = first[at]; !imagined && place < first[at + 1]; ++place, ++row) {
       arrived[static_cast<std::size_t>(row)] = place;
       rows[static_cast<std::size_t>(place)] = row;
     }
@@ -87,6 +90,7 @@ ExpertExchange::Route ExpertExchange::route(const ExpertBounds& bounds, std::int
           take(r, e, s);
         if (!by_run.empty()) route.of_sequences.push_back(row);
       }
+  if (imagined) return route;
   copy_from_host(arrived, route.arrived);
   copy_from_host(rows, route.rows);
   return route;

@@ -378,40 +378,45 @@ PipelineLayout PipelineLayout::of_rank(int pp_rank) const {
 }
 
 void PipelineLayout::hold(const Plan& plan, const Schedule& schedule) {
+  using Group = std::vector<ParamSpec>;
+  const std::vector<Group> whole = parameter_groups(plan.model);
   const auto model = std::make_shared<HeldModel>();
-  model->parameters = all_parameters(plan.model);
+  for (const Group& group : whole)
+    model->parameters.insert(model->parameters.end(), group.begin(), group.end());
   for (std::size_t i = 0; i < model->parameters.size(); ++i)
     model->places[model->parameters[i].name].index = i;
   model_ = model;
+  const Group &embedding = whole.front(), &head = whole.back(), table{embedding.front()};
+  const Group norm = plan.cuts_vocabulary() ? final_norm_program(plan.model).parameters() : Group();
   Groups all;
   for (int r = 0; r < schedule.num_ranks(); ++r) {
     std::set<int> held;
     for (const Instruction& i : schedule.ranks[static_cast<std::size_t>(r)])
       if (!is_of_head(i.op)) held.insert(i.stage);
     held_.emplace_back(held.begin(), held.end());
-    std::vector<std::vector<ParamSpec>> groups;
+    std::vector<std::vector<const Group*>> groups;  // of what each has
     for (int s : held_.back()) {
       const StageSlice& slice = slices_[static_cast<std::size_t>(s)];
-      if (slice.embedding) groups.push_back(embedding_parameters(plan.model));
+      if (slice.embedding) groups.push_back({&embedding});
       for (std::int64_t layer = slice.layers.begin; layer < slice.layers.end; ++layer)
-        groups.push_back(block_parameters(plan.model, layer));
+        groups.push_back({&whole[static_cast<std::size_t>(layer) + 1]});
       if (!slice.head) continue;
-      groups.push_back(slice.vocabulary_is_cut ? final_norm_program(plan.model).parameters()
-                                               : head_parameters(plan.model));
-      if (shares_table_ && !held.contains(0))
-        groups.back().push_back(embedding_parameters(plan.model).front());
+      groups.push_back({slice.vocabulary_is_cut ? &norm : &head});
+      if (shares_table_ && !held.contains(0)) groups.back().push_back(&table);
     }
+    Group part;
     if (plan.cuts_vocabulary()) {
-      ParamSpec part = output_matrix(plan.model);
-      part.parts = schedule.num_ranks();
-      part.part = r;
-      groups.push_back({std::move(part)});
+      part.push_back(output_matrix(plan.model));
+      part.front().parts = schedule.num_ranks();
+      part.front().part = r;
+      groups.push_back({&part});
     }
     for (const auto& group : groups)
-      for (const ParamSpec& spec : group) {
-        auto& holders = model->places.at(spec.name).holders;
-        if (holders.empty() || holders.back() != r) holders.push_back(r);
-      }
+      for (const Group* some : group)
+        for (const ParamSpec& spec : *some) {
+          auto& holders = model->places.at(spec.name).holders;
+          if (holders.empty() || holders.back() != r) holders.push_back(r);
+        }
     all.emplace_back();
     for (int ep_index = 0; ep_index < plan.mesh.ep; ++ep_index) {
       const Range experts = experts_of(plan, ep_index);
@@ -419,8 +424,11 @@ void PipelineLayout::hold(const Plan& plan, const Schedule& schedule) {
         return spec.expert < 0 || (spec.expert >= experts.begin && spec.expert < experts.end);
       };
       auto& here = all.back().emplace_back();
-      for (const auto& group : groups)
-        std::copy_if(group.begin(), group.end(), std::back_inserter(here.emplace_back()), is_here);
+      for (const auto& group : groups) {
+        Group& own = here.emplace_back();
+        for (const Group* some : group)
+          std::copy_if(some->begin(), some->end(), std::back_inserter(own), is_here);
+      }
     }
   }
   groups_ = std::make_shared<const Groups>(std::move(all));

@@ -613,13 +613,19 @@ std::vector<ParamSpec> head_parameters(const ModelSpec& m) { return head_program
 
 ParamSpec output_matrix(const ModelSpec& m) { return head_program(m).find(OpKind::loss)->weights.front(); }
 
+std::vector<std::vector<ParamSpec>> parameter_groups(const ModelSpec& m) {
+  std::vector<std::vector<ParamSpec>> groups;
+  groups.reserve(static_cast<std::size_t>(m.num_layers) + 2);
+  groups.push_back(embedding_parameters(m));
+  for (std::int64_t layer = 0; layer < m.num_layers; ++layer) groups.push_back(block_parameters(m, layer));
+  groups.push_back(head_parameters(m));
+  return groups;
+}
+
 std::vector<ParamSpec> all_parameters(const ModelSpec& m) {
-  std::vector<ParamSpec> list = embedding_parameters(m);
-  const auto append = [&list](std::vector<ParamSpec> part) {
-    for (ParamSpec& p : part) list.push_back(std::move(p));
-  };
-  for (std::int64_t layer = 0; layer < m.num_layers; ++layer) append(block_parameters(m, layer));
-  append(head_parameters(m));
+  std::vector<ParamSpec> list;
+  for (std::vector<ParamSpec>& group : parameter_groups(m))
+    std::move(group.begin(), group.end(), std::back_inserter(list));
   return list;
 }
 

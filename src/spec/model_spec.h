@@ -309,7 +309,9 @@ std::vector<ParamSpec> block_parameters(const ModelSpec& model, std::int64_t lay
 std::vector<ParamSpec> head_parameters(
     const ModelSpec& model);                      // final norm; the output matrix when it is untied
 ParamSpec output_matrix(const ModelSpec& model);  // tied or not
-std::vector<ParamSpec> all_parameters(const ModelSpec& model);  // the three above, in model order
+// The three above, in model order: those of the embedding, of each block and of the head.
+std::vector<std::vector<ParamSpec>> parameter_groups(const ModelSpec& model);
+std::vector<ParamSpec> all_parameters(const ModelSpec& model);  // the same in one list
 
 std::int64_t num_parameters(const ModelSpec& model);
 // Parameters that multiply activations, the output matrix included whether tied or not (N of 6N).
