@@ -28,7 +28,7 @@ namespace echelon {
 
 // The trainer is not here to be walked.
 ExactMemory exact_memory() {
-  return [](const Plan&, const PipelineLayout&, const Coordinates&) -> Memory {
+  return [](const Plan&, const PipelineLayout&, const Coordinates&, Device) -> Memory {
     refuse("--software echelon: is priced by walking its trainer, which this page does not have; legal: another one");
   };
 }

@@ -114,7 +114,9 @@ TEST(HostOffload, PassesSendWhatTheyMake) {
 // takes longer than the update.
 TEST(HostOffload, OfThisTrainerTheUpdateHidesTheLink) {
   SearchRequest r = request("llama-2-7b", 8, "echelon");
-  r.work.exact_memory = [](const Plan&, const PipelineLayout&, const Coordinates&) { return Memory(); };
+  r.work.exact_memory = [](const Plan&, const PipelineLayout&, const Coordinates&, Device) {
+    return Memory();
+  };
   StepModel model(r.work);
   const Plan plan = plain(1, r.work);
   const Estimate here = model.estimate(plan), there = model.estimate(offloaded(plan));

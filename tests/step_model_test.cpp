@@ -532,7 +532,7 @@ TEST(StepModel, MemoryOfThisTrainerIsItsOwnAccount) {  // long
     const PipelineLayout pipeline(plan);
     Memory largest;
     for (int r = 0; r < c.mesh.pp(); ++r) {
-      const Memory own = exact_memory()(plan, pipeline, {.pp = r});
+      const Memory own = exact_memory()(plan, pipeline, {.pp = r}, work.machine.device());
       EXPECT_EQ(e.rank_memory[static_cast<std::size_t>(r)], own) << summary(c);
       if (own.total() > largest.total()) largest = own;
     }

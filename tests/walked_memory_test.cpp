@@ -87,6 +87,43 @@ TEST(WalkedMemory, CountsOfThisTrainerWhatItIsWalkedToHold) {
       }
 }
 
+// Where a step has few microbatches gradients come when activations go, and however large a vocabulary is,
+// the logits of a few tokens exist at a time.
+TEST(WalkedMemory, CountsGradientsAndLogitsAsTheyComeAndGo) {
+  struct Case {
+    const char *model, *schedule;
+    int pp;
+    std::int64_t micro_batch, microbatches;
+  };
+  for (const Case& one : {Case{"llama-3-8b", "1f1b", 1, 4, 1},
+                          {"llama-3-8b", "v-half", 2, 1, 2},
+                          {"llama-3-8b", "interleaved", 2, 1, 2},
+                          {"llama-3-8b", "zb-h1", 2, 2, 4},
+                          {"gemma-3-1b", "1f1b", 1, 8, 1},
+                          {"gemma-3-1b", "1f1b", 1, 8, 4},
+                          {"gemma-2-9b", "v-half", 2, 1, 2},
+                          {"nemotron-h-8b", "interleaved", 2, 1, 2}}) {
+    constexpr int dp = 8;
+    Workload work = of_this_trainer(one.model, 4096, dp * one.micro_batch * one.microbatches);
+    Plan c = work.plan;
+    c.mesh.set(Axis::pp, one.pp);
+    c.mesh.set(Axis::dp, dp);
+    c.micro_batch = one.micro_batch;
+    c.schedule = one.schedule;
+    c.chunks = c.schedule == "interleaved" ? 2 : 0;
+    c.zero = 1;
+    SCOPED_TRACE(fmt::format("{} {}", one.model, summary(c)));
+    StepModel model(work);
+    ASSERT_TRUE(model.schedule_problem(c).empty()) << model.schedule_problem(c);
+    const std::vector<double> bytes = model.rank_bytes(c);
+    const double counted = *std::max_element(bytes.begin(), bytes.end()),
+                 walked = static_cast<double>(model.estimate(c).memory.total());
+    EXPECT_GE(counted, 0.97 * walked);
+    EXPECT_LE(counted, 1.07 * walked);
+    EXPECT_LE(model.least_bytes(c), walked);
+  }
+}
+
 // What a search asks for again is remembered, whichever ranks it asked for before.
 TEST(WalkedMemory, WalksTheSameHoweverItIsAsked) {
   Workload work = of_this_trainer("llama-tiny", 128, 64);

@@ -14,8 +14,7 @@
 namespace echelon {
 
 inline std::int64_t logits_rows_at_once(const Rank& rank, std::int64_t rows) {
-  return std::min(rows,
-                  rank.arena().stands_for() == Device::cpu ? logits_chunk_rows : device_logits_chunk_rows);
+  return std::min(rows, logits_chunk_rows(rank.arena().stands_for()));
 }
 
 // Every tp rank walks the same chunks, since all hold whole rows here.

@@ -141,8 +141,11 @@ SavedBytes saved_bytes(const Workload& work, const Plan& c, const Recompute& rec
 
   // Of each part of a layer what it keeps, with the norm before it, and of that what is made again. Of a gate
   // others keep what it makes too.
-  const double attention = cut + normed + qkv + compressed + core + (s.fused_attention ? cast : attended) +
-                           mask + (m.attention_gate ? (s.is_this_trainer ? 1 : 2) * attended : 0) +
+  // A norm behind a part reads what the part makes.
+  const double behind = m.norm_place == NormPlace::before ? 0 : cut;
+  const double attention = cut + normed + behind + qkv + compressed + core +
+                           (s.fused_attention ? cast : attended) + mask +
+                           (m.attention_gate ? (s.is_this_trainer ? 1 : 2) * attended : 0) +
                            (s.is_this_trainer && (m.qk_norm || m.qk_norm_whole) ? qkv : 0);  // before it too
   const double dropped_of_attention =
       (drops("attention") ? core : 0) + (products || drops("attention_in") || drops("latent") ? qkv : 0);
@@ -167,7 +170,7 @@ SavedBytes saved_bytes(const Workload& work, const Plan& c, const Recompute& rec
                of_short_conv = (s.is_this_trainer ? 3 : 6) * convolved,
                short_conv = cut + normed + mask + of_short_conv,
                dropped_of_short_conv = products || drops("conv_in") ? of_short_conv : 0;
-  const double before_mlp = cut + normed + mask;
+  const double before_mlp = cut + normed + behind + mask;
   const double of_mlp = mlp(tokens, mlp_hidden), dropped_of_mlp = products || drops("mlp_in") ? of_mlp : 0;
   // What is narrower on its way to experts is projected back from their sum.
   // This trainer takes copies from the rows again where all experts are here.
@@ -241,7 +244,12 @@ SavedBytes saved_bytes(const Workload& work, const Plan& c, const Recompute& rec
     if (k == 0 || has.experts == m.has_experts(m.num_layers)) predicts = k, all_of_prediction = all;
     ++k;
   }
-  saved.head = work.output_passes * tokens * real(m.vocab) / tp * s.logit_bytes + 2 * whole;
+  // This trainer has the logits of so many tokens at a time, but where the pipeline's ranks each have a part
+  // of all of them.
+  const double rows = s.is_this_trainer && !c.cuts_vocabulary()
+                          ? std::min(tokens, real(logits_chunk_rows(work.machine.device())))
+                          : tokens;
+  saved.head = work.output_passes * rows * real(m.vocab) / tp * s.logit_bytes + 2 * whole;
   // The module that predicts one more token runs forwards and backwards beside it.
   if (m.num_mtp_layers > 0) saved.head += all_of_prediction + saved.working[predicts];
   saved.boundary = cut;
@@ -328,14 +336,32 @@ static void each_term(const Workload& work, const Plan& c, const ParameterCounts
   const double shards = c.shards();
   const double routed_shards =
       std::max(1.0, c.zero == 0 ? 1.0 : shards * c.mesh.tp() / c.mesh.expert_ranks());
+  // Where this trainer holds most of activations and of the gradients that it makes room for as they come.
+  RankShare::InFlight most;
+  most.gradients = here;
+  double activations = 0, of_both = -1;
+  for (const RankShare::InFlight& all : share.in_flight) {
+    RankShare::InFlight on_device = in_flight_here(c, saved, all);
+    const double held = on_device.bytes(saved);
+    double both = held;
+    if (work.software.is_this_trainer)
+      both += bytes.gradient * (all.gradients.common / (sums.keeps_shards ? shards : 1) +
+                                all.gradients.routed / (sums.keeps_shards ? routed_shards : 1));
+    if (both <= of_both) continue;
+    of_both = both, activations = held;
+    on_device.gradients = work.software.is_this_trainer ? all.gradients : here;
+    most = on_device;
+  }
   using C = MemoryCategory;
-  const auto states = [&](MemoryCategory category, const char* what, const char* of_experts, double width,
-                          bool is_cut, double part = 1) {
-    put({category, what, part * here.common, width, is_cut ? shards : 1});
-    if (here.routed > 0) put({category, of_experts, part * here.routed, width, is_cut ? routed_shards : 1});
+  const auto states_of = [&](const ShareCounts& of, MemoryCategory category, const char* what,
+                             const char* of_experts, double width, bool is_cut, double part = 1) {
+    put({category, what, part * of.common, width, is_cut ? shards : 1});
+    if (of.routed > 0) put({category, of_experts, part * of.routed, width, is_cut ? routed_shards : 1});
   };
+  const auto states = [&](auto... rest) { states_of(here, rest...); };
   states(C::parameters, "parameters", "parameters of experts", bytes.value - off.value, c.zero >= 3);
-  states(C::gradients, "gradients", "gradients of experts", bytes.gradient - off.gradient, sums.keeps_shards);
+  states_of(most.gradients, C::gradients, "gradients", "gradients of experts", bytes.gradient - off.gradient,
+            sums.keeps_shards);
   if (sums.groups > 0)
     states(C::gradients, "whole gradients of a stage", "whole gradients of a stage's experts", bytes.gradient,
            false, share.largest_stage);
@@ -357,12 +383,6 @@ static void each_term(const Workload& work, const Plan& c, const ParameterCounts
   }
   if (sums.keeps_shards && sums.groups == 0)
     put({C::communication, "whole gradients of a layer", layer, bytes.reduced});
-  RankShare::InFlight most;
-  double activations = 0;
-  for (const RankShare::InFlight& all : share.in_flight) {
-    const RankShare::InFlight on_device = in_flight_here(c, saved, all);
-    if (const double held = on_device.bytes(saved); held > activations) activations = held, most = on_device;
-  }
   for (std::size_t k = 0; k < most_layer_kinds; ++k)
     if (most.layers[k] > 0) hold(k, most.layers[k], saved.layer[k]);
   if (const double waiting = product_sum(most.waiting, saved.waiting); waiting > 0)

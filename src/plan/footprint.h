@@ -52,6 +52,15 @@ SavedBytes saved_bytes(const Workload& work, const Plan& c, const Recompute& rec
 // Where activations are offloaded a layer at work and the next one have theirs on the device.
 inline constexpr double layers_here = 2;
 
+// Parameters of a share that its dp ranks cut under ZeRO: those of experts over another group.
+struct ShareCounts {
+  double common = 0, routed = 0;
+  // Of the common ones those that this trainer gathers for a microbatch's backward pass too (ZeRO 3): it runs
+  // the output layer forwards and backwards at once, and looks nothing up backwards.
+  double read_twice = 0;
+  double summed_over_tp = 0;  // those whose gradients each tp rank has a part of
+};
+
 // What one pipeline rank holds of the model, and how much is in flight on it.
 struct RankShare {
   PerKind layers{};
@@ -62,6 +71,11 @@ struct RankShare {
   // comes, and of which only W is left.
   struct InFlight {
     PerKind layers{}, waiting{};
+    // Of this trainer, which makes room for a gradient when it comes: what has one then. The output layer's
+    // comes with the logits.
+    PerKind with_gradients{};
+    bool embedding_gradient = false;
+    ShareCounts gradients{};
     double bytes(const SavedBytes& saved) const {
       return product_sum(layers, saved.layer) + product_sum(waiting, saved.waiting);
     }
@@ -74,15 +88,7 @@ RankShare::InFlight in_flight_here(const Plan& c, const SavedBytes& saved, const
 // And the most that lies on the host.
 double activations_on_host(const Plan& c, const SavedBytes& saved, const RankShare& share);
 
-// Parameters of a share that its dp ranks cut under ZeRO: those of experts over another group.
-struct ShareCounts {
-  double common = 0, routed = 0;
-  // Of the common ones those that this trainer gathers for a microbatch's backward pass too (ZeRO 3): it runs
-  // the output layer forwards and backwards at once, and looks nothing up backwards.
-  double read_twice = 0;
-  double summed_over_tp = 0;  // those whose gradients each tp rank has a part of
-};
-// Of these what one dp rank keeps of the optimizer's state.
+// Of a share what one dp rank keeps of the optimizer's state.
 double own_elements(const Plan& c, const ShareCounts& counts);
 ShareCounts share_counts(const ParameterCounts& counts, const Plan& c, const RankShare& share);
 

@@ -30,6 +30,7 @@ struct StepMemory : Memory {
       : Memory(peak), host(offloaded) {}
   HostActivations host;
 };
-using ExactMemory = std::function<StepMemory(const Plan&, const PipelineLayout&, const Coordinates&)>;
+using ExactMemory =
+    std::function<StepMemory(const Plan&, const PipelineLayout&, const Coordinates&, Device computes)>;
 
 }  // namespace echelon

@@ -44,14 +44,16 @@ SimulationCosts simulation_costs(const std::vector<LayerSeconds>& stages, const 
 // Of a rank's stages that have the same layers all that counts is how much they hold together. Where W needs
 // as much as F keeps that is all it holds.
 std::vector<RankShare::InFlight> held_by_rank(const ScheduleFacts& facts, std::size_t rank,
-                                              const std::vector<PerKind>& layers, bool waits_apart) {
+                                              const std::vector<PerKind>& layers, bool of_this_trainer) {
   const std::vector<StageUse>& uses = facts.uses[rank];
   std::vector<const PerKind*> alike;  // the layers of stages, each once
   std::vector<std::size_t> place;     // of each use
   for (const StageUse& use : uses) {
     const PerKind& own = layers[static_cast<std::size_t>(use.stage)];
-    const auto same =
-        std::find_if(alike.begin(), alike.end(), [&](const PerKind* one) { return *one == own; });
+    const bool is_first = use.stage == 0;  // which has the embedding as well
+    const auto same = std::find_if(alike.begin(), alike.end(), [&](const PerKind* one) {
+      return *one == own && !(of_this_trainer && (is_first || one == &layers.front()));
+    });
     place.push_back(static_cast<std::size_t>(same - alike.begin()));
     if (same == alike.end()) alike.push_back(&own);
   }
@@ -60,7 +62,8 @@ std::vector<RankShare::InFlight> held_by_rank(const ScheduleFacts& facts, std::s
     HeldByStage now(alike.size());
     for (std::size_t i = 0; i < uses.size(); ++i) {
       now[place[i]].whole += held[i].whole;
-      (waits_apart ? now[place[i]].weight_input : now[place[i]].whole) += held[i].weight_input;
+      (of_this_trainer ? now[place[i]].weight_input : now[place[i]].whole) += held[i].weight_input;
+      if (of_this_trainer) now[place[i]].gradients += held[i].gradients;
     }
     if (std::any_of(most.begin(), most.end(), [&](const auto& one) { return covers(one, now); })) continue;
     std::erase_if(most, [&](const auto& one) { return covers(now, one); });
@@ -73,6 +76,8 @@ std::vector<RankShare::InFlight> held_by_rank(const ScheduleFacts& facts, std::s
       for (std::size_t k = 0; k < most_layer_kinds; ++k) {
         now.layers[k] += held[i].whole * (*alike[i])[k];
         now.waiting[k] += held[i].weight_input * (*alike[i])[k];
+        now.with_gradients[k] += held[i].gradients * (*alike[i])[k];
+        now.embedding_gradient |= held[i].gradients > 0 && alike[i] == &layers.front();
       }
   }
   return moments;
@@ -382,6 +387,14 @@ StageHoldings Stages::make_holdings(const Plan& c) {
     share.tied_copy = (m.tied_embedding || m.num_mtp_layers > 0) && share.head > 0 && !share.embedding;
     share.largest_stage = largest_stage(counts, c, share, facts.uses[r], s.by_kind);
     share.in_flight = held[r];
+    for (RankShare::InFlight& now : share.in_flight) {
+      RankShare made;
+      made.layers = now.with_gradients;
+      made.embedding = now.embedding_gradient || (m.tied_embedding && share.embedding && share.head > 0);
+      made.tied_copy = share.tied_copy;
+      made.head = share.head;
+      now.gradients = share_counts(counts, c, made);
+    }
     s.counts.push_back(share_counts(counts, c, share));
     s.ranks.push_back(std::move(share));
   }

@@ -114,8 +114,8 @@ std::vector<StepMemory> WalkedMemory::of(const Plan& c, const StageShape& s, con
   std::vector<StepMemory> memories(ranks.size());
   in_parallel("walking the ranks of a plan", static_cast<int>(std::thread::hardware_concurrency()),
               unknown.size(), [&](std::size_t i) {
-                memories[unknown[i]] =
-                    work_.exact_memory(*last_plan_, *last_layout_, {.pp = ranks[unknown[i]]});
+                memories[unknown[i]] = work_.exact_memory(*last_plan_, *last_layout_,
+                                                          {.pp = ranks[unknown[i]]}, work_.machine.device());
               });
   for (std::size_t i : unknown) known_.emplace(keys[i], memories[i]);
   for (std::size_t i = 0; i < ranks.size(); ++i) memories[i] = known_.at(keys[i]);

@@ -198,7 +198,7 @@ std::vector<double> peak_activations(const Schedule& schedule) {
 
 bool covers(const HeldByStage& a, const HeldByStage& b) {
   return std::equal(a.begin(), a.end(), b.begin(), [](const HeldOfStage& x, const HeldOfStage& y) {
-    return x.whole >= y.whole && x.weight_input >= y.weight_input;
+    return x.whole >= y.whole && x.weight_input >= y.weight_input && x.gradients >= y.gradients;
   });
 }
 
@@ -237,6 +237,9 @@ std::vector<std::vector<HeldByStage>> held_at_peaks(const Schedule& schedule) {
         if (v.kind == ValueKind::weight_input) --of_stage.weight_input, ++of_stage.whole;
         if (v.kind == ValueKind::saved) --of_stage.whole;
       });
+      if (i.op != Op::W && i.op != Op::BW) continue;
+      HeldOfStage& of_stage = held[place[static_cast<std::size_t>(i.stage)]];
+      grew |= std::exchange(of_stage.gradients, 1) == 0;
     }
     note();
   }

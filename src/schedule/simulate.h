@@ -53,11 +53,11 @@ struct Simulation {
 // What the order alone says, whatever the times.
 std::vector<double> peak_activations(const Schedule& schedule);
 // What each rank holds where it may hold most: of each stage that it runs, in their order, the microbatches
-// whose backward pass comes, and those of which only W is left. Which of these moments is the peak depends on
-// how large the stages are, and on what W needs of what F keeps; none holds as much of everything as another
-// one does.
+// whose backward pass comes, those of which only W is left, and whether gradients of weights were made. Which
+// of these moments is the peak depends on how large the stages are, and on what W needs of what F keeps; none
+// holds as much of everything as another one does.
 struct HeldOfStage {
-  int whole = 0, weight_input = 0;
+  int whole = 0, weight_input = 0, gradients = 0;
   auto operator<=>(const HeldOfStage&) const = default;
 };
 using HeldByStage = std::vector<HeldOfStage>;

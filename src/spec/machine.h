@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "spec/device.h"
 #include "spec/provenance.h"
 
 namespace echelon {
@@ -77,6 +78,8 @@ struct Machine {
   std::vector<Tier> tiers;  // from the innermost out
   Provenance provenance;    // the tiers' key is "tier"
 
+  // What computes: where kernels are launched, a GPU.
+  Device device() const { return launch_seconds > 0 ? Device::cuda : Device::cpu; }
   double peak(Precision precision) const { return peak_flops[static_cast<std::size_t>(precision)]; }
   // Devices of a node.
   int node() const { return static_cast<int>(tiers.front().ranks); }

@@ -10,6 +10,7 @@
 #include "spec/choices.h"
 #include "spec/compression.h"
 #include "spec/context_layout.h"
+#include "spec/device.h"
 #include "spec/mesh.h"
 #include "spec/model_spec.h"
 #include "spec/numerics.h"
@@ -21,10 +22,8 @@
 namespace echelon {
 
 // Tokens whose logits exist at once in the output layer: large enough for the matrix product, small enough to
-// be little memory.
-inline constexpr std::int64_t logits_chunk_rows = 512;
-// The same on a device, which is filled by no fewer.
-inline constexpr std::int64_t device_logits_chunk_rows = 2048;
+// be little memory. A GPU is filled by no fewer.
+inline std::int64_t logits_chunk_rows(Device device) { return device == Device::cpu ? 512 : 2048; }
 
 // Size of gradients that are reduced together: as much as hides the latency of many small messages (Li et al.
 // 2020).

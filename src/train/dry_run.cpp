@@ -130,11 +130,12 @@ Coordinates with_largest_shard(const Plan& plan, const PipelineLayout& pipeline,
 }
 
 ExactMemory exact_memory() {
-  return [](const Plan& plan, const PipelineLayout& pipeline, const Coordinates& of) {
+  return [](const Plan& plan, const PipelineLayout& pipeline, const Coordinates& of, Device device) {
     const Coordinates at = with_largest_shard(plan, pipeline, of);
-    if (!repeats_itself(plan, pipeline, at)) return predict_memory(plan, pipeline, at);
+    const DryRunOptions options{.device = device};
+    if (!repeats_itself(plan, pipeline, at)) return predict_memory(plan, pipeline, at, options);
     const PipelineLayout of_rank = pipeline.of_rank(at.pp);
-    StepMemory memory = predict_memory(plan, of_rank, at);
+    StepMemory memory = predict_memory(plan, of_rank, at, options);
     // Its passes are fewer, which move as much each.
     const double repeats = real(num_microbatches(plan)) / of_rank.programs(at.dp).microbatches();
     memory.host.out = static_cast<std::int64_t>(real(memory.host.out) * repeats);
