@@ -128,7 +128,7 @@ RunOptions RunFlags::options(const Plan& plan, const ProcessWorld* processes) co
         plan.mesh.size(Axis::cp), ranks, most_ranks);
   if (threads_ && (*threads_ < 1 || *threads_ > most_threads / ranks))
     refuse("--threads {}: must be from 1 to {}", *threads_, most_threads / ranks);
-  run.driver = driver_of(device_);
+  run.driver = driver();
   if (run.driver && threads_) refuse("--threads {}: has no effect on a device; leave it out", *threads_);
   run.collectives = parse_collectives(collectives_, "--collectives");
   run.threads_per_rank = threads_.value_or(std::max(1, cores / ranks));

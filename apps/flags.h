@@ -67,6 +67,7 @@ class RunFlags {
   void add_threads_to(CLI::App& app);
   // Compute threads of a rank: as given, or the cores shared out over the ranks.
   RunOptions options(const Plan& plan, const ProcessWorld* processes = nullptr) const;
+  std::shared_ptr<DeviceDriver> driver() const { return driver_of(device_); }
   std::chrono::milliseconds timeout() const;
 
  private:

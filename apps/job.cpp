@@ -103,6 +103,11 @@ int Job::run(const RunFlags& flags, const std::function<int()>& body) {
   const LaunchBeat beat;
   try {
     make_record_directory();
+    if (processes_) {
+      std::shared_ptr<DeviceDriver> driver;
+      refuse_together(processes_.get(), [&] { driver = flags.driver(); });
+      device_ids_ = gather_device_ids(*processes_, driver.get());
+    }
     const int status = body();
     if (leads()) tell_launch_end(status);  // whatever becomes of mpirun
     processes_.reset();
@@ -139,6 +144,7 @@ int Job::run(const RunFlags& flags, const std::function<int()>& body) {
 RunOptions Job::options(const RunFlags& flags, const Plan& plan) const {
   RunOptions options = flags.options(plan, processes_.get());
   options.processes = processes_.get();
+  options.device_ids = device_ids_;
   options.failure_hooks = hooks_;
   return options;
 }

@@ -44,6 +44,7 @@ class Job {
   std::string where_records_are_;  // "in DIR", or of each node "on NODE in DIR"
   bool made_records_ = false;      // by this process, for its node
   std::unique_ptr<ProcessWorld> processes_;
+  std::vector<std::string> device_ids_;  // by rank, of processes
   FailureHooks hooks_;  // of thread ranks
   bool said_ = false;
 };

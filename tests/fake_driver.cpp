@@ -377,12 +377,13 @@ std::byte* FakeDriver::seen_by_work(const std::byte* device_memory) const {
 
 // ---- DeviceDriver
 
-DeviceProperties FakeDriver::properties(int) {
+DeviceProperties FakeDriver::properties(int device) {
   return {.name = "a fake device",
           .memory_bytes = options_.memory_bytes,
           .major = options_.capability.first,
           .minor = options_.capability.second,
-          .multiprocessors = 1};
+          .multiprocessors = 1,
+          .id = fmt::format("{} {}", options_.ids, device)};
 }
 
 std::size_t FakeDriver::used_bytes(int device) const {

@@ -12,6 +12,7 @@
 #include "rank_runs.h"
 #include "tensor/host.h"
 #include "tensor/kernels.h"
+#include "train/refuse_request.h"
 
 namespace echelon {
 namespace {
@@ -138,6 +139,34 @@ TEST(ProcessDevices, TrainToTheBitsOfTheHost) {
     EXPECT_TRUE(device == host);
     EXPECT_GT(driver.operations_run(), 100u);
     EXPECT_EQ(driver.complaints(), std::vector<std::string>());
+  }
+}
+
+// As where each process sees its own device of the node alone, or all of them see the one that there is.
+TEST(ProcessDevices, AreCountedByWhatTheyAreAndNotByTheirNumbers) {
+  const int n = job->num_ranks(), me = job->rank();
+  const Plan plan = odd_plan(odd_llama(), n, 1, false);
+  for (const bool shared : {false, true}) {
+    SCOPED_TRACE(shared);
+    RunOptions run;
+    run.driver = std::make_shared<FakeDriver>(
+        FakeDriver::Options{.memory_bytes = 1 << 20, .ids = shared ? "one" : fmt::format("of rank {}", me)});
+    run.processes = job.get();
+    run.device_ids = gather_device_ids(*job, run.driver.get());
+    EXPECT_EQ(run.most_ranks_on_a_device(n), shared ? n : 1);
+    EXPECT_EQ(run.devices_in_use(n), shared ? 1 : n);
+    EXPECT_EQ(run.ranks_on(0, me, n), shared ? everyone(n) : std::vector{me});
+    run.collectives = Collectives::nccl;
+    const auto on_device = [&] { refuse_on_device(plan, run); };
+    const auto in_memory = [&] { refuse_beyond_memory(plan, n * (900 << 10), run); };
+    if (shared) {
+      expect_contains(message_of<RequestError>(on_device), {fmt::format("{} ranks share 1 device", n)});
+      expect_contains(message_of<RequestError>(in_memory),
+                      {fmt::format("on {} ranks of device 0, which has 1.00 MiB", n)});
+    } else {
+      EXPECT_NO_THROW(on_device());
+      EXPECT_NO_THROW(in_memory());
+    }
   }
 }
 

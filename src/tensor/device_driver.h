@@ -53,6 +53,7 @@ struct DeviceProperties {
   std::size_t memory_bytes = 0;
   int major = 0, minor = 0;  // compute capability
   int multiprocessors = 0;
+  std::string id;  // that no other device has, on any machine
 };
 
 enum class CopyKind { to_host, from_host, on_device };

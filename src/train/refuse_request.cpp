@@ -145,9 +145,9 @@ void refuse_obstacles(const TrainRequest& request) {
 // Sums of several devices are kernels that read all of them.
 static void refuse_devices_apart(const Plan& plan, const RunOptions& run) {
   if (run.processes != nullptr) return;  // each uses its own alone
-  const int devices = run.devices_in_use(plan.mesh.num_ranks());
-  for (int device = 0; device < devices; ++device)
-    for (int peer = 0; peer < devices; ++peer)
+  const std::vector<int> devices = run.own_devices(plan.mesh.num_ranks());
+  for (const int device : devices)
+    for (const int peer : devices)
       if (!run.driver->can_reach(device, peer))
         refuse(
             "--device cuda: device {} cannot reach the memory of device {}, where ranks are too; legal: "
@@ -168,7 +168,7 @@ static void refuse_nccl(const Plan& plan, const RunOptions& run) {
     refuse(
         "--collectives nccl: {} ranks share {}, and NCCL has one rank on each; legal: direct, or as many "
         "devices as ranks",
-        ranks, counted(run.driver->num_devices(), "device"));
+        ranks, counted(run.devices_in_use(ranks), "device"));
 }
 
 static void refuse_without_fp8(const RunOptions& run) {
@@ -324,9 +324,8 @@ static void refuse_beyond_limit(const TrainRequest& request, const PipelineLayou
 void refuse_what_machine_lacks(const TrainRequest& request, const PipelineLayout& pipeline) {
   const Plan& plan = request.plan;
   if (plan.offload != Offload::none && !request.run.driver) check_scratch_directory(plan.offload_directory);
-  const ProcessWorld* const processes = request.run.processes;
-  const int ranks_here = processes != nullptr ? processes->ranks_on_this_node() : plan.mesh.num_ranks();
-  double bytes = ranks_here * predicted_bytes(plan, dry_run_options(request));
+  double bytes =
+      request.run.ranks_here(plan.mesh.num_ranks()) * predicted_bytes(plan, dry_run_options(request));
   if (const auto& asynchronous = request.asynchronous)
     for (int server = 0; server < asynchronous->servers; ++server)
       bytes += static_cast<double>(predict_server_memory(plan, pipeline, *asynchronous, server).total());

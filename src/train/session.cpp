@@ -52,7 +52,7 @@ struct JobMachine {
 JobMachine job_machine(const TrainRequest& request) {
   const RunOptions& options = request.run;
   const int ranks = num_ranks(request.plan, request.asynchronous), per_rank = options.threads_per_rank;
-  const int here = options.processes != nullptr ? options.processes->ranks_on_this_node() : ranks;
+  const int here = options.ranks_here(ranks);
   const double cores = options.processes != nullptr ? machine_cores() : usable_cores();
   JobMachine machine;
   machine.cores = {cores * ranks / here, static_cast<double>(per_rank)};

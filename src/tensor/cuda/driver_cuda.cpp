@@ -51,6 +51,12 @@ int current_device() {
   return cudaGetDevice(&device) == cudaSuccess ? device : 0;
 }
 
+std::string hex(const cudaUUID_t& id) {
+  std::string text;
+  for (const char byte : id.bytes) text += fmt::format("{:02x}", static_cast<unsigned char>(byte));
+  return text;
+}
+
 // Of what was asked of the current device. `doing`: "copied to the host".
 void expect(cudaError_t error, const char* doing) {
   if (error == cudaSuccess) return;
@@ -82,7 +88,8 @@ class CudaDriver final : public DeviceDriver {
             .memory_bytes = p.totalGlobalMem,
             .major = p.major,
             .minor = p.minor,
-            .multiprocessors = p.multiProcessorCount};
+            .multiprocessors = p.multiProcessorCount,
+            .id = hex(p.uuid)};
   }
 
   std::size_t free_bytes(int device) override {
