@@ -40,6 +40,16 @@ void choose_mesh(Plan& plan) {
   }
 }
 
+// On this machine: its ranks, and the one rank alone beside rank 0.
+double bytes_here(const VerifyRequest& request) {
+  const ProcessWorld* const processes = request.run.processes;
+  const bool has_reference =
+      processes == nullptr ||
+      processes->nodes()[static_cast<std::size_t>(processes->rank())] == processes->nodes().front();
+  return request.run.ranks_here(request.plan.mesh.num_ranks()) * predicted_bytes(request.plan) +
+         (has_reference ? reference_bytes(request.plan) : 0);
+}
+
 }  // namespace
 
 void VerifyFlags::read() {
@@ -55,10 +65,7 @@ void VerifyFlags::read() {
   if (request.steps < 1) refuse("--steps {}: must be at least 1", request.steps);
   f.optimizer.finish(request.steps, request.plan);
   validate(request.optimizer);
-  refuse_beyond_memory(
-      request.plan,
-      request.plan.mesh.num_ranks() * predicted_bytes(request.plan) + reference_bytes(request.plan),
-      request.run);
+  refuse_beyond_memory(request.plan, bytes_here(request), request.run);
   if (!f.data.empty()) {
     sampled.emplace(f.data, request.plan.model.vocab, f.reading.reading({}, {}));
     if (sampled->is_masked() && next_counted(*sampled, {1, sampled->size()}) == sampled->size())

@@ -80,9 +80,9 @@ std::function<void(int rank)> naming_lost_ranks(const RunOptions& run, int ranks
 }
 
 void refuse_beyond_memory(const Plan& plan, double bytes, const RunOptions& run) {
-  const int ranks = plan.mesh.num_ranks(), device = run.own_device(0);
-  const int together = run.driver ? run.most_ranks_on_a_device(ranks) : ranks;
-  const double needed = run.driver ? bytes * together / run.ranks_here(ranks) : bytes;
+  const int ranks = plan.mesh.num_ranks(), here = run.ranks_here(ranks), device = run.own_device(0);
+  const int together = run.driver ? run.most_ranks_on_a_device(ranks) : here;
+  const double needed = bytes * together / here;
   const double limit =
       run.driver ? static_cast<double>(run.driver->properties(device).memory_bytes) : memory_limit();
   if (needed <= limit) return;
