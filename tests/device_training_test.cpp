@@ -2,6 +2,7 @@
 // touches its memory from the host, and nothing is read before it is there (fake_driver.h).
 #include <gtest/gtest.h>
 
+#include <atomic>
 #include <chrono>
 #include <map>
 #include <optional>
@@ -15,6 +16,7 @@
 #include "context_runs.h"
 #include "device_runs.h"
 #include "expert_runs.h"
+#include "patience.h"
 #include "tensor/device_stream.h"
 #include "train/generate.h"
 #include "train/state_copy.h"
@@ -784,6 +786,46 @@ TEST(DeviceTraining, ADroppedReceiveOnALostDeviceFailsTheJob) {
     });
   });
   EXPECT_NE(failure.find("device 1 was lost: it fell off the bus"), std::string::npos) << failure;
+  EXPECT_EQ(driver.complaints(), std::vector<std::string>());
+}
+
+thread_local bool is_late = false;
+
+// Its tensors and streams are gone when a rank that has not heard of the failure yet comes to it.
+TEST(DeviceTraining, ADroppedCollectiveIsNotQueuedByALateRank) {
+  std::atomic<bool> has_called{false}, is_held_up{false}, is_gone{false};
+  FakeDriver driver({.before_event = [&] {
+    if (!is_late) return;
+    is_held_up = true;
+    wait_until([&] { return is_gone.load(); });
+  }});
+  {
+    ThreadWorld world(2, patience);
+    const auto body = [&](int rank) {
+      Arena arena(&driver, 0);
+      const Tensor x(arena, MemoryCategory::other, DType::f64, {8});
+      const auto group = world.join(rank, {0, 1}, "dp");
+      if (rank == 1) {
+        wait_until([&] { return has_called.load(); });
+        is_late = true;
+      }
+      const Pending sum = group->all_reduce(x);
+      has_called = true;
+      wait_until([&] { return is_held_up.load(); });
+      fail("rank 0 has had enough");
+    };
+    const std::string failure = message_of<RunError>([&] {
+      run_ranks(world, [&](int rank) {
+        try {
+          body(rank);
+        } catch (const std::exception&) {
+          if (rank == 0) is_gone = true;
+          throw;
+        }
+      });
+    });
+    EXPECT_EQ(failure, "rank 0 has had enough");
+  }
   EXPECT_EQ(driver.complaints(), std::vector<std::string>());
 }
 

@@ -499,6 +499,7 @@ void FakeDriver::synchronize(StreamHandle stream) {
 }
 
 EventHandle FakeDriver::create_event(int device) {
+  if (options_.before_event) options_.before_event();
   use(device);
   const Lock lock(mutex_);
   refuse_lost(device);

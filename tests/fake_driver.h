@@ -56,6 +56,7 @@ class FakeDriver final : public DeviceDriver {
     bool tf32_unasked = false;         // products of f32 are in TF32 whatever the precision
     // That an operation takes, by its name and the bytes that it uses; without it a microsecond each.
     std::function<double(const std::string& name, std::size_t bytes)> seconds = {};
+    std::function<void()> before_event = {};  // called by whoever makes one, first of all
   };
   FakeDriver() : FakeDriver(Options()) {}
   explicit FakeDriver(const Options& options);

@@ -197,6 +197,8 @@ std::shared_ptr<Task> ThreadJob::call(Group& group, int me, Call call, const Ten
   DeviceStream* const transfers = on_device ? &in.transfers(group.name) : nullptr;
   {
     std::unique_lock lock(mutex_);
+    // Ranks that have called it may have left since, and their tensors and streams with them.
+    if (aborted()) fail_locked(lock, rank, abort_.why);
     const std::uint64_t number = group.next[index]++;
     ticket = state(rank).recorder.begin(group.name, number, call);
     if (group.open.empty() || group.open.back()->number < number)
