@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <set>
 #include <span>
 #include <type_traits>
 #include <utility>
@@ -133,7 +134,7 @@ class CudaLaunch {
     if (blocks == 0) return;
     driver().use(arena_->stream().device());
     if (shared + beside_shared_bytes > default_shared_bytes)
-      allow_shared(name, reinterpret_cast<const void*>(&run_blocks<Kernel>), shared);
+      allow_shared(name, reinterpret_cast<const void*>(&run_blocks<Kernel>));
     run_blocks<Kernel><<<grid_of(blocks), block_lanes_of<Kernel>(), shared, stream()>>>(kernel, blocks);
     driver().check_launch(name);
   }
@@ -203,7 +204,9 @@ class CudaLaunch {
   }
   // What a block gets unasked; and what reductions have beside what is asked for, up to where that begins.
   static constexpr std::size_t default_shared_bytes = 48 << 10, beside_shared_bytes = 1 << 10;
-  void allow_shared(const char* name, const void* kernel, std::size_t bytes) const;
+  // All that there is: the limit is the kernel's, whoever launches it, and would be lowered by one rank
+  // between another's two calls.
+  void allow_shared(const char* name, const void* kernel) const;
   // Never empty, so that it has an address.
   Tensor bytes_of(std::int64_t bytes) const {
     return {*arena_, MemoryCategory::other, DType::u8, {bytes > 0 ? bytes : 1}};
@@ -216,6 +219,7 @@ class CudaLaunch {
   std::size_t most_shared_bytes_;
   bool has_warpgroups_;
   std::shared_ptr<Uploads> uploads_ = std::make_shared<Uploads>();
+  std::shared_ptr<std::set<const void*>> allowed_shared_ = std::make_shared<std::set<const void*>>();
 };
 
 }  // namespace echelon

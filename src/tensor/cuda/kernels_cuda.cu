@@ -32,12 +32,18 @@ CudaLaunch::CudaLaunch(Arena& arena) : arena_(&arena) {
       WARPGROUPS_COMPILED && attribute(cudaDevAttrComputeCapabilityMajor, "its compute capability") == 9;
 }
 
-void CudaLaunch::allow_shared(const char* name, const void* kernel, std::size_t bytes) const {
-  if (const cudaError_t error =
-          cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(bytes));
-      error != cudaSuccess)
-    fail("device {}: kernel {} cannot have {} bytes of shared memory: {}", arena_->stream().device(), name,
-         bytes, cudaGetErrorString(error));
+void CudaLaunch::allow_shared(const char* name, const void* kernel) const {
+  if (allowed_shared_->contains(kernel)) return;
+  const auto expect = [&](cudaError_t error) {
+    if (error != cudaSuccess)
+      fail("device {}: kernel {} cannot have more shared memory: {}", arena_->stream().device(), name,
+           cudaGetErrorString(error));
+  };
+  cudaFuncAttributes kernels{};
+  expect(cudaFuncGetAttributes(&kernels, kernel));
+  const std::size_t most = most_shared_bytes_ + beside_shared_bytes - kernels.sharedSizeBytes;
+  expect(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(most)));
+  allowed_shared_->insert(kernel);
 }
 
 namespace {
