@@ -46,6 +46,11 @@ GroupedCublas::GroupedCublas(Arena& arena, const Tensor& workspace, bool tf32)
   expect_done(
       cublasSetWorkspace(state_->handle, workspace.address(), static_cast<std::size_t>(workspace.bytes())),
       "a workspace for cuBLAS", device);
+  // Parts of a sum meet in what it is computed in, so that an element of bf16 is rounded once.
+  expect_done(cublasSetMathMode(state_->handle,
+                                static_cast<cublasMath_t>(CUBLAS_DEFAULT_MATH |
+                                                          CUBLAS_MATH_DISALLOW_REDUCED_PRECISION_REDUCTION)),
+              "the precision of cuBLAS' sums", device);
 }
 GroupedCublas::~GroupedCublas() = default;
 
