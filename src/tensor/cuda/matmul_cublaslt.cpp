@@ -223,7 +223,7 @@ std::optional<PreparedProduct> CublasLt::State::make_plan(const LtProduct& produ
   prefer(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, product.second.alignment());
   prefer(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, product.before().alignment());
   prefer(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, product.result.alignment());
-  cublasLtMatmulHeuristicResult_t best;
+  cublasLtMatmulHeuristicResult_t best{};
   int found = 0;
   const cublasStatus_t status = cublasLtMatmulAlgoGetHeuristic(
       handle, described, plan.a.get(), plan.b.get(), plan.c.get(), plan.d.get(), preferred, 1, &best, &found);
@@ -231,6 +231,7 @@ std::optional<PreparedProduct> CublasLt::State::make_plan(const LtProduct& produ
   // An epilogue that it has not for these types may be an invalid value to it.
   if (status == CUBLAS_STATUS_INVALID_VALUE && product.epilogue.kind != CUBLASLT_EPILOGUE_DEFAULT) return {};
   check_cublas(status, "a choice of cuBLASLt", device());
+  if (best.state != CUBLAS_STATUS_SUCCESS) return {};  // the rest of it says nothing then
   plan.algorithm = best.algo;
   return plan;
 }
