@@ -50,10 +50,11 @@ struct LtMatrix {
   std::int64_t element_bytes, rows, cols, stride;
   bool transposed;
 
-  // The power of two that the beginnings of its columns are multiples of, up to 256.
+  // The power of two that the beginnings of its columns are multiples of, up to what every tensor of an arena
+  // begins at: beyond that it depends on which block was free, and so would the algorithm and the bits.
   std::uint32_t alignment() const {
     const auto bits =
-        reinterpret_cast<std::uintptr_t>(address) | static_cast<std::uintptr_t>(stride * element_bytes) | 256;
+        reinterpret_cast<std::uintptr_t>(address) | static_cast<std::uintptr_t>(stride * element_bytes) | 64;
     return static_cast<std::uint32_t>(bits & (~bits + 1));
   }
 };
