@@ -125,6 +125,9 @@ Shape shape_of(const LtProduct& p) {
           p.epilogue.stride,   p.before().stride,    p.before().alignment()};
 }
 
+// Products of experts have another shape in every step. Made anew, a plan is the same.
+constexpr std::size_t most_plans = 4096;
+
 struct PreparedProduct {
   Operation operation;
   MatrixLayout a, b, c, d;
@@ -241,7 +244,10 @@ bool CublasLt::State::multiply(const LtProduct& product) {
   arena.stream().driver().use(device());
   const Shape shape = shape_of(product);
   auto plan = plans.find(shape);
-  if (plan == plans.end()) plan = plans.emplace(shape, make_plan(product)).first;
+  if (plan == plans.end()) {
+    if (plans.size() == most_plans) plans.clear();  // what is queued needs none of them
+    plan = plans.emplace(shape, make_plan(product)).first;
+  }
   if (!plan->second) return false;
   const float one = 1, zero = 0;
   const double wide_one = 1, wide_zero = 0;
