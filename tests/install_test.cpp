@@ -265,13 +265,18 @@ TEST_F(Install, FishCompletes) {
   }
 }
 
-// A project of another person's: an example, and every header by itself.
+// A project of another person's: an example, and every header by itself, and what asks for a vendor's
+// libraries where the build has them.
 void write_consumer(const TemporaryDirectory& place, const fs::path& headers) {
   write_text(place / "main.cpp", read_bytes(fs::path(ECHELON_SOURCE_DIR) / "examples/01_all_reduce.cpp"));
   std::string all;
   for (const auto& entry : fs::recursive_directory_iterator(headers))
-    if (entry.path().extension() == ".h")
+    if (entry.path().extension() == ".h") {
       all += fmt::format("#include \"{}\"\n", fs::relative(entry.path(), headers).string());
+      // Which this machine may have where every compiler looks, and another has not.
+      EXPECT_EQ(read_bytes(entry.path()).find("#include <cu"), std::string::npos) << entry.path();
+    }
+  all += "std::shared_ptr<echelon::DeviceDriver> driver() { return echelon::make_cuda_driver(); }\n";
   EXPECT_GT(std::count(all.begin(), all.end(), '\n'), 100);
   write_text(place / "headers.cpp", all);
 }
