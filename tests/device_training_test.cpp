@@ -668,6 +668,15 @@ TEST_F(DeviceRuns, WhatADeviceCannotDoIsRefused) {
       "--precision fp8: device 0 (a fake device) has compute capability 8.0, and products of fp8 come with "
       "8.9; "
       "legal: bf16");
+  refused(
+      [](TrainRequest& r) {
+        r.plan.mesh.set(Axis::dp, 13);
+        r.plan.mesh.set(Axis::cp, 5);
+        r.plan.global_batch = 13;
+        r.plan.seq_len = 10;
+      },
+      "--dp 13 x --cp 5: with --device cuda and --collectives direct a sum is over at most 64 ranks, and "
+      "here over 65; legal: up to 64, --collectives ring, or a process for each rank");
   refused([](TrainRequest&) {}, "on 2 ranks of device 0, which has 100.00 KiB");
   EXPECT_EQ(driver->calls(FakeCall::allocate), 0);
   const auto apart = std::make_shared<FakeDriver>(FakeDriver::Options{.devices = 2, .peers = false});

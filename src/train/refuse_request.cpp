@@ -14,6 +14,7 @@
 #include "spec/fp8.h"
 #include "spec/plan_fields.h"
 #include "spec/tf32.h"
+#include "tensor/reduce_element.h"
 #include "train/dry_job.h"
 
 namespace echelon {
@@ -155,6 +156,26 @@ static void refuse_devices_apart(const Plan& plan, const RunOptions& run) {
             device, peer);
 }
 
+// A sum of all ranks of a group is one kernel, whose arguments are where each one's part lies.
+static void refuse_wide_sums(const Plan& plan, const RunOptions& run) {
+  if (run.processes != nullptr) return;  // which sum on the host
+  constexpr int most = ReductionOrder::most_sources;
+  const auto refuse_wide = [&](const std::string& axes, int size) {
+    if (size > most)
+      refuse(
+          "{}: with --device cuda and --collectives direct a sum is over at most {} ranks, and here over {}; "
+          "legal: up to {}, --collectives ring, or a process for each rank",
+          axes, most, size, most);
+  };
+  const Mesh& mesh = plan.mesh;
+  refuse_wide(fmt::format("--tp {}", mesh.size(Axis::tp)), mesh.size(Axis::tp));
+  if (plan.cuts_vocabulary())
+    refuse_wide(fmt::format("--pp {} with --vocabulary-parallel", mesh.pp()), mesh.pp());
+  const int dp = mesh.size(Axis::dp), cp = mesh.size(Axis::cp);
+  refuse_wide(cp > 1 ? fmt::format("--dp {} x --cp {}", dp, cp) : fmt::format("--dp {}", dp),
+              mesh.dp_cp_size());
+}
+
 // NCCL has one rank on a device, and groups sums as it likes.
 static void refuse_nccl(const Plan& plan, const RunOptions& run) {
   const int ranks = plan.mesh.num_ranks();
@@ -196,7 +217,10 @@ void refuse_on_device(const Plan& plan, const RunOptions& run) {
         tf32_name);
   if (!run.driver) return;
   if (multiplies_in_fp8(plan.precision)) refuse_without_fp8(run);
-  if (run.collectives == Collectives::direct) refuse_devices_apart(plan, run);
+  if (run.collectives == Collectives::direct) {
+    refuse_wide_sums(plan, run);
+    refuse_devices_apart(plan, run);
+  }
   if (!plan.offload_directory.empty())
     refuse(
         "--offload-dir {}: what a device offloads is in the host's memory, not in a file; legal with "

@@ -57,7 +57,7 @@ void launch(const Reduction& reduction, StreamHandle stream) {
 void launch_reduction(const Reduction& reduction, StreamHandle stream) {
   check(reduction.sources.size() <= ReductionOrder::most_sources &&
             reduction.destinations.size() <= ReductionOrder::most_sources,
-        "at most 64 ranks meet on one device");
+        "a sum on a device is over at most 64 ranks");
   if (reduction.count == 0 || reduction.destinations.empty()) return;
   switch (reduction.dtype) {
     case DType::f32:
