@@ -19,6 +19,7 @@
 #include "patience.h"
 #include "tensor/device_stream.h"
 #include "train/generate.h"
+#include "train/refuse_request.h"
 #include "train/state_copy.h"
 
 namespace echelon::device_training_test {
@@ -668,6 +669,19 @@ TEST_F(DeviceRuns, WhatADeviceCannotDoIsRefused) {
       "--precision fp8: device 0 (a fake device) has compute capability 8.0, and products of fp8 come with "
       "8.9; "
       "legal: bf16");
+  // What no rank uses may be what it is.
+  TrainRequest fp8 = request("fp8", nullptr);
+  fp8.plan.precision = recipe("fp8");
+  for (const int devices : {3, 2}) {
+    SCOPED_TRACE(devices);
+    fp8.run.driver = std::make_shared<FakeDriver>(
+        FakeDriver::Options{.devices = devices, .last_capability = std::pair{8, 0}});
+    const auto ask = [&] { refuse_on_device(fp8.plan, fp8.run); };
+    if (devices == 3)
+      EXPECT_NO_THROW(ask());
+    else
+      expect_contains(message_of<RequestError>(ask), {"--precision fp8: device 1 (a fake device)"});
+  }
   refused(
       [](TrainRequest& r) {
         r.plan.mesh.set(Axis::dp, 13);

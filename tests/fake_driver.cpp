@@ -378,10 +378,13 @@ std::byte* FakeDriver::seen_by_work(const std::byte* device_memory) const {
 // ---- DeviceDriver
 
 DeviceProperties FakeDriver::properties(int device) {
+  const bool is_last = device == options_.devices - 1;
+  const auto [major, minor] =
+      is_last ? options_.last_capability.value_or(options_.capability) : options_.capability;
   return {.name = "a fake device",
           .memory_bytes = options_.memory_bytes,
-          .major = options_.capability.first,
-          .minor = options_.capability.second,
+          .major = major,
+          .minor = minor,
           .multiprocessors = 1,
           .id = fmt::format("{} {}", options_.ids, device)};
 }

@@ -52,6 +52,7 @@ class FakeDriver final : public DeviceDriver {
     std::int64_t workspace_bytes = 0;  // of what computes on one
     bool computes = true;              // or they are clocks alone
     std::pair<int, int> capability{9, 0};
+    std::optional<std::pair<int, int>> last_capability{};  // of the last device, where it has another
     std::string ids = "fake";          // what the devices' begin with
     bool tf32_unasked = false;         // products of f32 are in TF32 whatever the precision
     // That an operation takes, by its name and the bytes that it uses; without it a microsecond each.

@@ -192,9 +192,9 @@ static void refuse_nccl(const Plan& plan, const RunOptions& run) {
         ranks, counted(run.devices_in_use(ranks), "device"));
 }
 
-static void refuse_without_fp8(const RunOptions& run) {
+static void refuse_without_fp8(const Plan& plan, const RunOptions& run) {
   constexpr int needs_major = 8, needs_minor = 9;
-  for (int device = 0; device < run.driver->num_devices(); ++device)
+  for (const int device : run.own_devices(plan.mesh.num_ranks()))
     if (const DeviceProperties p = run.driver->properties(device);
         std::pair(p.major, p.minor) < std::pair(needs_major, needs_minor))
       refuse(
@@ -216,7 +216,7 @@ void refuse_on_device(const Plan& plan, const RunOptions& run) {
         "f64",
         tf32_name);
   if (!run.driver) return;
-  if (multiplies_in_fp8(plan.precision)) refuse_without_fp8(run);
+  if (multiplies_in_fp8(plan.precision)) refuse_without_fp8(plan, run);
   if (run.collectives == Collectives::direct) {
     refuse_wide_sums(plan, run);
     refuse_devices_apart(plan, run);
