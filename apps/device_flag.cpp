@@ -1,8 +1,12 @@
 // --device, for whatever computes: calibrate is in the build of the planner alone, which has no other flags
 // of runs.
+#include <fmt/core.h>
+
 #include <CLI/CLI.hpp>
+#include <cstdio>
 
 #include "apps/flags.h"
+#include "apps/launched.h"
 #include "base/error.h"
 #include "tensor/device_driver.h"
 
@@ -18,7 +22,12 @@ void add_device(CLI::App& app, std::string& device) {
 std::shared_ptr<DeviceDriver> driver_of(const std::string& device) {
   if (device != "cpu" && device != "cuda" && device != "auto")
     refuse("--device {}: legal: cpu, cuda, auto", device);
-  return device == "cuda" || (device == "auto" && no_cuda().empty()) ? make_cuda_driver() : nullptr;
+  if (device == "cuda") return make_cuda_driver();
+  if (device == "cpu") return nullptr;
+  const std::string why = no_cuda();
+  if (why.empty()) return make_cuda_driver();
+  if (!is_another_process()) fmt::print(stderr, "echelon: --device auto takes the cpu: {}\n", why);
+  return nullptr;
 }
 
 }  // namespace echelon

@@ -106,6 +106,11 @@ void RunFlags::add_to(CLI::App& app) {
   add_number(app, "--timeout", timeout_seconds_, "Seconds a rank waits for another before the job fails");
 }
 
+std::shared_ptr<DeviceDriver> RunFlags::driver() const {
+  if (!driver_) driver_ = driver_of(device_);
+  return *driver_;
+}
+
 std::chrono::milliseconds RunFlags::timeout() const {
   if (!(timeout_seconds_ >= 0.001) || timeout_seconds_ > 1e6)
     refuse("--timeout {}: must be from 0.001 to 1000000 seconds", timeout_seconds_);

@@ -56,7 +56,8 @@ struct RanksHere {
 };
 RanksHere ranks_here(const Plan& plan, const ProcessWorld* processes);
 
-// --device, and the driver of what it names: null of the cpu. RequestError where there is no such device.
+// --device, and the driver of what it names: null of the cpu, and why where that is what auto came to is
+// said. RequestError where there is no such device.
 void add_device(CLI::App& app, std::string& device);
 std::shared_ptr<DeviceDriver> driver_of(const std::string& device);
 
@@ -67,12 +68,13 @@ class RunFlags {
   void add_threads_to(CLI::App& app);
   // Compute threads of a rank: as given, or the cores shared out over the ranks.
   RunOptions options(const Plan& plan, const ProcessWorld* processes = nullptr) const;
-  std::shared_ptr<DeviceDriver> driver() const { return driver_of(device_); }
+  std::shared_ptr<DeviceDriver> driver() const;
   std::chrono::milliseconds timeout() const;
 
  private:
   std::optional<int> threads_;
   std::string device_ = "cpu";
+  mutable std::optional<std::shared_ptr<DeviceDriver>> driver_;  // once it was asked for
   std::string collectives_ = "direct";
   double timeout_seconds_ = 60;
 };

@@ -251,7 +251,10 @@ TEST_F(CommandLine, DevicesAreListedAndThoseThatAreNotThereRefused) {
                                               {"verify", "--model", "tiny.toml", "--seq-len", "8"},
                                               {"bench", "train", "--model", "tiny.toml", "--seq-len", "8"}})
     refused(joined(verb, {"--device", "cuda"}), {"--device cuda: " + why, "legal: cpu"});
-  EXPECT_EQ(run({"verify", "--model", "tiny.toml", "--seq-len", "8", "--device", "auto"}).status, 0);
+  const Result either = run({"verify", "--model", "tiny.toml", "--seq-len", "8", "--device", "auto"});
+  EXPECT_EQ(either.status, 0);
+  EXPECT_NE(either.err.find("echelon: --device auto takes the cpu: " + why + "\n"), std::string::npos)
+      << either.err;
 }
 
 TEST_F(CommandLine, PathsThatCannotBeWrittenAreRefusedAndLeaveNothing) {

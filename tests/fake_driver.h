@@ -54,6 +54,7 @@ class FakeDriver final : public DeviceDriver {
     std::pair<int, int> capability{9, 0};
     std::optional<std::pair<int, int>> last_capability{};  // of the last device, where it has another
     std::string ids = "fake";          // what the devices' begin with
+    std::pair<int, int> least_capability{0, 0};
     bool tf32_unasked = false;         // products of f32 are in TF32 whatever the precision
     // That an operation takes, by its name and the bytes that it uses; without it a microsecond each.
     std::function<double(const std::string& name, std::size_t bytes)> seconds = {};
@@ -104,6 +105,7 @@ class FakeDriver final : public DeviceDriver {
 
   int num_devices() override { return options_.devices; }
   DeviceProperties properties(int device) override;
+  std::pair<int, int> least_capability() override { return options_.least_capability; }
   std::size_t free_bytes(int device) override;
   void use(int device) override;
   bool can_reach(int device, int peer) override;

@@ -15,6 +15,7 @@
 #include <memory>
 #include <span>
 #include <string>
+#include <utility>
 
 #include "base/error.h"
 #include "spec/dtype.h"
@@ -90,6 +91,8 @@ class DeviceDriver {
   // Devices are numbered from 0.
   virtual int num_devices() = 0;
   virtual DeviceProperties properties(int device) = 0;
+  // The least compute capability that its kernels are compiled for.
+  virtual std::pair<int, int> least_capability() = 0;
   virtual std::size_t free_bytes(int device) = 0;
   // What the calling thread launches from now on is for this device.
   virtual void use(int device) = 0;
@@ -166,10 +169,14 @@ class DeviceDriver {
 [[noreturn]] void fail_capture(int device, const std::string& why);
 [[noreturn]] void fail_graph_launch(int device, const std::string& why);
 
+// Why the driver's kernels do not run on this device, which is older than they are compiled for; empty where
+// they do.
+std::string no_kernels(DeviceDriver& driver, int device);
+
 // The driver of CUDA. RequestError where there is none, as no_cuda() says.
 std::shared_ptr<DeviceDriver> make_cuda_driver();
 // Why there is no CUDA device here, one of: this build has no CUDA, no driver is installed, the driver finds
-// no device. Empty where there is one.
+// no device, or none that this build's kernels run on. Empty where there is one.
 std::string no_cuda();
 
 }  // namespace echelon

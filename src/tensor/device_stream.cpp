@@ -13,6 +13,14 @@ void fail_out_of_memory(DeviceDriver& driver, int device, std::size_t bytes) {
        format_bytes(static_cast<double>(driver.free_bytes(device))));
 }
 
+std::string no_kernels(DeviceDriver& driver, int device) {
+  const DeviceProperties p = driver.properties(device);
+  const auto [major, minor] = driver.least_capability();
+  if (std::pair(p.major, p.minor) >= std::pair(major, minor)) return "";
+  return fmt::format("device {} ({}) has compute capability {}.{}, and this build has kernels for {}.{} on",
+                     device, p.name, p.major, p.minor, major, minor);
+}
+
 void fail_launch(const std::string& kernel, int device, const std::string& why) {
   fail("the kernel {} could not be launched on device {}: {}", kernel, device, why);
 }

@@ -216,6 +216,9 @@ void refuse_on_device(const Plan& plan, const RunOptions& run) {
         "f64",
         tf32_name);
   if (!run.driver) return;
+  for (const int device : run.own_devices(plan.mesh.num_ranks()))
+    if (const std::string why = no_kernels(*run.driver, device); !why.empty())
+      refuse("--device cuda: {}; legal: cpu, or devices that it has, named by CUDA_VISIBLE_DEVICES", why);
   if (multiplies_in_fp8(plan.precision)) refuse_without_fp8(plan, run);
   if (run.collectives == Collectives::direct) {
     refuse_wide_sums(plan, run);

@@ -91,6 +91,7 @@ class CudaDriver final : public DeviceDriver {
             .multiprocessors = p.multiProcessorCount,
             .id = hex(p.uuid)};
   }
+  std::pair<int, int> least_capability() override { return least_compiled_capability(); }
 
   std::size_t free_bytes(int device) override {
     use(device);
@@ -291,7 +292,12 @@ std::string no_cuda() {
                        CUDART_VERSION / 1000, CUDART_VERSION % 1000 / 10);
   if (error == cudaErrorNoDevice || (error == cudaSuccess && count == 0))
     return "the NVIDIA driver finds no device";
-  return error == cudaSuccess ? "" : cudaGetErrorString(error);
+  if (error != cudaSuccess) return cudaGetErrorString(error);
+  CudaDriver driver;
+  std::string why;  // of the first
+  for (int device = count - 1; device >= 0; --device)
+    if (why = no_kernels(driver, device); why.empty()) break;
+  return why;
 }
 
 std::shared_ptr<DeviceDriver> make_cuda_driver() {

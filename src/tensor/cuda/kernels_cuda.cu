@@ -1,6 +1,7 @@
 #include "tensor/cuda/kernels_cuda.h"
 
 #include <algorithm>
+#include <array>
 #include <map>
 #include <utility>
 #include <vector>
@@ -127,6 +128,12 @@ class CudaKernels final : public DeviceKernels<CudaLaunch> {
 };
 
 }  // namespace
+
+std::pair<int, int> least_compiled_capability() {
+  constexpr std::array compiled{__CUDA_ARCH_LIST__};  // 800, 900
+  const int least = *std::min_element(compiled.begin(), compiled.end());
+  return {least / 100, least / 10 % 10};
+}
 
 std::shared_ptr<KernelBackend> make_cuda_kernels(Arena& arena, const PrecisionRecipe& precision,
                                                  Numerics numerics) {

@@ -2,11 +2,16 @@
 #pragma once
 
 #include <memory>
+#include <utility>
 
 #include "spec/numerics.h"
 #include "tensor/kernel_backend.h"
 
 namespace echelon {
+
+// Of all that this build has kernels for. By the compiler's word for it: asking the runtime for a kernel
+// would make a context on the device, and leave it there.
+std::pair<int, int> least_compiled_capability();
 
 // On arena.stream(); workspaces come from the arena (category other). Computes in f32, bf16 and f64, each
 // product in its own precision, f32 by way of TF32 where the recipe says so; layers' products in fp8 are
