@@ -98,6 +98,30 @@ TEST(ProcessDevices, EveryVerbHasTheBitsOfTheHost) {
   }
 }
 
+TEST(ProcessDevices, WhatIsDroppedIsStillBroughtToTheDevice) {
+  const int n = job->num_ranks();
+  for (const std::int64_t count : {std::int64_t{3}, std::int64_t{300'001}}) {
+    FakeDriver driver({.seed = static_cast<std::uint64_t>(job->rank()) + 1});
+    job->run([&](int rank) {
+      Arena arena(&driver, 0);
+      std::vector<Tensor> all;
+      for (int i = 0; i < 3; ++i) {
+        const Tensor& x = all.emplace_back(arena, MemoryCategory::other, DType::f32, std::vector{count});
+        const std::vector<float> ones(static_cast<std::size_t>(count), 1);
+        copy_from_host(std::span<const float>(ones), x);
+      }
+      {
+        const auto same = job->join(rank, everyone(n), "dp");
+        for (const Tensor& x : all) (void)same->all_reduce(x);
+      }
+      for (const Tensor& x : all)
+        EXPECT_EQ(copy_to_host<float>(x),
+                  std::vector<float>(static_cast<std::size_t>(count), static_cast<float>(n)));
+    });
+    EXPECT_EQ(driver.complaints(), std::vector<std::string>());
+  }
+}
+
 // The loss of each step, and the parameters and moments that the rank has in the end.
 std::vector<double> trained(const Rank& rank, const Plan& plan) {
   std::vector<double> all;

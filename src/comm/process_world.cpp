@@ -114,42 +114,50 @@ struct ProcessWorld::State {
 
 namespace {
 
+// An operation with what it needs until it is finished, and after it.
+struct Held {
+  std::shared_ptr<ProcessOperation> operation;
+  std::array<Tensor, 2> tensors;  // in, out
+  const std::byte* staged;        // in the host's memory, what is for a device; null: nothing is
+
+  // Behind the operation.
+  void bring() {
+    if (const std::byte* const from = std::exchange(staged, nullptr))
+      copy_bytes_from_host({from, static_cast<std::size_t>(tensors[1].bytes())}, tensors[1]);
+  }
+};
+
 class ProcessHandle final : public Operation {
  public:
-  using Kept = std::vector<std::pair<std::shared_ptr<ProcessOperation>, std::array<Tensor, 2>>>;
+  using Kept = std::vector<Held>;
   ProcessHandle(ProcessWorld::State& world, std::shared_ptr<Kept> kept,
                 std::shared_ptr<ProcessOperation> operation, Tensor in, Tensor out,
                 const std::byte* staged = nullptr)
       : world_(world),
         kept_(std::move(kept)),
-        operation_(std::move(operation)),
-        tensors_{std::move(in), std::move(out)},
-        staged_(staged) {}
+        held_{std::move(operation), {std::move(in), std::move(out)}, staged} {}
   // What is dropped before it is finished keeps its tensors until it is.
   ~ProcessHandle() override {
-    if (!finished_) kept_->emplace_back(operation_, tensors_);
+    if (!finished_) kept_->push_back(held_);
   }
   bool progress() override {
-    if (!finished_ && world_.engine->progress(*operation_)) finish();
+    if (!finished_ && world_.engine->progress(*held_.operation)) finish();
     return finished_;
   }
   void wait() override {
-    world_.engine->wait(*operation_);
+    world_.engine->wait(*held_.operation);
     finish();
   }
 
  private:
   void finish() {
     finished_ = true;
-    if (const std::byte* const from = std::exchange(staged_, nullptr))
-      copy_bytes_from_host({from, static_cast<std::size_t>(tensors_[1].bytes())}, tensors_[1]);
+    held_.bring();
   }
 
   ProcessWorld::State& world_;
   std::shared_ptr<Kept> kept_;
-  std::shared_ptr<ProcessOperation> operation_;
-  std::array<Tensor, 2> tensors_;
-  const std::byte* staged_;  // in the host's memory, what is for a device
+  Held held_;
   bool finished_ = false;
 };
 
@@ -159,8 +167,11 @@ class ProcessCommunicator final : public CallCommunicator {
   ~ProcessCommunicator() override {
     if (std::uncaught_exceptions() > 0) return;
     try {
-      for (const auto& [operation, tensors] : *kept_) world_.engine->wait(*operation);
-    } catch (const CommError&) {  // called by a destructor; every later call of the rank says it again
+      for (Held& held : *kept_) {
+        world_.engine->wait(*held.operation);
+        held.bring();
+      }
+    } catch (const RunError&) {  // called by a destructor; every later call of the rank says it again
     }
   }
 
@@ -173,7 +184,11 @@ class ProcessCommunicator final : public CallCommunicator {
     if (receives && call.root == rank()) return receive_from_self(call, out);
     const std::uint64_t number =
         receives ? group_.next_received[static_cast<std::size_t>(call.root)]++ : group_.next_collective++;
-    std::erase_if(*kept_, [](const auto& kept) { return kept.first->finished(); });
+    std::erase_if(*kept_, [](Held& held) {
+      const bool finished = held.operation->finished();
+      if (finished) held.bring();
+      return finished;
+    });
     std::vector<std::unique_ptr<std::byte[]>> stage;
     const std::byte* staged = nullptr;
     if (call.device == Device::cuda) staged = by_way_of_the_host(call, in, out, stage);
