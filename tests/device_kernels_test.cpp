@@ -513,6 +513,42 @@ TEST_P(DeviceKernels, AdamW) {
     }
 }
 
+TEST_P(DeviceKernels, AdamWHasTheSameBitsWhereverNumbersLie) {
+  constexpr std::int64_t count = 1001;
+  const std::vector<LogicalRun> runs{{5, 300}, {1000, count - 300}};
+  const StochasticRounding rounding{weight_rounding(3, "w", 2), runs};
+  const std::vector<double> of_p = normal(count), of_g = normal(count), of_m = normal(count);
+  const std::vector<std::int16_t> zeros(static_cast<std::size_t>(count));
+  std::vector<double> of_v = normal(count);
+  for (double& x : of_v) x *= x;
+  for (const DType t : stored)
+    for (const bool is_split : {false, true}) {
+      if (is_split && t != DType::bf16) continue;
+      SCOPED_TRACE(::testing::Message() << dtype_name(t) << (is_split ? " with remainders" : ""));
+      const DType moments = is_split ? wide(t) : t;
+      // `before`: how many elements before each its memory begins.
+      const auto all_from = [&](std::int64_t before) {
+        const auto place = [&](DType dtype) {
+          const Operand longer = make(dtype, {before + count});
+          return Operand{longer.expected.flat_range(before, before + count),
+                         longer.tested.flat_range(before, before + count)};
+        };
+        const Operand p = of(of_p, place(t)), g = of(of_g, place(wide(t))), m = of(of_m, place(moments)),
+                      v = of(of_v, place(moments));
+        Operand remainder;
+        if (is_split) copy_from_host(zeros, (remainder = place(DType::i16)).tested);
+        AdamWStep step{.lr = 1e-2, .beta2 = 0.95, .weight_decay = 0.1, .step = 3, .gradient_scale = 0.5};
+        if (t == DType::bf16 && !is_split) step.rounding = &rounding;
+        tested->adamw(p.tested, g.tested, m.tested, v.tested, step, remainder.tested);
+        std::vector<std::vector<double>> made;
+        for (const Operand& one : {p, m, v}) made.push_back(copy_numbers_to_host(one.tested));
+        return made;
+      };
+      const auto aligned = all_from(0);
+      for (const std::int64_t before : {1, 3, 4}) EXPECT_EQ(all_from(before), aligned) << before;
+    }
+}
+
 TEST_P(DeviceKernels, AdamWOfSplitWeights) {
   for (std::int64_t count : {0, 1, 40}) {
     const Operand values = make(DType::bf16, {count}), remainders = make(DType::i16, {count}),
