@@ -3,6 +3,7 @@
 
 #include <gtest/gtest.h>
 
+#include <cmath>
 #include <numeric>
 #include <set>
 
@@ -229,6 +230,21 @@ TEST(Rehearsal, MakesAStepOfItsParts) {
     EXPECT_NEAR(step(talk, 1, traffic).seconds, ranks * (3 + 5 + 1 + 2), 1e-9);
     EXPECT_GE(step(talk, 64, traffic).seconds, 3 + 5 + 1 + 2 - 1e-9);
     EXPECT_LE(step(talk, 64, traffic).seconds, pp * (3 + 5 + 1 + 2));
+  }
+}
+
+TEST(ThisMachine, TimesProductsOfNumbersThatAreUnlike) {
+  Arena arena;
+  const auto kernels = make_reference_kernels();
+  for (const auto& [rows, cols] : {std::pair{300, 700}, {2, 100'000}}) {
+    const Tensor x(arena, MemoryCategory::other, DType::bf16, {rows, cols});
+    fill_with_normals(*kernels, x);
+    const std::vector<double> numbers = copy_numbers_to_host(x);
+    EXPECT_GT(std::set<double>(numbers.begin(), numbers.end()).size(), 1000u);
+    double squares = 0;
+    for (const double number : numbers) squares += number * number;
+    // Of 65,000 normals or more, whose squares have a variance of 2, each rounded to 8 bits.
+    EXPECT_NEAR(squares / static_cast<double>(numbers.size()), 1, 6 * std::sqrt(2.0 / 65'000) + 1.0 / 256);
   }
 }
 

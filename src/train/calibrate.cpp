@@ -77,6 +77,7 @@ class Bench {
 
   double product(const SizedProduct& p) {
     const Tensor a = tensor({p.rows, p.depth}), b = tensor({p.cols, p.depth}), c = tensor({p.rows, p.cols});
+    for (const Tensor& factor : {a, b}) fill_with_normals(*kernels_, factor);
     return seconds([&] { kernels_->matmul(a, Transpose::no, b, Transpose::yes, c, false); });
   }
 

@@ -12,9 +12,11 @@
 
 #include "base/clock.h"
 #include "base/error.h"
+#include "base/philox.h"
 #include "base/units.h"
 #include "comm/host_group.h"
 #include "comm/threads.h"
+#include "tensor/host.h"
 #include "tensor/kernels.h"
 #include "tensor/prepare_kernels.h"
 #include "train/dry_run.h"
@@ -95,6 +97,20 @@ int machine_cores() {
                                                     cores_of_quota("/proc/self/cgroup", "/sys/fs/cgroup"))));
 }
 
+void fill_with_normals(Kernels& kernels, const Tensor& matrix) {
+  // Drawn once, and copied there from then on: how often they come again no product tells.
+  constexpr std::int64_t most = 1 << 16;
+  const std::int64_t rows = matrix.rows(), drawn = std::clamp(most / matrix.cols(), std::int64_t{1}, rows);
+  std::vector<double> numbers(static_cast<std::size_t>(drawn * matrix.cols()));
+  Philox(1, Stream::initial_value, 0).fill_normal(0, numbers.size(), numbers.data());
+  const Tensor first = matrix.row_range(0, drawn);
+  copy_numbers_from_host(numbers, first);
+  for (std::int64_t row = drawn; row < rows; row += drawn) {
+    const std::int64_t count = std::min(drawn, rows - row);
+    kernels.copy(first.row_range(0, count), matrix.row_range(row, row + count));
+  }
+}
+
 namespace {
 
 // What peaks are measured on: of two matrices of `size` x `size`.
@@ -102,10 +118,10 @@ class SquareProduct {
  public:
   SquareProduct(Arena& arena, Kernels& kernels, const PrecisionRecipe& precision, std::int64_t size)
       : kernels_(kernels), size_(size) {
-    for (Tensor* const m : {&a_, &b_, &c_}) {
+    for (Tensor* const m : {&a_, &b_, &c_})
       *m = Tensor(arena, MemoryCategory::other, precision.activations, {size, size});
-      kernels.fill(*m, 0.5);
-    }
+    for (const Tensor& factor : {a_, b_}) fill_with_normals(kernels, factor);
+    kernels.fill(c_, 0);
   }
   void make() const { kernels_.matmul(a_, Transpose::no, b_, Transpose::no, c_, false); }
   double flops() const { return 2.0 * static_cast<double>(size_ * size_ * size_); }

@@ -5,6 +5,7 @@
 
 #include "spec/plan.h"
 #include "tensor/device_driver.h"
+#include "tensor/kernels.h"
 #include "train/dry_run.h"
 
 namespace echelon {
@@ -16,6 +17,10 @@ double measure_matmul_flops(const PrecisionRecipe& precision, int teams, int thr
 
 // The same of a device, on products that are large enough for it.
 double measure_device_matmul_flops(DeviceDriver& driver, int device, const PrecisionRecipe& precision);
+
+// Gives matrices that are multiplied to be timed normal numbers, the same each time. Many devices are as fast
+// as their power allows, and multiplying one number again and again takes less of it than a training does.
+void fill_with_normals(Kernels& kernels, const Tensor& matrix);
 
 // What the ranks of a plan will hold in memory, and what there is.
 double predicted_bytes(const Plan& plan, const DryRunOptions& options = {});  // of one rank
