@@ -19,9 +19,18 @@ void add_device(CLI::App& app, std::string& device) {
       ->capture_default_str();
 }
 
-std::shared_ptr<DeviceDriver> driver_of(const std::string& device) {
+static void check_device(const std::string& device) {
   if (device != "cpu" && device != "cuda" && device != "auto")
     refuse("--device {}: legal: cpu, cuda, auto", device);
+}
+
+Device imagined(const std::string& device) {
+  check_device(device);
+  return device == "cuda" || (device == "auto" && no_cuda().empty()) ? Device::cuda : Device::cpu;
+}
+
+std::shared_ptr<DeviceDriver> driver_of(const std::string& device) {
+  check_device(device);
   if (device == "cuda") return make_cuda_driver();
   if (device == "cpu") return nullptr;
   const std::string why = no_cuda();

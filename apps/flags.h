@@ -60,6 +60,8 @@ RanksHere ranks_here(const Plan& plan, const ProcessWorld* processes);
 // said. RequestError where there is no such device.
 void add_device(CLI::App& app, std::string& device);
 std::shared_ptr<DeviceDriver> driver_of(const std::string& device);
+// What a dry run imagines, which needs none to be here.
+Device imagined(const std::string& device);
 
 class RunFlags {
  public:
@@ -69,6 +71,7 @@ class RunFlags {
   // Compute threads of a rank: as given, or the cores shared out over the ranks.
   RunOptions options(const Plan& plan, const ProcessWorld* processes = nullptr) const;
   std::shared_ptr<DeviceDriver> driver() const;
+  Device imagined_device() const { return imagined(device_); }
   std::chrono::milliseconds timeout() const;
 
  private:

@@ -320,7 +320,8 @@ Plan TrainFlags::read_dry() const {
   std::vector<FlagNeed> needs;
   for (const CLI::Option* option : app->get_options()) {
     const std::string name = option->get_lnames().front();
-    const bool acts = find_field(name) != nullptr || name == "plan" || name == "dry-run" || name == "json";
+    const bool acts = find_field(name) != nullptr || name == "plan" || name == "dry-run" || name == "json" ||
+                      name == "device";
     needs.push_back({"--" + name, acts, "with --dry-run", {}});
   }
   refuse_idle(*app, needs);
@@ -335,8 +336,9 @@ namespace {
 int run_dry(const TrainFlags& f) {
   const Plan plan = f.read_dry();
   const PipelineLayout pipeline(plan);
+  const DryRunOptions options{.device = f.run.imagined_device()};
   const DryJob job = with_progress(
-      "train", f.json, [&](const Progress& progress) { return dry_job(plan, pipeline, progress); });
+      "train", f.json, [&](const Progress& progress) { return dry_job(plan, pipeline, progress, options); });
   fmt::print("{}", f.json ? dry_run_json(plan, pipeline, job) + "\n"
                           : fitted(dry_run_text(plan, pipeline, job), line_columns(stdout)));
   return 0;

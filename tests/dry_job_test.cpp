@@ -20,9 +20,9 @@ namespace {
 
 using namespace checks;
 
-DryJob job_of(const Plan& plan) {
+DryJob job_of(const Plan& plan, Device device = Device::cpu) {
   check_whole(plan);
-  return dry_job(plan, PipelineLayout(plan));
+  return dry_job(plan, PipelineLayout(plan), {}, {.device = device});
 }
 
 void expect_same(const DryRun& run, const Memory& peak, const Traffic& traffic, const std::string& what) {
@@ -168,7 +168,8 @@ TEST(DryJob, RunsFewRanksOfALargeMesh) {
   EXPECT_EQ(job_of(plan).class_of.size(), 1024u);
 }
 
-// The plan that the planner writes, read again, holds what the planner said, by pipeline rank.
+// The plan that the planner writes, read again, holds what the planner said, by pipeline rank, on what the
+// machine computes with.
 TEST(DryJob, HoldsWhatThePlanSays) {
   for (const char* model : {"gpt2-124m", "llama-tiny", "mixtral-tiny"}) {
     SearchRequest request;
@@ -180,7 +181,7 @@ TEST(DryJob, HoldsWhatThePlanSays) {
     ASSERT_FALSE(result.plans.empty()) << model;
     for (const Estimate& e : result.plans) {
       const Plan plan = plan_from_toml(to_toml(trained_plan(e, request.work)), "plan");
-      const DryJob job = job_of(plan);
+      const DryJob job = job_of(plan, request.work.machine.device());
       Memory largest;
       for (const RankClass& of : job.classes)
         if (of.run.peak.total() > largest.total()) largest = of.run.peak;

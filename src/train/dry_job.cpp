@@ -159,6 +159,7 @@ DryJob dry_job(const Plan& plan, const PipelineLayout& pipeline, const Progress&
     alike[shapes.of(mesh.coordinates(rank))].push_back(rank);
 
   DryJob job;
+  job.device = options.device;
   job.class_of.resize(static_cast<std::size_t>(mesh.num_ranks()));
   std::size_t done = 0;
   for (const auto& [facts, ranks] : alike) {

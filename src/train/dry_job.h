@@ -19,6 +19,7 @@ struct RankClass {
 struct DryJob {
   std::vector<RankClass> classes;  // by shape
   std::vector<int> class_of;       // each rank
+  Device device = Device::cpu;     // that is imagined
 
   const DryRun& of(int rank) const {
     return classes[static_cast<std::size_t>(class_of[static_cast<std::size_t>(rank)])].run;

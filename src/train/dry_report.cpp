@@ -136,8 +136,9 @@ std::string dry_run_text(const Plan& plan, const PipelineLayout& pipeline, const
                              100 * *bubble)
                : "");
   }
-  text += fmt::format("ranks   {} of {}; one of each is run, without data and without memory\n\n",
-                      counted(std::ssize(job.classes), "kind"), counted(mesh.num_ranks(), "rank"));
+  text += fmt::format("ranks   {} of {}; one of each is run, without data and without memory{}\n\n",
+                      counted(std::ssize(job.classes), "kind"), counted(mesh.num_ranks(), "rank"),
+                      job.device == Device::cuda ? ", as on a GPU" : "");
   text += memory_text(mesh, job);
   text +=
       fmt::format("  beside it {} for each compute thread that runs on a cpu: its kernels' scratch\n",
@@ -176,6 +177,7 @@ std::string dry_run_json(const Plan& plan, const PipelineLayout& pipeline, const
       {"model", plan.model.name},
       {"params", num_parameters(plan.model)},
       {"precision", plan.precision.name},
+      {"device", job.device == Device::cuda ? "cuda" : "cpu"},
       {"ranks", mesh.num_ranks()},
       {"mesh",
        {{"pp", mesh.size(Axis::pp)},
