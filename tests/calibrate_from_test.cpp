@@ -111,7 +111,7 @@ TEST(CalibrateFrom, TellsWhetherRingsKeepAllLinksAtWork) {
   for (MeasuredCollective& c : measured) {
     Machine slower = h100;
     slower.tiers.back().bandwidth = 30e9;
-    c.seconds = OpSeconds(slower, Software(), Precision::bf16).collective(c.verb, c.bytes, c.ranks, 1);
+    c.seconds = OpSeconds(slower, Software(), Precision::bf16).collective(c.verb, c.bytes, {c.ranks});
   }
   const MachineFit phases = fit_machine(h100, {}, measured);
   EXPECT_FALSE(phases.machine.whole_rings);

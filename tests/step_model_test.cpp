@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <array>
 #include <bit>
+#include <map>
 #include <set>
 
 #include "plan/expert_reach.h"
@@ -174,13 +175,13 @@ TEST(OpSeconds, OnlyRingsOverNodesWait) {
   const Software software;
   const OpSeconds quick(machine, software, Precision::bf16), slow(waiting, software, Precision::bf16);
   const auto more = [&](Verb verb, std::int64_t size, std::int64_t stride) {
-    return slow.collective(verb, 1e6, size, stride) - quick.collective(verb, 1e6, size, stride);
+    return slow.collective(verb, 1e6, {size, stride}) - quick.collective(verb, 1e6, {size, stride});
   };
   EXPECT_NEAR(more(Verb::all_gather, 32, 1), 3e-3, 1e-12);  // four nodes
   EXPECT_NEAR(more(Verb::reduce_scatter, 8, 8), 7e-3, 1e-12);
   EXPECT_EQ(more(Verb::all_reduce, 32, 1), 0);
   EXPECT_EQ(more(Verb::all_gather, 8, 1), 0);
-  EXPECT_NEAR(slow.ring_wait(Verb::all_gather, 32, 1), 3e-3, 1e-12);
+  EXPECT_NEAR(slow.ring_wait(Verb::all_gather, {32}), 3e-3, 1e-12);
 }
 
 // NCCL's rings go through all ranks, seven hops of eight inside a node; where hops count for more than bytes,
@@ -192,8 +193,8 @@ TEST(OpSeconds, LargeAllReducesOverNodesGoAroundAllRanks) {
   const Software software;
   const OpSeconds near(machine, software, Precision::bf16), far(distant, software, Precision::bf16);
   const auto hops_over_nodes = [&](double bytes, std::int64_t size) {
-    return (far.collective(Verb::all_reduce, bytes, size, 1) -
-            near.collective(Verb::all_reduce, bytes, size, 1)) /
+    return (far.collective(Verb::all_reduce, bytes, {size}) -
+            near.collective(Verb::all_reduce, bytes, {size})) /
            1e-6;
   };
   EXPECT_NEAR(hops_over_nodes(640e6, 256), 2 * 255 / 8.0, 1e-3);
@@ -212,7 +213,7 @@ TEST(OpSeconds, RingsMoveAtTheRateOfTheirSlowestLinks) {
     const OpSeconds ops(machine, software, Precision::bf16);
     const double passes = verb == Verb::all_reduce ? 2 : 1, ranks = static_cast<double>(size);
     return passes * (ranks - 1) / ranks * (1e12 - 1e11) /
-           (ops.collective(verb, 1e12, size, stride) - ops.collective(verb, 1e11, size, stride));
+           (ops.collective(verb, 1e12, {size, stride}) - ops.collective(verb, 1e11, {size, stride}));
   };
   for (Verb verb : {Verb::all_reduce, Verb::reduce_scatter, Verb::all_gather}) {
     machine.whole_rings = true;
@@ -234,8 +235,8 @@ TEST(OpSeconds, MessagesInsideANodeStayThere) {
   Machine slow = machine;
   slow.tiers.back().bandwidth = 1e9;
   const OpSeconds ops(machine, software, Precision::bf16), far(slow, software, Precision::bf16);
-  for (std::int64_t span : {2, 7, 8}) EXPECT_EQ(far.message(1e9, span), ops.message(1e9, span)) << span;
-  EXPECT_GT(far.message(1e9, 9), ops.message(1e9, 9));
+  for (std::int64_t span : {2, 7, 8}) EXPECT_EQ(far.message(1e9, {span}), ops.message(1e9, {span})) << span;
+  EXPECT_GT(far.message(1e9, {9}), ops.message(1e9, {9}));
   Workload work = workload("llama-3-8b", 64);
   work.plan.mesh.set(Axis::pp, 4);
   work.plan.mesh.set(Axis::cp, 2);
@@ -243,6 +244,91 @@ TEST(OpSeconds, MessagesInsideANodeStayThere) {
   Workload elsewhere = work;
   elsewhere.machine = slow;
   EXPECT_EQ(StepModel(elsewhere).estimate(work.plan).seconds, StepModel(work).estimate(work.plan).seconds);
+}
+
+// Every group of every block, member by member.
+WorstPlaced counted_placement(const RankGroups& g, std::int64_t unit) {
+  const std::int64_t block = g.size * g.stride;
+  WorstPlaced worst{g.size, 1, 1};
+  std::map<std::int64_t, std::set<std::int64_t>> leaving;  // blocks of each unit that other units hold too
+  for (std::int64_t k = 0; k < std::max<std::int64_t>(1, g.job / block); ++k)
+    for (std::int64_t j = 0; j < g.stride; ++j) {
+      std::map<std::int64_t, std::int64_t> members;
+      for (std::int64_t i = 0; i < g.size; ++i) ++members[(k * block + j + i * g.stride) / unit];
+      if (members.size() == 1) continue;
+      worst.across = std::max<std::int64_t>(worst.across, std::ssize(members));
+      for (const auto& [at, count] : members) {
+        worst.fewest = std::min(worst.fewest, count);
+        worst.most = std::max(worst.most, count);
+        leaving[at].insert(k);
+      }
+    }
+  if (worst.across == 1) worst.most = g.size;
+  for (const auto& [at, blocks] : leaving) worst.is_broken = worst.is_broken || blocks.size() > 1;
+  return worst;
+}
+
+TEST(WorstPlaced, IsFoundAsByCountingAllGroups) {
+  for (std::int64_t unit : {4, 6, 8, 9, 72})
+    for (std::int64_t size : {1, 2, 3, 4, 6, 9, 16, 33, 64})
+      for (std::int64_t stride : {1, 2, 3, 4, 5, 8, 12, 16, 64, 100})
+        for (std::int64_t blocks : {0, 1, 2, 3, 9}) {
+          const RankGroups groups{size, stride, blocks * size * stride};
+          const WorstPlaced found = worst_placed(groups, unit), counted = counted_placement(groups, unit);
+          ASSERT_EQ(found.fewest, counted.fewest)
+              << size << " x " << stride << " x " << blocks << " / " << unit;
+          ASSERT_EQ(found.most, counted.most) << size << " x " << stride << " x " << blocks << " / " << unit;
+          ASSERT_EQ(found.across, counted.across)
+              << size << " x " << stride << " x " << blocks << " / " << unit;
+          ASSERT_LE(counted.is_broken, found.is_broken)
+              << size << " x " << stride << " x " << blocks << " / " << unit;
+        }
+}
+
+// All wait for the group that lies worst: of tp 4 on nodes of 6 every second is cut in two, of ep 64 on
+// domains of 72 all but the first.
+TEST(OpSeconds, GroupsThatNodesCutArePricedAsCut) {
+  const Software software;
+  Machine six = load_machine("h100"), domains = load_machine("gb200");
+  six.tiers.front().ranks = 6;
+  six.small_group_loss = six.collective_seconds = domains.collective_seconds = 0;
+  for (Machine* m : {&six, &domains})
+    for (Tier& tier : m->tiers) tier.latency_seconds = 0;
+  const OpSeconds ops(six, software, Precision::bf16), of_domains(domains, software, Precision::bf16);
+  const double inside = six.tiers[0].bandwidth, outside = six.tiers[1].bandwidth;
+  EXPECT_NEAR(ops.collective(Verb::all_gather, 1e9, {4, 1, 4}), 3 / 4.0 * 1e9 / inside, 1e-12);
+  EXPECT_NEAR(ops.collective(Verb::all_gather, 1e9, {4, 1, 24}),
+              1 / 2.0 * 1e9 / inside + 1 / 2.0 * 1e9 / 2 / outside, 1e-12);
+  EXPECT_EQ(ops.collective(Verb::all_gather, 1e9, {2, 1, 24}),
+            ops.collective(Verb::all_gather, 1e9, {2, 1, 2}));
+  EXPECT_EQ(ops.collective(Verb::all_gather, 1e9, {3, 2, 24}),
+            ops.collective(Verb::all_gather, 1e9, {3, 1, 3}));
+  EXPECT_NEAR(ops.message(1e9, {4, 1, 4}), 1e9 / inside, 1e-12);
+  EXPECT_NEAR(ops.message(1e9, {4, 1, 24}), 1e9 / outside, 1e-12);
+  // Eight of the second group are in the first domain, and 56 of the bytes for 64 leave it.
+  EXPECT_NEAR(of_domains.collective(Verb::all_to_all, 1e9, {64, 1, 576}),
+              7 / 64.0 * 1e9 / domains.tiers[0].bandwidth + 56 / 64.0 * 1e9 / domains.tiers[1].bandwidth,
+              1e-12);
+  EXPECT_NEAR(of_domains.collective(Verb::all_to_all, 1e9, {64, 1, 64}),
+              63 / 64.0 * 1e9 / domains.tiers[0].bandwidth, 1e-12);
+  // Rows of all others come into those eight: 56 for each of them, where each reaches the eighth of experts.
+  EXPECT_NEAR(of_domains.nodes_of_fewest({64, 1, 576}), 8, 1e-12);
+  EXPECT_NEAR(of_domains.dispatch(1e9, 8, 8, {64, 1, 576}), 7 * 1e9 / domains.tiers[1].bandwidth, 1e-12);
+}
+
+// NVIDIA's recipes ask Slurm for as many hosts of each domain as divide the job's.
+TEST(OpSeconds, JobsShareDomainsOfSeveralHostsOutEvenly) {
+  const Machine domains = load_machine("gb200"), nodes = load_machine("h100");
+  EXPECT_EQ(domains.node_of(256), 64);
+  EXPECT_EQ(domains.node_of(128), 64);
+  EXPECT_EQ(domains.node_of(576), 72);
+  EXPECT_EQ(domains.node_of(64), 72);
+  EXPECT_EQ(domains.node_of(4 * 20), 40);
+  EXPECT_EQ(domains.node_of(4 * 19), 72);  // no even shares: 72 and 4
+  EXPECT_EQ(nodes.node_of(72), 8);
+  const OpSeconds ops(domains, Software(), Precision::bf16);
+  EXPECT_EQ(ops.nodes_of({64, 1, 256}), 1);
+  EXPECT_EQ(ops.nodes_of({64, 1, 576}), 2);
 }
 
 // What many narrow experts take longer than their products, wide ones take too, and no more.
@@ -260,7 +346,8 @@ TEST(StepModel, WideExpertsAreNotAsSlowAsNarrowOnes) {
   EXPECT_EQ(seconds(0.5, 1e5), half);
 }
 
-// As NCCL takes the faster of its algorithms, no collective gets faster by another rank or byte.
+// As NCCL takes the faster of its algorithms, no collective gets faster by another byte, another rank in a
+// node, or another whole node.
 TEST(OpSeconds, CollectivesTakeNoLessForMoreRanksOrBytes) {
   const Software software;
   for (const char* name : {"h100", "a100-80", "gb200"}) {
@@ -268,18 +355,21 @@ TEST(OpSeconds, CollectivesTakeNoLessForMoreRanksOrBytes) {
     const OpSeconds ops(machine, software, Precision::bf16);
     for (Verb verb : {Verb::all_reduce, Verb::reduce_scatter, Verb::all_gather})
       for (std::int64_t stride : {1, 2, 8})
-        for (std::int64_t size = 2; size <= 1200; size += size < 100 ? 1 : 7)
+        for (std::int64_t node = machine.node() / stride, size = 2, before = 1; size <= 1200;
+             before = size, size += size < node ? 1 : node)
           for (double bytes = 1024; bytes < 16e9; bytes *= 1.7) {
-            const double seconds = ops.collective(verb, bytes, size, stride), enough = seconds * (1 + 1e-12);
-            ASSERT_LE(ops.collective(verb, bytes, size - 1, stride), enough)
+            const double seconds = ops.collective(verb, bytes, {size, stride}),
+                         enough = seconds * (1 + 1e-12);
+            ASSERT_LE(ops.collective(verb, bytes, {before, stride}), enough)
                 << name << ' ' << size << " x " << stride << ", " << bytes;
-            ASSERT_LE(ops.collective(verb, bytes / 1.7, size, stride), enough)
+            ASSERT_LE(ops.collective(verb, bytes / 1.7, {size, stride}), enough)
                 << name << ' ' << size << " x " << stride << ", " << bytes;
           }
-    for (double size = 16; size <= 1024; size *= 2) {  // a message of 32 KiB a rank, and of a byte less
-      const double whole = 32768 * size;
-      EXPECT_NEAR(ops.collective(Verb::all_reduce, whole - 1, static_cast<std::int64_t>(size), 1),
-                  ops.collective(Verb::all_reduce, whole, static_cast<std::int64_t>(size), 1), 1e-9);
+    // a message of 32 KiB a rank, and of a byte less
+    for (std::int64_t ranks = 2 * machine.node(); ranks <= 1024; ranks *= 2) {
+      const double whole = 32768 * static_cast<double>(ranks);
+      EXPECT_NEAR(ops.collective(Verb::all_reduce, whole - 1, {ranks}),
+                  ops.collective(Verb::all_reduce, whole, {ranks}), 1e-9);
     }
   }
 }

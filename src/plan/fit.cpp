@@ -100,8 +100,8 @@ double collective_seconds(const Machine& machine, const MeasuredCollective& c) {
   const Software plain = plain_program();
   Machine m = machine;
   // So many of each host.
-  m.tiers.front().ranks = std::max<std::int64_t>(1, c.ranks / c.hosts);
-  return OpSeconds(m, plain, Precision::bf16).collective(c.verb, c.bytes, c.ranks, 1);
+  m.tiers.front().ranks = std::max<std::int64_t>(1, (c.ranks + c.hosts - 1) / c.hosts);
+  return OpSeconds(m, plain, Precision::bf16).collective(c.verb, c.bytes, {c.ranks});
 }
 
 // RequestError for a rate that the machine cannot reach; `question` asks what may be wrong.

@@ -114,8 +114,7 @@ class Pricer {
     const double logits = losses * tokens_ * real(m_.vocab) / tp_ * w_.software.loss_passes;
     t_.forward.compute += ops_.elementwise(logits * 14);
     t_.backward_input.compute += ops_.elementwise(logits * 8);
-    if (tp_ > 1)
-      t_.forward.tensor += 3 * losses * ops_.collective(Verb::all_reduce, tokens_ * 4, mesh_.tp(), 1);
+    if (tp_ > 1) t_.forward.tensor += 3 * losses * ops_.collective(Verb::all_reduce, tokens_ * 4, along_tp());
     wait_for_launches(0);
     return t_;
   }
@@ -132,7 +131,7 @@ class Pricer {
     const double logits = tokens_ * columns * w_.software.loss_passes;
     t_.forward.compute += ops_.elementwise(logits * (14 + 8) + 2 * tokens_ * real(m_.hidden) * width_);
     t_.backward_weight.compute += ops_.elementwise(logits * 8);
-    if (tp_ > 1) t_.forward.tensor += 3 * ops_.collective(Verb::all_reduce, tokens_ * 4, mesh_.tp(), 1);
+    if (tp_ > 1) t_.forward.tensor += 3 * ops_.collective(Verb::all_reduce, tokens_ * 4, along_tp());
     t_.forward += t_.backward_input;
     t_.backward_input = {};
     return t_;
@@ -330,8 +329,8 @@ class Pricer {
     const bool is_forward = &pass == &t_.forward;
     send(&LayerBytes::tensor, is_forward ? bytes : 0, is_forward ? 0 : bytes);
     collectives_ += 1;
-    const double seconds = ops_.collective(verb, rows_bytes(verb, columns), mesh_.tp(), 1),
-                 wait = ops_.ring_wait(verb, mesh_.tp(), 1);
+    const double seconds = ops_.collective(verb, rows_bytes(verb, columns), along_tp()),
+                 wait = ops_.ring_wait(verb, along_tp());
     pass.tensor += wait + (seconds - wait) * (1 - w_.software.tensor_overlap);
     waits_ += wait;
     beside_.of(t_, pass) += seconds - wait;
@@ -354,7 +353,7 @@ class Pricer {
     const double bytes = tokens_ * sums * 4, sent = 2 * (real(ranks) - 1) / real(ranks) * bytes;
     send(&LayerBytes::tensor, sent, sent);
     collectives_ += 2;
-    const double seconds = ops_.collective(Verb::all_reduce, bytes, static_cast<int>(ranks), 1);
+    const double seconds = ops_.collective(Verb::all_reduce, bytes, groups_of(ranks, 1));
     t_.forward.tensor += seconds;
     t_.backward_input.tensor += seconds;
   }
@@ -368,8 +367,8 @@ class Pricer {
                  sent = (tp_ - 1) / tp_ * bytes;
     send(&LayerBytes::tensor, sent, sent);
     collectives_ += 2;
-    t_.forward.tensor += ops_.collective(Verb::all_gather, bytes, mesh_.tp(), 1);
-    t_.backward_input.tensor += ops_.collective(Verb::reduce_scatter, bytes, mesh_.tp(), 1);
+    t_.forward.tensor += ops_.collective(Verb::all_gather, bytes, along_tp());
+    t_.backward_input.tensor += ops_.collective(Verb::reduce_scatter, bytes, along_tp());
     passes(2 * bytes, 2 * bytes);
   }
   void gather_rows(PassSeconds& pass, double columns) {
@@ -487,7 +486,7 @@ class Pricer {
     const double cp = mesh_.cp(), again = w_.software.is_this_trainer ? out : 0;
     send(&LayerBytes::context, (cp - 1) / cp * (in + out), (cp - 1) / cp * (in + out + again));
     const auto seconds = [&](double bytes) {
-      return ops_.collective(Verb::all_to_all, bytes, mesh_.cp(), mesh_.tp());
+      return ops_.collective(Verb::all_to_all, bytes, along_cp(mesh_.cp()));
     };
     const double once = seconds(in) + seconds(out);
     t_.forward.context += once;
@@ -506,8 +505,8 @@ class Pricer {
                      (2 * width + 2 * std::max(groups, cp) * real(s.state) + (s.is_delta() ? 2 : 1) * heads) *
                      width_;
     send(&LayerBytes::context, (cp - 1) / cp * (in + out), (cp - 1) / cp * (in + out));
-    const double seconds = ops_.collective(Verb::all_to_all, in, mesh_.cp(), mesh_.tp()) +
-                           ops_.collective(Verb::all_to_all, out, mesh_.cp(), mesh_.tp());
+    const double seconds = ops_.collective(Verb::all_to_all, in, along_cp(mesh_.cp())) +
+                           ops_.collective(Verb::all_to_all, out, along_cp(mesh_.cp()));
     t_.forward.context += seconds;
     t_.backward_input.context += seconds;
     passes(2 * (in + out), 2 * (in + out));  // packed, and put in the order of positions
@@ -579,16 +578,15 @@ class Pricer {
     send(&LayerBytes::context, sent, (by_heads ? 1 : 2) * sent);
     switch (c_.context_kind) {
       case ContextKind::ring: {
-        const double hop =
-            ops_.message(kv, std::int64_t{degree.ranks} * mesh_.tp()) + w_.machine.launch_seconds * 4;
+        const double hop = ops_.message(kv, along_cp(degree.ranks)) + w_.machine.launch_seconds * 4;
         const double backward_hop = 2 * hop;
         t_.forward.context += (cp - 1) * std::max(0.0, hop - forward / cp);
         t_.backward_input.context += (cp - 1) * std::max(0.0, backward_hop - backward / cp);
         break;
       }
       case ContextKind::ulysses: {
-        const double there = ops_.collective(Verb::all_to_all, queries + kv, degree.ranks, mesh_.tp());
-        const double back = ops_.collective(Verb::all_to_all, queries, degree.ranks, mesh_.tp());
+        const double there = ops_.collective(Verb::all_to_all, queries + kv, along_cp(degree.ranks));
+        const double back = ops_.collective(Verb::all_to_all, queries, along_cp(degree.ranks));
         t_.forward.context += there + back;
         t_.backward_input.context += there + back;
         heads_there_.first += there;
@@ -598,8 +596,8 @@ class Pricer {
       case ContextKind::hybrid:
         fail("a ring of groups that exchange heads is not priced");
       case ContextKind::allgather:
-        t_.forward.context += ops_.collective(Verb::all_gather, kv * cp, degree.ranks, mesh_.tp());
-        t_.backward_input.context += 2 * ops_.collective(Verb::all_gather, kv * cp, degree.ranks, mesh_.tp());
+        t_.forward.context += ops_.collective(Verb::all_gather, kv * cp, along_cp(degree.ranks));
+        t_.backward_input.context += 2 * ops_.collective(Verb::all_gather, kv * cp, along_cp(degree.ranks));
         break;
     }
   }
@@ -633,16 +631,17 @@ class Pricer {
                  bytes = count.copies * sent * width_,
                  rows = count.copies / skew / real(m_.experts_per_token) * sent * width_;
     const int ep = mesh_.ep;
-    const std::int64_t stride = expert_stride();
+    const RankGroups groups = groups_of(ep, expert_stride());
     if (ep > 1) {
       double seconds = 0, away = 0;
       if (w_.software.sends_tokens_once) {
         const double ranks = reached_parts(m_, ep),
-                     nodes = reached_parts(m_, real(ops_.nodes_of(ep, stride)));
-        seconds = ops_.dispatch(skew * rows, ranks, nodes, ep, stride);
-        away = ops_.dispatched_bytes(rows, ranks, nodes, ep, stride);
+                     of_fewest = reached_parts(m_, ops_.nodes_of_fewest(groups)),
+                     nodes = reached_parts(m_, real(ops_.nodes_of(groups)));
+        seconds = ops_.dispatch(skew * rows, ranks, of_fewest, groups);
+        away = ops_.dispatched_bytes(rows, ranks, nodes, groups);
       } else {
-        seconds = ops_.collective(Verb::all_to_all, bytes, ep, stride);
+        seconds = ops_.collective(Verb::all_to_all, bytes, groups);
         away = (ep - 1.0) / ep * bytes / skew;
       }
       send(&LayerBytes::expert, away, away);
@@ -651,7 +650,7 @@ class Pricer {
     }
     if (!count.gathers_copies) return;
     const int cut = mesh_.expert_cut();
-    const double seconds = ops_.collective(Verb::all_gather, bytes * cut, cut, 1);
+    const double seconds = ops_.collective(Verb::all_gather, bytes * cut, groups_of(cut, 1));
     t_.forward.expert += seconds;
     t_.backward_input.expert += seconds;
   }
@@ -714,6 +713,11 @@ class Pricer {
   }
   // Expert groups are laid over neighbouring ranks of tp (where experts are not cut over it), cp and dp.
   std::int64_t expert_stride() const { return mesh_.expert_cut(); }
+  RankGroups groups_of(std::int64_t size, std::int64_t stride) const {
+    return {size, stride, mesh_.num_ranks()};
+  }
+  RankGroups along_tp() const { return groups_of(mesh_.tp(), 1); }
+  RankGroups along_cp(std::int64_t ranks) const { return groups_of(ranks, mesh_.tp()); }
 
   // All-to-alls of both passes, beside what the passes of other microbatches compute: what sticks out, and
   // what computation is slowed down.

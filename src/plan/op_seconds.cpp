@@ -105,9 +105,14 @@ double OpSeconds::memory_pass(double bytes) const {
   return bytes / (machine_.memory_bandwidth * machine_.memory_efficiency);
 }
 
-std::size_t OpSeconds::tier_of(std::int64_t span) const {
-  std::size_t tier = 0;
-  while (tier + 1 < machine_.tiers.size() && machine_.tiers[tier].ranks < span) ++tier;
+WorstPlaced OpSeconds::placed(const RankGroups& groups, std::size_t tier) const {
+  const std::int64_t node = machine_.node_of(groups.job);
+  return worst_placed(groups, tier == 0 ? node : machine_.tiers[tier].ranks * node / machine_.node());
+}
+
+std::size_t OpSeconds::tier_of(const RankGroups& groups, const WorstPlaced& nodes) const {
+  std::size_t tier = nodes.across > 1 && machine_.tiers.size() > 1 ? 1 : 0;
+  while (tier > 0 && tier + 1 < machine_.tiers.size() && placed(groups, tier).across > 1) ++tier;
   return tier;
 }
 
@@ -129,74 +134,71 @@ double OpSeconds::moved(Verb verb, double bytes, double ranks, std::size_t tier)
   return passes * (ranks - 1) / ranks * bytes * (1 + lost) / bandwidth(tier);
 }
 
-double OpSeconds::moved_over_nodes(Verb verb, double bytes, double inside, double across,
-                                   std::size_t outer) const {
-  const double near = inside > 1 ? moved(verb, bytes, inside, 0) : 0;
-  if (!machine_.whole_rings) return near + moved(verb, bytes / inside, across, outer);
+double OpSeconds::moved_over_nodes(Verb verb, double bytes, const RankGroups& groups,
+                                   const WorstPlaced& nodes, std::size_t outer) const {
+  const double most = real(nodes.most), across = real(nodes.across),
+               near = nodes.most > 1 ? moved(verb, bytes, most, 0) : 0,
+               far = moved(verb, bytes / real(nodes.fewest), across, outer);
+  if (!machine_.whole_rings) return near + far;
   // Of a ring through all ranks each link carries as much, and a node has as many as ranks to others.
-  const double longer = (inside * across - 1) / (inside * across);
-  return longer * std::max(inside > 1 ? near * inside / (inside - 1) : 0,
-                           moved(verb, bytes / inside, across, outer) * across / (across - 1));
+  return (real(groups.size) - 1) / real(groups.size) *
+         std::max(nodes.most > 1 ? near * most / (most - 1) : 0, far * across / (across - 1));
 }
 
-std::int64_t OpSeconds::inside_node(std::int64_t size, std::int64_t stride) const {
-  return std::clamp<std::int64_t>(machine_.node() / std::max<std::int64_t>(1, stride), 1, size);
+double OpSeconds::ring_wait(Verb verb, const RankGroups& groups) const {
+  if (verb == Verb::all_reduce) return 0;
+  const WorstPlaced nodes = in_nodes(groups);
+  return real(nodes.across - 1) * machine_.tiers[tier_of(groups, nodes)].ring_seconds;
 }
 
-double OpSeconds::ring_wait(Verb verb, std::int64_t size, std::int64_t stride) const {
-  if (verb == Verb::all_reduce || size <= 1) return 0;
-  const std::int64_t inside = inside_node(size, stride), across = (size + inside - 1) / inside;
-  return static_cast<double>(across - 1) * machine_.tiers[tier_of(size * stride)].ring_seconds;
-}
-
-double OpSeconds::collective(Verb verb, double bytes, std::int64_t size, std::int64_t stride) const {
-  if (size <= 1) return 0;
-  const std::int64_t inside = inside_node(size, stride);
-  const std::int64_t across = nodes_of(size, stride);
-  const std::size_t outer = tier_of(size * stride);
-  const auto inner_ranks = static_cast<double>(inside), outer_ranks = static_cast<double>(across);
-  double seconds = machine_.collective_seconds;
+double OpSeconds::collective(Verb verb, double bytes, const RankGroups& groups) const {
+  if (groups.size <= 1) return 0;
+  const WorstPlaced nodes = in_nodes(groups);
+  const std::size_t outer = tier_of(groups, nodes);
+  const double ranks = real(groups.size), most = real(nodes.most), across = real(nodes.across);
+  const Tier &links = machine_.tiers[0], &far_links = machine_.tiers[outer];
+  const double start = machine_.collective_seconds;
   if (verb == Verb::all_to_all) {
-    const double ranks = static_cast<double>(size);
-    if (inside > 1)
-      seconds += (inner_ranks - 1) / ranks * bytes / bandwidth(0) + machine_.tiers[0].latency_seconds;
-    if (across > 1)
-      seconds +=
-          (ranks - inner_ranks) / ranks * bytes / bandwidth(outer) + machine_.tiers[outer].latency_seconds;
-    return seconds;
+    const auto sending = [&](double inside) {
+      double seconds = start;
+      if (inside > 1) seconds += (inside - 1) / ranks * bytes / bandwidth(0) + links.latency_seconds;
+      if (nodes.across > 1)
+        seconds += (ranks - inside) / ranks * bytes / bandwidth(outer) + far_links.latency_seconds;
+      return seconds;
+    };
+    return std::max(sending(real(nodes.fewest)), sending(most));
   }
-  if (across == 1) return seconds + hops(verb, inner_ranks, 0) + moved(verb, bytes, inner_ranks, 0);
-  const double moving = moved_over_nodes(verb, bytes, inner_ranks, outer_ranks, outer);
-  if (verb != Verb::all_reduce)
-    return seconds + hops(verb, inner_ranks, 0) + hops(verb, outer_ranks, outer) + moving;
+  if (nodes.across == 1) return start + hops(verb, most, 0) + moved(verb, bytes, most, 0);
+  const double moving = moved_over_nodes(verb, bytes, groups, nodes, outer);
+  if (verb != Verb::all_reduce) return start + hops(verb, most, 0) + hops(verb, across, outer) + moving;
   // NCCL takes the faster: its ring goes through all ranks, of which one hop in so many leaves the node; its
   // trees make fewer hops, but keep the links less busy.
-  const double node_hop = machine_.tiers[0].latency_seconds, far_hop = machine_.tiers[outer].latency_seconds,
-               ring_hops = 2 * (real(size) - 1) * ((inner_ranks - 1) * node_hop + far_hop) / inner_ranks,
-               tree_hops = hops(verb, inner_ranks, 0) + hops(verb, outer_ranks, outer);
-  return seconds + std::min(ring_hops + moving, tree_hops + tree_slowness * moving);
+  const double of_node = ranks / across,
+               ring_hops = 2 * (ranks - 1) *
+                           ((of_node - 1) * links.latency_seconds + far_links.latency_seconds) / of_node,
+               tree_hops = hops(verb, most, 0) + hops(verb, across, outer);
+  return start + std::min(ring_hops + moving, tree_hops + tree_slowness * moving);
 }
 
-double OpSeconds::dispatch(double bytes, double ranks, double nodes, std::int64_t size,
-                           std::int64_t stride) const {
-  const std::int64_t inside = inside_node(size, stride), across = nodes_of(size, stride);
-  const std::size_t outer = tier_of(size * stride);
+double OpSeconds::dispatch(double bytes, double ranks, double nodes, const RankGroups& groups) const {
+  const WorstPlaced at = in_nodes(groups);
+  const std::size_t outer = tier_of(groups, at);
   double near = 0, far = 0;
-  if (inside > 1)
-    near = ranks * (1 - 1 / real(inside)) * bytes / bandwidth(0) + machine_.tiers[0].latency_seconds;
-  if (across > 1)
-    far = nodes * (1 - 1 / real(across)) * bytes / bandwidth(outer) + machine_.tiers[outer].latency_seconds;
+  if (at.most > 1)
+    near = ranks * (1 - 1 / real(at.most)) * bytes / bandwidth(0) + machine_.tiers[0].latency_seconds;
+  if (at.across > 1)
+    far = nodes * (1 - 1 / nodes_of_fewest(groups)) * bytes / bandwidth(outer) +
+          machine_.tiers[outer].latency_seconds;
   return machine_.collective_seconds + std::max(near, far);
 }
 
-double OpSeconds::dispatched_bytes(double bytes, double ranks, double nodes, std::int64_t size,
-                                   std::int64_t stride) const {
-  return bytes *
-         (ranks * (1 - 1 / real(inside_node(size, stride))) + nodes * (1 - 1 / real(nodes_of(size, stride))));
+double OpSeconds::dispatched_bytes(double bytes, double ranks, double nodes, const RankGroups& groups) const {
+  const WorstPlaced at = in_nodes(groups);
+  return bytes * (ranks * (1 - 1 / real(at.most)) + nodes * (1 - 1 / real(at.across)));
 }
 
-double OpSeconds::message(double bytes, std::int64_t span) const {
-  const std::size_t tier = tier_of(span);
+double OpSeconds::message(double bytes, const RankGroups& groups) const {
+  const std::size_t tier = tier_of(groups, in_nodes(groups));
   return bytes / bandwidth(tier) + machine_.tiers[tier].latency_seconds;
 }
 

@@ -4,6 +4,7 @@
 
 #include <cstdint>
 
+#include "plan/rank_groups.h"
 #include "spec/machine.h"
 #include "spec/software.h"
 #include "spec/traffic.h"
@@ -35,31 +36,33 @@ class OpSeconds {
   double memory_pass(double bytes) const;
   double elementwise(double bytes) const { return memory_pass(bytes * software_.elementwise_passes); }
 
-  // A group of `size` ranks that are `stride` ranks apart. all_reduce of n ranks over S bytes in a node:
-  // 2(n-1) hops and 2(n-1)/n S over the bandwidth; half of that all_gather and reduce_scatter (S: the whole).
-  // Across nodes hierarchically: reduce_scatter inside, all_reduce of each rank's part across on its own
-  // link, all_gather inside. all_to_all: each rank sends (n-1)/n of its S bytes, those to other nodes over
-  // its own link.
-  double collective(Verb verb, double bytes, std::int64_t size, std::int64_t stride) const;
+  // Of `bytes` in each of these groups at once, by the one that lies worst. all_reduce of n ranks over S
+  // bytes in a node: 2(n-1) hops and 2(n-1)/n S over the bandwidth; half of that all_gather and
+  // reduce_scatter (S: the whole). Across nodes hierarchically: reduce_scatter inside, all_reduce of each
+  // rank's part across on its own link, as many links as the node has members that has fewest, all_gather
+  // inside. all_to_all: each rank sends (n-1)/n of its S bytes, those to other nodes over its own link: most
+  // from where fewest are.
+  double collective(Verb verb, double bytes, const RankGroups& groups) const;
   // The part of a collective's time that rings wait at the links between nodes, which nothing hides.
-  double ring_wait(Verb verb, std::int64_t size, std::int64_t stride) const;
+  double ring_wait(Verb verb, const RankGroups& groups) const;
   // The host's time for calling a collective of `size` ranks.
   double call_seconds(std::int64_t size) const {
     return software_.collective_rank_seconds * static_cast<double>(size);
   }
-  // Rows of `bytes` that each of `size` ranks sends to `ranks` of them and `nodes` of theirs, on average:
-  // across nodes once, to the rank with the sender's number there, which hands them on inside while more come
-  // in.
-  double dispatch(double bytes, double ranks, double nodes, std::int64_t size, std::int64_t stride) const;
-  // What each rank sends for that, with what it hands on.
-  double dispatched_bytes(double bytes, double ranks, double nodes, std::int64_t size,
-                          std::int64_t stride) const;
-  std::int64_t nodes_of(std::int64_t size, std::int64_t stride) const {
-    const std::int64_t inside = inside_node(size, stride);
-    return (size + inside - 1) / inside;
+  // Rows of `bytes` that each rank sends to `ranks` of its group and `nodes` of nodes_of_fewest(), on
+  // average: across nodes once, to the rank with the sender's number there, which hands them on inside while
+  // more come in.
+  double dispatch(double bytes, double ranks, double nodes, const RankGroups& groups) const;
+  // What each rank sends for that, with what it hands on; `nodes` of nodes_of().
+  double dispatched_bytes(double bytes, double ranks, double nodes, const RankGroups& groups) const;
+  std::int64_t nodes_of(const RankGroups& groups) const { return in_nodes(groups).across; }
+  // As many as a group would be on if each had as few members as the one that has fewest, into which most
+  // comes for each of them.
+  double nodes_of_fewest(const RankGroups& groups) const {
+    return static_cast<double>(groups.size) / static_cast<double>(in_nodes(groups).fewest);
   }
-  // From one rank to its neighbour in a group that spans so many ranks: over the links that join all of them.
-  double message(double bytes, std::int64_t span) const;
+  // From each rank to its neighbour in the group, all at once: over the farthest links between any two.
+  double message(double bytes, const RankGroups& groups) const;
 
   // Bytes of an element that products read.
   double operand_bytes() const { return operand_; }
@@ -70,10 +73,14 @@ class OpSeconds {
   // Of a collective among ranks that one tier joins: what its hops take, and what its bytes take.
   double hops(Verb verb, double ranks, std::size_t tier) const;
   double moved(Verb verb, double bytes, double ranks, std::size_t tier) const;
-  // What bytes take among so many ranks in each of so many nodes.
-  double moved_over_nodes(Verb verb, double bytes, double inside, double across, std::size_t outer) const;
-  std::size_t tier_of(std::int64_t span) const;
-  std::int64_t inside_node(std::int64_t size, std::int64_t stride) const;
+  // What bytes take in groups that lie so in nodes.
+  double moved_over_nodes(Verb verb, double bytes, const RankGroups& groups, const WorstPlaced& nodes,
+                          std::size_t outer) const;
+  // Over what a tier joins.
+  WorstPlaced placed(const RankGroups& groups, std::size_t tier) const;
+  WorstPlaced in_nodes(const RankGroups& groups) const { return placed(groups, 0); }
+  // The outermost that a group needs.
+  std::size_t tier_of(const RankGroups& groups, const WorstPlaced& nodes) const;
   double bandwidth(std::size_t tier) const;
 
   const Machine& machine_;

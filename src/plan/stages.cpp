@@ -13,7 +13,9 @@
 namespace echelon {
 namespace {
 
-std::int64_t pipeline_span(const Plan& c) { return c.mesh.num_ranks(); }
+RankGroups along_pipeline(const Plan& c) {
+  return {c.mesh.pp(), c.mesh.num_ranks() / c.mesh.pp(), c.mesh.num_ranks()};
+}
 
 // `added`: to a microbatch's passes through each stage.
 SimulationCosts simulation_costs(const std::vector<LayerSeconds>& stages, const std::vector<double>& added,
@@ -308,7 +310,7 @@ LayerSeconds Stages::stage_seconds(const Plan& c, const LayerPrices& p,
     // Logits go over and their gradient comes back beside what both ends compute; neither is faster than
     // they.
     const double waiting =
-        ops_.message(p.saved.logits, pipeline_span(c)) - sum.forward.total() - sum.backward();
+        ops_.message(p.saved.logits, along_pipeline(c)) - sum.forward.total() - sum.backward();
     sum.forward.compute += std::max(0.0, waiting) / 3;
     sum.backward_input.compute += std::max(0.0, waiting) * 2 / 3;
   }
@@ -536,10 +538,10 @@ double Stages::message_bytes(const Plan& c) {
 
 double Stages::message_seconds(const Plan& c) {
   if (c.mesh.pp() == 1) return 0;
-  const double message = ops_.message(message_bytes(c), pipeline_span(c));
+  const double message = ops_.message(message_bytes(c), along_pipeline(c));
   if (!hands_over_parts(c)) return message;
-  return message +
-         ops_.collective(Verb::all_gather, prices(c, c.recompute.of(0)).saved.boundary, c.mesh.tp(), 1);
+  return message + ops_.collective(Verb::all_gather, prices(c, c.recompute.of(0)).saved.boundary,
+                                   {c.mesh.tp(), 1, c.mesh.num_ranks()});
 }
 
 }  // namespace echelon

@@ -17,14 +17,13 @@ bool StateSeconds::reduces_whole(const Plan& c) const {
 }
 
 // The host calls for one collective after another: a call that takes it longer than the links holds them up.
-double StateSeconds::in_calls(Verb verb, double bytes, double calls, std::int64_t size,
-                              std::int64_t stride) const {
-  return calls * std::max(ops_.collective(verb, bytes / calls, size, stride), ops_.call_seconds(size));
+double StateSeconds::in_calls(Verb verb, double bytes, double calls, const RankGroups& groups) const {
+  return calls * std::max(ops_.collective(verb, bytes / calls, groups), ops_.call_seconds(groups.size));
 }
 
 StateSeconds::Exchange StateSeconds::exchange(const Plan& c, const ShareCounts& counts, double layers) const {
   const Software& s = work_.software;
-  const std::int64_t ranks = std::int64_t{c.mesh.dp_cp_size()};
+  const std::int64_t ranks = std::int64_t{c.mesh.dp_cp_size()}, job = c.mesh.num_ranks();
   const std::int64_t routed_ranks = std::max<std::int64_t>(1, ranks * c.mesh.tp() / c.mesh.expert_ranks());
   const double calls = std::max(1.0, layers * s.layer_reductions);
   Exchange sum;
@@ -32,15 +31,15 @@ StateSeconds::Exchange StateSeconds::exchange(const Plan& c, const ShareCounts& 
     if (elements <= 0 || size <= 1) return;
     const std::int64_t shard = std::max<std::int64_t>(1, c.zero == 0 ? 1 : size / c.hsdp);
     const double reduced = elements * bytes_.reduced;
+    const RankGroups shards{shard, stride, job};
     if (reduces_whole(c)) {
-      sum.reduce += in_calls(Verb::all_reduce, reduced, calls, size, stride);
+      sum.reduce += in_calls(Verb::all_reduce, reduced, calls, {size, stride, job});
     } else {
-      sum.reduce += in_calls(Verb::reduce_scatter, reduced, 1, shard, stride);
+      sum.reduce += in_calls(Verb::reduce_scatter, reduced, 1, shards);
       if (c.hsdp > 1)
-        sum.reduce +=
-            in_calls(Verb::all_reduce, reduced / static_cast<double>(shard), 1, c.hsdp, stride * shard);
+        sum.reduce += in_calls(Verb::all_reduce, reduced / real(shard), 1, {c.hsdp, stride * shard, job});
     }
-    if (c.zero > 0) sum.gather += in_calls(Verb::all_gather, elements * bytes_.gathered, 1, shard, stride);
+    if (c.zero > 0) sum.gather += in_calls(Verb::all_gather, elements * bytes_.gathered, 1, shards);
     if (c.zero > 0) sum.gather += s.shard_copy_seconds * layers * static_cast<double>(shard);
   };
   add(counts.common, ranks, c.mesh.tp());
@@ -132,7 +131,8 @@ StateSeconds::Copies StateSeconds::copies(const Plan& c, const ShareCounts& coun
   const double summed = counts.routed * real(placed.shared_slots) / slots * bytes_.reduced / shards;
   // Copies are anywhere in the group.
   const std::int64_t stride = std::int64_t{c.mesh.ep} / ranks * c.mesh.expert_cut();
-  return {ops_.collective(Verb::all_reduce, summed, ranks, stride), 2 * (ranks - 1.0) / ranks * summed};
+  return {ops_.collective(Verb::all_reduce, summed, {ranks, stride, c.mesh.num_ranks()}),
+          2 * (ranks - 1.0) / ranks * summed};
 }
 
 // This trainer sums whole gradients, before those along dp; others what is left of these.
@@ -145,13 +145,14 @@ StateSeconds::Copies StateSeconds::of_same_stages(const Plan& c, const ShareCoun
 
 StateSeconds::Copies StateSeconds::of_two_ranks(double elements, std::int64_t apart) const {
   const double bytes = elements * bytes_.reduced;  // half of it is sent and the other half of the sum
-  return {ops_.collective(Verb::all_reduce, bytes, 2, apart), bytes};
+  return {ops_.collective(Verb::all_reduce, bytes, {2, apart}), bytes};
 }
 
 StateSeconds::Copies StateSeconds::over_tp(const Plan& c, const ShareCounts& counts) const {
   if (counts.summed_over_tp <= 0) return {};
   const double bytes = counts.summed_over_tp * bytes_.reduced, tp = c.mesh.tp();
-  return {ops_.collective(Verb::all_reduce, bytes, c.mesh.tp(), 1), 2 * (tp - 1) / tp * bytes};
+  return {ops_.collective(Verb::all_reduce, bytes, {c.mesh.tp(), 1, c.mesh.num_ranks()}),
+          2 * (tp - 1) / tp * bytes};
 }
 
 double StateSeconds::device_update(const Plan& c, const ShareCounts& counts) const {

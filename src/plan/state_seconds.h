@@ -74,7 +74,7 @@ class StateSeconds {
   double update_down(const OffloadedBytes& off) const { return bytes_.gradient - off.gradient; }
   double update_up(const OffloadedBytes& off) const { return bytes_.value - off.value; }
   double device_update(const Plan& c, const ShareCounts& counts) const;
-  double in_calls(Verb verb, double bytes, double calls, std::int64_t size, std::int64_t stride) const;
+  double in_calls(Verb verb, double bytes, double calls, const RankGroups& groups) const;
 
   const Workload& work_;
   const OpSeconds& ops_;

@@ -167,6 +167,14 @@ std::string to_toml(const Machine& m) {
   return text;
 }
 
+std::int64_t Machine::node_of(std::int64_t job) const {
+  const std::int64_t whole = node(), host = devices_of_host(), most = whole / host, hosts = job / host;
+  if (hosts <= most || job % host != 0) return whole;
+  for (std::int64_t each = most; 2 * each >= most && each > 1; --each)
+    if (hosts % each == 0) return each * host;
+  return whole;
+}
+
 std::vector<std::string> machine_preset_names() {
   std::vector<std::string> names;
   for (std::size_t i = 0; i < num_embedded_machines; ++i) names.emplace_back(embedded_machines[i].name);

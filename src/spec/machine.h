@@ -83,6 +83,11 @@ struct Machine {
   double peak(Precision precision) const { return peak_flops[static_cast<std::size_t>(precision)]; }
   // Devices of a node.
   int node() const { return static_cast<int>(tiers.front().ranks); }
+  // Of them those that a job of so many devices takes of each. Where a node joins several hosts (an NVL72's
+  // domain 18) and the job's hosts do not fit one, each node has as many: the most that divide the job's
+  // hosts, as NVIDIA's recipes ask of Slurm (--segment), if that is half a node or more. Else nodes are
+  // filled one after the other.
+  std::int64_t node_of(std::int64_t job) const;
   int devices_of_host() const { return host_devices > 0 ? host_devices : node(); }
 };
 

@@ -339,7 +339,7 @@ Calibration calibrate(int threads, const Progress& progress, DeviceDriver* drive
   const OpSeconds ops(m, plain, Precision::f32);
   for (const auto& [count, seconds] : {std::pair{small_count, small}, {large_count, bulk}})
     result.samples.push_back({fmt::format("all_reduce of {} KiB, {} ranks", count * 4 / 1024, ranks), seconds,
-                              ops.collective(Verb::all_reduce, 4.0 * static_cast<double>(count), ranks, 1)});
+                              ops.collective(Verb::all_reduce, 4.0 * static_cast<double>(count), {ranks})});
   return result;
 }
 

@@ -236,7 +236,7 @@ TEST(PublishedLinks, AllReduceOfANode) {
   for (const CsvRow& r : read_csv(*path)) {
     if (r.at("gpu") != "A100") continue;
     const int ranks = whole(r, "ranks");
-    errors[ranks].push_back(ops.collective(Verb::all_reduce, number(r, "size_bytes"), ranks, 1) * 1e6 /
+    errors[ranks].push_back(ops.collective(Verb::all_reduce, number(r, "size_bytes"), {ranks}) * 1e6 /
                                 number(r, "out_of_place_time_us") -
                             1);
   }
