@@ -792,6 +792,17 @@ TEST(Search, OtherProgramsGainWhatTheirOwnSearchFinds) {
   EXPECT_NE(explain_programs({}, best, r.work).find("no preset is predicted"), std::string::npos);
 }
 
+// What a flag pins may be impossible for another program: that one has no answer, and the others keep theirs.
+TEST(Search, AsksNoOtherProgramWhatItCannotDo) {
+  SearchRequest r = request("gemma-3-1b", 8, 64);
+  r.pin("tp", 2);  // of one key/value head
+  SearchRequest of_other = r;
+  of_other.work.software = load_software("torchtitan");
+  EXPECT_THROW(search(of_other), RequestError);
+  for (const OtherProgram& other : other_programs(r, search(r).plans.front()))
+    EXPECT_NE(other.name, "torchtitan");
+}
+
 // A program of which no mixture was measured has experts for nothing: it would seem twice as fast.
 TEST(Search, ComparesMixturesOnlyWithProgramsThatSayWhatExpertsCost) {
   SearchRequest r = request("mixtral-8x7b", 64, 64);
