@@ -1,8 +1,9 @@
 #!/usr/bin/env python3
 """Holds what `echelon plan --launch-for` writes to the programs' own parsers.
 
-    python3 -m venv v && v/bin/pip install torch megatron-core torchtitan==0.2.2 nanotron==0.4 deepspeed && \\
-        v/bin/pip install --no-deps megatron-bridge
+    python3 -m venv v && v/bin/pip install torch megatron-core torchtitan==0.2.2 deepspeed && \\
+        v/bin/pip install --no-deps megatron-bridge && \\
+        v/bin/pip install git+https://github.com/huggingface/nanotron@0e0a27ea83cfe1ba61332a00383bb8307dd9e13d
     v/bin/python bench/check_launches.py build/release/echelon [--megatron DIR]
 
 DIR is a checkout of Megatron-LM: its pretrain_gpt.py's arguments are no part of the package, whose layout parser is asked
@@ -43,7 +44,7 @@ PLANS = {
                         '--model qwen3-30b-a3b --machine b200 --gpus 64 --global-batch 512 --seq-len 4096', *HYBRIDS],
     'torchtitan': [LLAMA, SMALL + ' --pp 4 --schedule interleaved --chunks 2', SMALL + ' --pp 4 --schedule zb-h1 --cp 1',
                    SMALL + ' --cp 2 --precision fp8'],
-    'nanotron': [OLD + ' --recompute none', OLD + ' --recompute none --pp 2 --tp 2'],
+    'nanotron': [OLD + ' --recompute none', OLD + ' --recompute none --pp 2 --tp 2', OLD + ' --recompute full --tp 2'],
     'deepspeed': [OLD, OLD + ' --pp 4 --zero 1 --cp 1', OLD + ' --tp 2 --pp 1 --cp 1 --zero 1', OLD + ' --cp 2 --pp 1 --tp 1'],
 }
 SOFTWARE = {'megatron-core': 'current', 'megatron-bridge': 'current'}
@@ -192,7 +193,7 @@ def torchtitan(folder, plan):
 
 
 def nanotron(folder, plan):
-    # Version 0.4 imports its logging and its configuration from each other.
+    # It imports its logging and its configuration from each other.
     stub = types.ModuleType('nanotron.logging')
     stub.__getattr__ = lambda name: unittest.mock.MagicMock()
     sys.modules['nanotron.logging'] = stub
@@ -203,6 +204,9 @@ def nanotron(folder, plan):
     assert (p.dp, p.tp, p.pp) == (plan['dp'], plan['tp'], plan['pp'])
     assert config.tokens.micro_batch_size * config.tokens.batch_accumulation_per_replica * p.dp == config.global_batch_size
     assert config.optimizer.zero_stage == plan['zero']
+    assert p.recompute_layer == (plan['recompute'] == 'full')
+    assert [stage.data.dataset for stage in config.data_stages] == [None]
+    assert config.optimizer.optimizer_factory.adam_beta2 == 0.95
     return 'configuration'
 
 

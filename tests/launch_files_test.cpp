@@ -274,8 +274,16 @@ TEST(LaunchFiles, NanotronsAndDeepSpeeds) {
   for (const char* line :
        {"  dp: 4\n", "  tp: 2\n", "  pp: 2\n", "  pp_engine: 1f1b\n", "  tp_mode: REDUCE_SCATTER\n",
         "  zero_stage: 1\n", "  batch_accumulation_per_replica: 32\n", "    num_hidden_layers: 32\n",
-        "    rope_theta: 10000.0\n"})
+        "    rope_theta: 10000.0\n", "    rms_norm_eps: 1.0e-05\n", "  recompute_layer: false\n",
+        "data_stages:\n- name: all\n  start_training_step: 1\n  data:\n    dataset: null\n",
+        "  optimizer_factory:\n    name: adamW\n    adam_beta1: 0.9\n"})
     EXPECT_NE(nanotron.at("nanotron.yaml").find(line), std::string::npos) << line;
+  // It is read strictly: what earlier versions had here is an error.
+  for (const char* line : {"\ndata:\n", "\n  adam_beta1", "\n  torch_adam_is_fused"})
+    EXPECT_EQ(nanotron.at("nanotron.yaml").find(line), std::string::npos) << line;
+  const Files again = files_of(
+      "nanotron", request_of("llama-2-7b", 16, 128, "nanotron", {{"zero", "1"}, {"recompute", "full"}}));
+  EXPECT_NE(again.at("nanotron.yaml").find("  recompute_layer: true\n"), std::string::npos);
   const Files deepspeed = files_of(
       "deepspeed", request_of("llama-2-7b", 16, 128, "deepspeed",
                               {{"tp", "1"}, {"pp", "1"}, {"cp", "2"}, {"zero", "3"}, {"micro-batch", "2"}}));
@@ -461,8 +469,8 @@ TEST(LaunchFiles, RefusesWhatAProgramDoesNotRun) {  // long
       {"nanotron", "llama-2-7b", {{"cp", "2"}, {"zero", "1"}}, {"--cp 2"}},
       {"nanotron",
        "llama-2-7b",
-       {{"recompute", "full"}, {"zero", "1"}, {"cp", "1"}},
-       {"--recompute full", "none"}},
+       {{"recompute", "selective"}, {"zero", "1"}, {"cp", "1"}},
+       {"--recompute selective", "none, full"}},
       {"nanotron", "mixtral-8x7b", {{"pp", "1"}, {"zero", "1"}}, {"--model mixtral-8x7b"}},
       {"deepspeed", "llama-2-7b", {{"pp", "2"}, {"schedule", "1f1b"}, {"zero", "2"}}, {"--zero 2", "0, 1"}},
       {"deepspeed",

@@ -179,6 +179,16 @@ std::vector<LaunchFile> launch_torchtitan(const LaunchRequest& r) {
   return files;
 }
 
+// YAML 1.1 takes 1e-05 for a word, and 1.0e-05 for a number.
+static std::string yaml_number(double value) {
+  std::string text = fmt::format("{}", value);
+  const std::size_t at = text.find('e');
+  if (at != std::string::npos && text.find('.') == std::string::npos) text.insert(at, ".0");
+  return text;
+}
+
+// Of the version that is priced, February 2025: its configuration is read strictly, and has named stages of
+// data and an optimizer's own arguments apart from 0.5 on (which calls itself 0.4 too).
 std::vector<LaunchFile> launch_nanotron(const LaunchRequest& r) {
   const Plan& plan = r.plan();
   const Mesh& mesh = plan.mesh;
@@ -196,9 +206,8 @@ std::vector<LaunchFile> launch_nanotron(const LaunchRequest& r) {
     not_launched(r, "--offload {}: does not run it; legal: none", name_of(plan.offload));
   if (mesh.pp() > 1 && plan.schedule != "1f1b" && plan.schedule != "gpipe")
     not_launched(r, "--schedule {}: does not run it; legal: 1f1b, gpipe", plan.schedule);
-  if (!r.is_recompute("none"))
-    not_launched(r, "--recompute {}: its configuration (0.4) has no such thing; legal: none",
-                 recompute_name(plan.recompute));
+  if (!r.is_recompute("none") && !r.is_recompute("full"))
+    not_launched(r, "--recompute {}: does not run it; legal: none, full", recompute_name(plan.recompute));
   if (r.work.precision != Precision::bf16)  // which its FlashAttention takes
     not_launched(r, "--precision {}: does not run it; legal: bf16", precision_name(r.work.precision));
   std::string text = fmt::format(
@@ -207,7 +216,9 @@ std::vector<LaunchFile> launch_nanotron(const LaunchRequest& r) {
   text +=
       "general:\n  project: echelon\n  run: plan\n  seed: 42\n  ignore_sanity_checks: true\n"
       "checkpoints:\n  checkpoint_interval: 1000\n  checkpoints_path: checkpoints\n"
-      "data:\n  dataset: null\n  num_loading_workers: 1\n  seed: 42\n"
+      "data_stages:\n- name: all\n  start_training_step: 1\n  data:\n    dataset: null\n    "
+      "num_loading_workers: 1\n    "
+      "seed: 42\n"
       "logging:\n  iteration_step_info_interval: 1\n  log_level: info\n  log_level_replica: info\n";
   text += fmt::format(
       "model:\n  ddp_bucket_cap_mb: 25\n  dtype: bfloat16\n  init_method:\n    std: {}\n  "
@@ -217,22 +228,24 @@ std::vector<LaunchFile> launch_nanotron(const LaunchRequest& r) {
       "    max_position_embeddings: {}\n    num_attention_heads: {}\n    num_hidden_layers: {}\n    "
       "num_key_value_heads: {}\n"
       "    rms_norm_eps: {}\n    rope_theta: {:.1f}\n    tie_word_embeddings: {}\n    vocab_size: {}\n",
-      m.init_std, m.hidden, m.mlp_hidden, std::max(m.max_seq, plan.seq_len), m.num_heads, m.num_layers,
-      m.num_kv_heads, m.norm_eps, m.rope.theta, m.tied_embedding, m.vocab);
+      yaml_number(m.init_std), m.hidden, m.mlp_hidden, std::max(m.max_seq, plan.seq_len), m.num_heads,
+      m.num_layers, m.num_kv_heads, yaml_number(m.norm_eps), m.rope.theta, m.tied_embedding, m.vocab);
   text += fmt::format(
-      "optimizer:\n  accumulate_grad_in_fp32: true\n  adam_beta1: 0.9\n  adam_beta2: 0.95\n  adam_eps: "
+      "optimizer:\n  accumulate_grad_in_fp32: true\n  clip_grad: 1.0\n"
+      "  learning_rate_scheduler:\n    learning_rate: 0.0003\n    lr_warmup_steps: 10\n"
+      "    lr_warmup_style: linear\n    lr_decay_style: cosine\n    min_decay_lr: 1.0e-05\n"
+      "  optimizer_factory:\n    name: adamW\n    adam_beta1: 0.9\n    adam_beta2: 0.95\n    adam_eps: "
       "1.0e-08\n"
-      "  clip_grad: 1.0\n  learning_rate_scheduler:\n    learning_rate: 0.0003\n    lr_warmup_steps: 10\n"
-      "    lr_warmup_style: linear\n    lr_decay_style: cosine\n    min_decay_lr: 1.0e-05\n  "
-      "torch_adam_is_fused: true\n"
+      "    torch_adam_is_fused: true\n"
       "  weight_decay: 0.1\n  zero_stage: {}\n",
       plan.zero_stage());
   text += fmt::format(
-      "parallelism:\n  dp: {}\n  expert_parallel_size: 1\n  pp: {}\n  pp_engine: {}\n  tp: {}\n  "
+      "parallelism:\n  dp: {}\n  expert_parallel_size: 1\n  pp: {}\n  pp_engine: {}\n  recompute_layer: {}\n "
+      " tp: {}\n  "
       "tp_linear_async_communication: {}\n"
       "  tp_mode: {}\n",
-      mesh.dp(), mesh.pp(), plan.schedule == "gpipe" ? "afab" : "1f1b", mesh.tp(), plan.shards_sequence(),
-      plan.shards_sequence() ? "REDUCE_SCATTER" : "ALL_REDUCE");
+      mesh.dp(), mesh.pp(), plan.schedule == "gpipe" ? "afab" : "1f1b", r.is_recompute("full"), mesh.tp(),
+      plan.shards_sequence(), plan.shards_sequence() ? "REDUCE_SCATTER" : "ALL_REDUCE");
   text += fmt::format(
       "tokenizer:\n  tokenizer_name_or_path: gpt2\n"
       "tokens:\n  batch_accumulation_per_replica: {}\n  micro_batch_size: {}\n  sequence_length: {}\n  "
