@@ -1,13 +1,16 @@
 // What `plan --launch-for` writes. The programs' own parsers are asked by bench/check_launches.py.
 #include <gtest/gtest.h>
 
+#include <fmt/format.h>
 #include <toml++/toml.h>
+#include <array>
 #include <map>
 #include <nlohmann/json.hpp>
 #include <sstream>
 
 #include "megatron_arguments.h"
 #include "plan/launch.h"
+#include "plan/measurements.h"
 #include "plan/search.h"
 #include "refusals.h"
 #include "schedule/schedules.h"
@@ -264,6 +267,90 @@ TEST(LaunchFiles, TorchtitanGathersWhatItMultiplies) {
   EXPECT_TRUE(gathers(job));
   r.work.software.narrow_parameters = false;
   EXPECT_FALSE(gathers(toml::parse(files_of("torchtitan", r).at("torchtitan.toml"))));
+}
+
+// What torchtitan prints of the job that its file describes.
+std::string torchtitans_log(const Files& files, const Estimate& e) {
+  const toml::table job = toml::parse(files.at("torchtitan.toml"));
+  const auto& mesh = *job["parallelism"].as_table();
+  const auto size = [&](const char* key) { return mesh[key].value_or(std::int64_t{0}); };
+  const std::int64_t local = job["training"]["local_batch_size"].value_or(std::int64_t{0}),
+                     global = job["training"]["global_batch_size"].value_or(std::int64_t{0}),
+                     pp = size("pipeline_parallel_degree");
+  std::string log = fmt::format(
+      "Building device mesh with parallelism: pp={}, dp_replicate={}, dp_shard={}, cp={}, tp={}, ep=1, "
+      "etp=1\n"
+      "Trainer is initialized with local batch size {}, global batch size {}, gradient accumulation steps "
+      "{}, "
+      "sequence length {}, total steps 100 (warmup 2)\n",
+      pp, size("data_parallel_replicate_degree"), size("data_parallel_shard_degree"),
+      size("context_parallel_degree"), size("tensor_parallel_degree"), local, global,
+      pp > 1 ? 1 : e.microbatches, job["training"]["seq_len"].value_or(std::int64_t{0}));
+  if (pp > 1)
+    log += fmt::format("Using pipeline schedule {} with {} microbatches and {} stages.\n",
+                       mesh["pipeline_parallel_schedule"].value_or(std::string()), e.microbatches,
+                       pp * e.plan.chunks);
+  if (job["activation_checkpoint"]["mode"].value_or(std::string()) == "full")
+    log += "Applied full activation checkpointing to the model\n";
+  return log + "step:  1  loss: 12.2  tps: 7,000  tflops: 400.0\n";
+}
+
+TEST(LaunchFiles, TorchtitansLogsAreReadAsThePlansThatWereWritten) {
+  using Sizes = std::array<int, 6>;  // dp, tp, pp, cp, hsdp, zero
+  for (const auto& [dp, tp, pp, cp, hsdp, zero] : {Sizes{64, 1, 1, 1, 1, 0},
+                                                   {64, 1, 1, 1, 1, 3},
+                                                   {8, 8, 1, 1, 1, 3},
+                                                   {4, 4, 4, 1, 1, 3},
+                                                   {1, 8, 1, 8, 1, 3},
+                                                   {4, 4, 1, 4, 4, 3},
+                                                   {4, 4, 1, 4, 2, 3},
+                                                   {16, 4, 1, 1, 4, 3},
+                                                   {1, 4, 4, 4, 1, 3}}) {
+    SearchRequest r =
+        request_of("llama-3-8b", 64, 512, "torchtitan", {{"micro-batch", "1"}, {"recompute", "full"}});
+    for (const auto& [field, value] :
+         {std::pair{"dp", dp}, {"tp", tp}, {"pp", pp}, {"cp", cp}, {"zero", zero}})
+      r.pin(field, value);
+    r.work.machine.memory_bytes = 1e12;
+    if (zero > 0) r.pin("hsdp", hsdp);
+    if (pp > 1) r.pin("schedule", std::string("1f1b"), "schedule");
+    if (cp > 1) r.pin("cp-kind", std::string("allgather"), "cp-kind");
+    const SearchResult found = search(r);
+    ASSERT_FALSE(found.plans.empty())
+        << dp << ' ' << tp << ' ' << pp << ' ' << cp << ' ' << hsdp << ' ' << zero;
+    const Estimate& e = found.plans.front();
+    Files files;
+    for (const LaunchFile& file : launch_files("torchtitan", e, r.work)) files[file.name] = file.text;
+    Measurements m;
+    read_measurements(torchtitans_log(files, e), "titan.log", "llama-3-8b", m);
+    Plan written = e.plan;
+    written.balance_layers = false;  // of which logs say nothing
+    EXPECT_EQ(summary(m.steps.at(0).plan), summary(written));
+  }
+  // Which it would shard over the ranks of cp, and replicas that its mesh has no place for.
+  expect_refusal(
+      [&] {
+        files_of("torchtitan", request_of("llama-3-8b", 64, 512, "current",
+                                          {{"dp", "1"},
+                                           {"tp", "8"},
+                                           {"pp", "1"},
+                                           {"cp", "8"},
+                                           {"cp-kind", "allgather"},
+                                           {"zero", "0"}}));
+      },
+      {"--zero 0", "legal: 2, 3"});
+  expect_refusal(
+      [&] {
+        files_of("torchtitan", request_of("llama-3-8b", 64, 512, "torchtitan",
+                                          {{"dp", "2"},
+                                           {"tp", "4"},
+                                           {"pp", "1"},
+                                           {"cp", "8"},
+                                           {"cp-kind", "allgather"},
+                                           {"zero", "3"},
+                                           {"hsdp", "4"}}));
+      },
+      {"--hsdp 4", "2 ranks of dp", "divisors of 2"});
 }
 
 TEST(LaunchFiles, NanotronsAndDeepSpeeds) {

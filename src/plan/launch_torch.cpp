@@ -103,8 +103,11 @@ std::vector<LaunchFile> launch_torchtitan(const LaunchRequest& r) {
   const Mesh& mesh = plan.mesh;
   const Flavor& flavor = flavor_of(r);
   if (plan.zero_stage() == 1) not_launched(r, "--zero 1: does not run it; legal: 0, 2, 3");
-  if (plan.zero_stage() == 0 && mesh.dp() > 1 && mesh.dp() < mesh.num_ranks())
+  if (plan.zero_stage() == 0 && mesh.dp_cp_size() > 1 && mesh.dp() < mesh.num_ranks())
     not_launched(r, "--zero 0: runs it on data-parallel ranks alone; legal: 2, 3");
+  if (plan.zero_stage() > 0 && mesh.dp() % plan.hsdp != 0)
+    not_launched(r, "--hsdp {}: its replicas are of the {} of dp; legal: divisors of {}", plan.hsdp,
+                 counted(mesh.dp(), "rank"), mesh.dp());
   if (const std::int64_t parts = mesh.tp() * (mesh.cp() > 1 ? 2 * mesh.cp() : 1); plan.seq_len % parts != 0)
     not_launched(r, "--seq-len {}: cuts it into {} equal parts", plan.seq_len, parts);
   if (mesh.tp() > 1 && !plan.shards_sequence())

@@ -518,14 +518,16 @@ void give_torch_mesh(Log& log, TorchMesh sizes, std::size_t line) {
   for (const char* axis : {"pp", "dp_replicate", "dp_shard", "cp", "tp"}) sizes.try_emplace(axis, "1");
   for (const char* axis : {"pp", "cp", "tp", "ep"})
     if (sizes.contains(axis)) give(log, axis, sizes[axis], line);
-  give(log, "hsdp", sizes["dp_replicate"], line);
   const std::string where = FilePlace{log.file, line + 1}.text();
   const auto number = [&](const char* axis) -> std::int64_t {
     return parse_number<int>(where + ": " + axis, sizes[axis]);
   };
   const std::int64_t replicas = number("dp_replicate"), shards = number("dp_shard");
   give(log, "dp", std::to_string(replicas * shards), line);
-  give(log, "zero", shards > 1 ? "3" : "0", line);
+  // It shards over dp_shard x cp where either is above 1, and else has replicas alone.
+  const bool is_sharded = shards > 1 || number("cp") > 1;
+  give(log, "zero", is_sharded ? "3" : "0", line);
+  give(log, "hsdp", is_sharded ? sizes["dp_replicate"] : "1", line);
   if (number("cp") > 1) give(log, "cp-kind", "allgather", line);  // its default
 }
 
