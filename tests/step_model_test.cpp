@@ -316,6 +316,49 @@ TEST(OpSeconds, GroupsThatNodesCutArePricedAsCut) {
   EXPECT_NEAR(of_domains.dispatch(1e9, 8, 8, {64, 1, 576}), 7 * 1e9 / domains.tiers[1].bandwidth, 1e-12);
 }
 
+// Leaves of 256 with a quarter of their links to the spine. Of a ring over nodes one hop crosses a leaf's
+// border, as of a pipeline's messages those of the stage there: they share what all ranks of the leaf would
+// fill.
+TEST(OpSeconds, OnlyWhatLeavesALeafSharesItsLinks) {
+  const Software software;
+  Machine machine = load_machine("h100");
+  machine.tiers = {{8, 360e9, 0, 1, 0}, {256, 45e9, 0, 1, 0}, {8192, 45e9, 0, 4, 0}};
+  machine.collective_seconds = machine.small_group_loss = 0;
+  const OpSeconds ops(machine, software, Precision::bf16);
+  const double link = 45e9;
+  // Seconds of each byte over its slowest link.
+  const auto gather = [&](std::int64_t size, std::int64_t stride) {
+    const double ranks = static_cast<double>(size);
+    return ops.collective(Verb::all_gather, 1e9, {size, stride, size * stride}) * ranks / (ranks - 1) / 1e9 *
+           link;
+  };
+  EXPECT_NEAR(gather(32, 8), 1, 1e-12);  // inside a leaf
+  EXPECT_NEAR(gather(33, 8), 1, 1e-12);  // 8 rings leave it over 64 links
+  EXPECT_NEAR(gather(8, 64), 1, 1e-12);
+  EXPECT_NEAR(gather(4, 128), 2, 1e-12);
+  EXPECT_NEAR(gather(4, 256), 4, 1e-12);  // every rank has a ring of its own that leaves it
+  EXPECT_NEAR(gather(4, 512), 4, 1e-12);
+  // 32 groups of 3 on nodes' first and last ranks: 96 ranks to a block, of which two share every leaf but the
+  // first.
+  EXPECT_NEAR(ops.collective(Verb::all_gather, 1e9, {3, 48, 48 * 3 * 4}), 2 / 3.0 * 1e9 / link * 96 / 64,
+              1e-12);
+  const auto message = [&](std::int64_t stages, std::int64_t ranks) {
+    return ops.message(1e9, {stages, ranks, stages * ranks}) * link / 1e9;
+  };
+  EXPECT_NEAR(message(4, 64), 1, 1e-12);
+  EXPECT_NEAR(message(8, 64), 1, 1e-12);
+  EXPECT_NEAR(message(8, 128), 2, 1e-12);
+  EXPECT_NEAR(message(2, 1024), 4, 1e-12);
+  // All ranks send at once, and half of the bytes leave the leaf.
+  EXPECT_NEAR(ops.collective(Verb::all_to_all, 1e9, {64, 8, 512}), 32 / 64.0 * 1e9 / (link / 4), 1e-12);
+  EXPECT_NEAR(ops.collective(Verb::all_to_all, 1e9, {32, 8, 512}), 31 / 32.0 * 1e9 / link, 1e-12);
+  EXPECT_NEAR(ops.dispatch(1e9, 8, 8, {64, 8, 512}), 8 * 32 / 64.0 * 1e9 / (link / 4), 1e-12);
+  // Another 8 GPUs make a reduction over data-parallel ranks no disaster.
+  const double leaf = ops.collective(Verb::all_reduce, 16e9, {32, 8, 256}),
+               more = ops.collective(Verb::all_reduce, 16e9, {33, 8, 264});
+  EXPECT_LT(more, 1.01 * leaf);
+}
+
 // NVIDIA's recipes ask Slurm for as many hosts of each domain as divide the job's.
 TEST(OpSeconds, JobsShareDomainsOfSeveralHostsOutEvenly) {
   const Machine domains = load_machine("gb200"), nodes = load_machine("h100");

@@ -105,9 +105,13 @@ double OpSeconds::memory_pass(double bytes) const {
   return bytes / (machine_.memory_bandwidth * machine_.memory_efficiency);
 }
 
+std::int64_t OpSeconds::joined(std::size_t tier, std::int64_t job) const {
+  const std::int64_t node = machine_.node_of(job);
+  return tier == 0 ? node : machine_.tiers[tier].ranks * node / machine_.node();
+}
+
 WorstPlaced OpSeconds::placed(const RankGroups& groups, std::size_t tier) const {
-  const std::int64_t node = machine_.node_of(groups.job);
-  return worst_placed(groups, tier == 0 ? node : machine_.tiers[tier].ranks * node / machine_.node());
+  return worst_placed(groups, joined(tier, groups.job));
 }
 
 std::size_t OpSeconds::tier_of(const RankGroups& groups, const WorstPlaced& nodes) const {
@@ -116,9 +120,22 @@ std::size_t OpSeconds::tier_of(const RankGroups& groups, const WorstPlaced& node
   return tier;
 }
 
-double OpSeconds::bandwidth(std::size_t tier) const {
+double OpSeconds::bandwidth(std::size_t tier, double sending) const {
   const Tier& t = machine_.tiers[tier];
-  return t.bandwidth / t.oversubscription * (tier > 0 ? software_.network_efficiency : 1);
+  return t.bandwidth / std::max(1.0, t.oversubscription * sending) *
+         (tier > 0 ? software_.network_efficiency : 1);
+}
+
+double OpSeconds::slowest_hop(const RankGroups& groups, double rings, std::size_t outer) const {
+  double least = 1e300;
+  for (std::size_t tier = 1; tier <= outer; ++tier) {
+    // Each group leaves a unit once, as often as it has rings, and the other block's that lies in it too.
+    const double unit = real(joined(tier - 1, groups.job)),
+                 blocks = placed(groups, tier - 1).is_broken ? 2 : 1,
+                 leaving = std::min(unit, std::min(unit, real(groups.stride)) * rings * blocks);
+    least = std::min(least, bandwidth(tier, leaving / unit));
+  }
+  return least;
 }
 
 double OpSeconds::hops(Verb verb, double ranks, std::size_t tier) const {
@@ -127,18 +144,21 @@ double OpSeconds::hops(Verb verb, double ranks, std::size_t tier) const {
   return (ranks - 1) * (links.latency_seconds + links.ring_seconds);
 }
 
-double OpSeconds::moved(Verb verb, double bytes, double ranks, std::size_t tier) const {
+double OpSeconds::moved(Verb verb, double bytes, double ranks, double rate, double longer) {
   const double passes = verb == Verb::all_reduce ? 2 : 1;
+  return passes * (ranks - 1) / ranks * bytes * longer / rate;
+}
+
+double OpSeconds::moved_inside(Verb verb, double bytes, double ranks) const {
   // Few ranks keep fewer links busy: a group of two inside a node reaches four fifths of what eight do.
-  const double lost = tier == 0 ? machine_.small_group_loss / (ranks - 1) : 0;
-  return passes * (ranks - 1) / ranks * bytes * (1 + lost) / bandwidth(tier);
+  return moved(verb, bytes, ranks, bandwidth(0), 1 + machine_.small_group_loss / (ranks - 1));
 }
 
 double OpSeconds::moved_over_nodes(Verb verb, double bytes, const RankGroups& groups,
                                    const WorstPlaced& nodes, std::size_t outer) const {
   const double most = real(nodes.most), across = real(nodes.across),
-               near = nodes.most > 1 ? moved(verb, bytes, most, 0) : 0,
-               far = moved(verb, bytes / real(nodes.fewest), across, outer);
+               near = nodes.most > 1 ? moved_inside(verb, bytes, most) : 0, rings = real(nodes.fewest),
+               far = moved(verb, bytes / rings, across, slowest_hop(groups, rings, outer));
   if (!machine_.whole_rings) return near + far;
   // Of a ring through all ranks each link carries as much, and a node has as many as ranks to others.
   return (real(groups.size) - 1) / real(groups.size) *
@@ -163,12 +183,15 @@ double OpSeconds::collective(Verb verb, double bytes, const RankGroups& groups) 
       double seconds = start;
       if (inside > 1) seconds += (inside - 1) / ranks * bytes / bandwidth(0) + links.latency_seconds;
       if (nodes.across > 1)
-        seconds += (ranks - inside) / ranks * bytes / bandwidth(outer) + far_links.latency_seconds;
+        seconds += far_links.latency_seconds + over_tiers(outer, [&](std::size_t tier) {
+                     const double stay = tier == 1 ? inside : real(placed(groups, tier - 1).fewest);
+                     return (ranks - stay) / ranks * bytes;
+                   });
       return seconds;
     };
     return std::max(sending(real(nodes.fewest)), sending(most));
   }
-  if (nodes.across == 1) return start + hops(verb, most, 0) + moved(verb, bytes, most, 0);
+  if (nodes.across == 1) return start + hops(verb, most, 0) + moved_inside(verb, bytes, most);
   const double moving = moved_over_nodes(verb, bytes, groups, nodes, outer);
   if (verb != Verb::all_reduce) return start + hops(verb, most, 0) + hops(verb, across, outer) + moving;
   // NCCL takes the faster: its ring goes through all ranks, of which one hop in so many leaves the node; its
@@ -187,8 +210,9 @@ double OpSeconds::dispatch(double bytes, double ranks, double nodes, const RankG
   if (at.most > 1)
     near = ranks * (1 - 1 / real(at.most)) * bytes / bandwidth(0) + machine_.tiers[0].latency_seconds;
   if (at.across > 1)
-    far = nodes * (1 - 1 / nodes_of_fewest(groups)) * bytes / bandwidth(outer) +
-          machine_.tiers[outer].latency_seconds;
+    far = machine_.tiers[outer].latency_seconds + over_tiers(outer, [&](std::size_t tier) {
+            return nodes * (1 - real(placed(groups, tier - 1).fewest) / real(groups.size)) * bytes;
+          });
   return machine_.collective_seconds + std::max(near, far);
 }
 
@@ -199,7 +223,8 @@ double OpSeconds::dispatched_bytes(double bytes, double ranks, double nodes, con
 
 double OpSeconds::message(double bytes, const RankGroups& groups) const {
   const std::size_t tier = tier_of(groups, in_nodes(groups));
-  return bytes / bandwidth(tier) + machine_.tiers[tier].latency_seconds;
+  return bytes / (tier == 0 ? bandwidth(0) : slowest_hop(groups, 1, tier)) +
+         machine_.tiers[tier].latency_seconds;
 }
 
 }  // namespace echelon

@@ -2,6 +2,7 @@
 // collectives.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 
 #include "plan/rank_groups.h"
@@ -70,18 +71,32 @@ class OpSeconds {
   const Software& software() const { return software_; }
 
  private:
-  // Of a collective among ranks that one tier joins: what its hops take, and what its bytes take.
+  // What a collective's hops take among ranks that one tier joins, and what its bytes take at this rate.
   double hops(Verb verb, double ranks, std::size_t tier) const;
-  double moved(Verb verb, double bytes, double ranks, std::size_t tier) const;
+  static double moved(Verb verb, double bytes, double ranks, double rate, double longer = 1);
+  double moved_inside(Verb verb, double bytes, double ranks) const;
   // What bytes take in groups that lie so in nodes.
   double moved_over_nodes(Verb verb, double bytes, const RankGroups& groups, const WorstPlaced& nodes,
                           std::size_t outer) const;
+  // Ranks that a tier joins, as far as a job of so many uses them.
+  std::int64_t joined(std::size_t tier, std::int64_t job) const;
   // Over what a tier joins.
   WorstPlaced placed(const RankGroups& groups, std::size_t tier) const;
   WorstPlaced in_nodes(const RankGroups& groups) const { return placed(groups, 0); }
   // The outermost that a group needs.
   std::size_t tier_of(const RankGroups& groups, const WorstPlaced& nodes) const;
-  double bandwidth(std::size_t tier) const;
+  // Of each rank that sends, where so large a part of those that the tier below joins sends out at once.
+  double bandwidth(std::size_t tier, double sending = 1) const;
+  // Of rings over nodes, so many in each group, up to this tier: only hops over a unit's border leave it.
+  double slowest_hop(const RankGroups& groups, double rings, std::size_t outer) const;
+  // The longest that the bytes which leave each tier's units take, where all ranks send them.
+  template <class Leaving>
+  double over_tiers(std::size_t outer, const Leaving& leaving) const {
+    double longest = 0;
+    for (std::size_t tier = 1; tier <= outer; ++tier)
+      longest = std::max(longest, leaving(tier) / bandwidth(tier));
+    return longest;
+  }
 
   const Machine& machine_;
   const Software& software_;
