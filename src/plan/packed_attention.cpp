@@ -14,17 +14,18 @@
 namespace echelon {
 namespace {
 
-// Of which plans are priced; of a larger batch they are drawn again.
+// Of which plans are priced, whatever their batch: what a batch has is expected, not one draw of it.
 std::int64_t sampled_sequences(const Workload& work) {
   constexpr double most_documents = 300'000;
   constexpr std::int64_t least = 1, most = 4096;
   const double each = 1 + real(work.plan.seq_len) / work.documents.mean();
   const auto few = static_cast<std::int64_t>(most_documents / each);
-  return std::min(work.plan.global_batch, std::clamp(few, least, most));
+  return std::clamp(few, least, most);
 }
 
-// Samples, each on all ranks of a ring, that a mesh's price looks at.
-constexpr std::int64_t most_visits = 1 << 18;
+// Samples, each on all ranks of a ring, that a mesh's price looks at; and those of several batches: of so
+// many each rank's sums are near what is expected.
+constexpr std::int64_t most_visits = 1 << 18, most_of_batches = 1 << 15;
 
 // A document as the sequence that it is packed into leaves it.
 struct DocumentPart {
@@ -67,7 +68,10 @@ PackedDocuments::PackedDocuments(const Workload& work)
     }
   }
   mean_length_ = squares / (real(length) * real(std::ssize(sequences_)));
-  const std::int64_t samples = std::min(work.plan.global_batch, most_visits);
+  constexpr std::int64_t several = 64;
+  const std::int64_t batch = work.plan.global_batch,
+                     samples = std::max({std::ssize(sequences_), std::min(batch, most_visits),
+                                         std::min(several * batch, most_of_batches)});
   const auto distinct = static_cast<std::uint64_t>(sequences_.size());
   const Philox draw(0, Stream::document_lengths, 1);
   for (std::uint64_t k = 0; k < static_cast<std::uint64_t>(samples); ++k)
@@ -124,6 +128,7 @@ const PackedDocuments::Visits& PackedDocuments::visits(const Plan& c) {
       visits_.try_emplace({c.mesh.dp(), ring, static_cast<int>(c.context_balance), c.micro_batch});
   Visits& all = found->second;
   if (!is_new) return all;
+  const std::int64_t batches = std::max<std::int64_t>(1, std::ssize(drawn_) / c.global_batch);
   const std::int64_t dp = c.mesh.dp(), each = (c.global_batch + dp - 1) / dp,
                      microbatches = (each + c.micro_batch - 1) / c.micro_batch;
   // Of many microbatches the first stand for all of a rank.
@@ -133,51 +138,60 @@ const PackedDocuments::Visits& PackedDocuments::visits(const Plan& c) {
                std::max(least_visited, most_visits / (dp * c.micro_batch * static_cast<std::int64_t>(ring))));
   const std::int64_t seen = std::min(each, visited * c.micro_batch);
   std::vector<double> held(ring);
-  for (std::int64_t d = 0; d < dp; ++d) {
-    const std::int64_t samples = std::min(each, c.global_batch - d * each);
-    if (samples <= 0) break;
-    Visits::Rank& rank = all.ranks.emplace_back();
-    const std::int64_t begin = d * seen, end = begin + std::min(seen, samples);
-    for (std::int64_t first = begin; first < end; first += c.micro_batch) {
-      std::fill(held.begin(), held.end(), 0);
-      for (std::int64_t k = first; k < std::min(end, first + c.micro_batch); ++k) {
-        const std::size_t sequence = drawn_[static_cast<std::size_t>(k % std::ssize(drawn_))];
-        for (std::size_t r = 0; r < ring; ++r) held[r] += of_ranks[sequence * ring + r];
+  for (std::int64_t batch = 0; batch < batches; ++batch) {
+    std::vector<Visits::Rank>& ranks = all.batches.emplace_back();
+    for (std::int64_t d = 0; d < dp; ++d) {
+      const std::int64_t samples = std::min(each, c.global_batch - d * each);
+      if (samples <= 0) break;
+      Visits::Rank& rank = ranks.emplace_back();
+      const std::int64_t begin = batch * c.global_batch + d * seen, end = begin + std::min(seen, samples);
+      for (std::int64_t first = begin; first < end; first += c.micro_batch) {
+        std::fill(held.begin(), held.end(), 0);
+        for (std::int64_t k = first; k < std::min(end, first + c.micro_batch); ++k) {
+          const std::size_t sequence = drawn_[static_cast<std::size_t>(k % std::ssize(drawn_))];
+          for (std::size_t r = 0; r < ring; ++r) held[r] += of_ranks[sequence * ring + r];
+        }
+        double waited = 0;
+        for (double one : held)
+          waited = std::max(waited, one * real(static_cast<std::int64_t>(ring))), all.mean += one;
+        rank.busy += waited;
+        rank.most = std::max(rank.most, waited);
+        rank.visited += 1;
       }
-      double waited = 0;
-      for (double one : held)
-        waited = std::max(waited, one * real(static_cast<std::int64_t>(ring))), all.mean += one;
-      rank.busy += waited;
-      rank.most = std::max(rank.most, waited);
-      rank.visited += 1;
+      rank.microbatches = real((samples + c.micro_batch - 1) / c.micro_batch);
+      all.total += rank.busy;
+      all.all_visited += rank.visited;
     }
-    rank.microbatches = real((samples + c.micro_batch - 1) / c.micro_batch);
-    all.total += rank.busy;
-    all.all_visited += rank.visited;
   }
   return all;
 }
 
 PackedAttention PackedDocuments::fixed(const Plan& c) {
-  const auto& [ranks, total, mean, all_visited] = visits(c);
-  const std::int64_t dp = c.mesh.dp();
+  const auto& [batches, total, mean, all_visited] = visits(c);
+  const double of_one = total / all_visited, pipeline = c.mesh.pp() - 1;
   PackedAttention a;
   a.in_group = total / mean;
-  double longest = -1, all = 0;
-  const double of_one = total / all_visited, pipeline = c.mesh.pp() - 1;
-  for (Visits::Rank rank : ranks) {
-    all += rank.microbatches;
-    // A sum of n times as many is off the mean by the root of n times as much.
-    if (rank.visited < rank.microbatches)
-      rank.busy = of_one * rank.microbatches +
-                  (rank.busy - of_one * rank.visited) * std::sqrt(rank.microbatches / rank.visited);
-    // The largest microbatch goes through all stages one after another.
-    if (rank.busy + pipeline * rank.most <= longest) continue;
-    longest = rank.busy + pipeline * rank.most;
-    a.busiest = rank.busy;
-    a.largest = rank.most * rank.microbatches / rank.busy;
+  a.busiest = a.largest = 0;
+  double waited = 0, most = 0, all = 0;  // of the rank that all wait for, over the batches; microbatches
+  for (const std::vector<Visits::Rank>& ranks : batches) {
+    double longest = -1;
+    Visits::Rank slowest;
+    for (Visits::Rank rank : ranks) {
+      all += rank.microbatches;
+      // A sum of n times as many is off the mean by the root of n times as much.
+      if (rank.visited < rank.microbatches)
+        rank.busy = of_one * rank.microbatches +
+                    (rank.busy - of_one * rank.visited) * std::sqrt(rank.microbatches / rank.visited);
+      // The largest microbatch goes through all stages one after another.
+      if (rank.busy + pipeline * rank.most <= longest) continue;
+      longest = rank.busy + pipeline * rank.most;
+      slowest = rank;
+    }
+    waited += slowest.busy;
+    most += slowest.most * slowest.microbatches;
   }
-  a.busiest *= real(dp) / (mean * all / all_visited);
+  a.busiest = waited * real(std::int64_t{c.mesh.dp()}) / (mean * all / all_visited);
+  a.largest = most / waited;
   return a;
 }
 
@@ -190,46 +204,54 @@ PackedAttention PackedDocuments::dynamic(const Plan& c) const {
                of_pair = with - of_token;
   const double most_tokens = real(c.micro_batch * c.seq_len) / c.mesh.cp();
   // Where not all sequences of a step were drawn: as many ranks fewer.
-  const double drawn = real(std::ssize(sequences_)) / real(c.global_batch);
-  const int cp = c.mesh.cp(), dp = std::max(1, static_cast<int>(std::lround(c.mesh.dp() * drawn)));
-  std::map<int, std::vector<DocumentPart>, std::greater<>> by_degree;
-  for (const DocumentStarts& starts : sequences_)
-    for (std::size_t i = 0; i < starts.size(); ++i) {
-      const std::int64_t tokens = (i + 1 < starts.size() ? starts[i + 1] : c.seq_len) - starts[i];
-      double pairs = (1 - windowed_) * pairs_of(tokens, 0);
-      if (windowed_ > 0) pairs += windowed_ * pairs_of(tokens, m.window.size);
-      by_degree[std::min(cp, dynamic_degree(tokens, most_tokens))].push_back({real(tokens), pairs});
+  const std::int64_t packed = std::ssize(sequences_), batch = std::min(packed, c.global_batch);
+  const int cp = c.mesh.cp(),
+            dp = std::max(1, static_cast<int>(std::lround(c.mesh.dp() * real(batch) / real(c.global_batch))));
+  std::map<int, PackedAttention::Degree, std::greater<>> degrees;
+  double busiest = 0, attention = 0, all = 0;
+  const std::int64_t batches = packed / batch;
+  for (std::int64_t b = 0; b < batches; ++b) {
+    std::map<int, std::vector<DocumentPart>, std::greater<>> by_degree;
+    for (std::int64_t k = b * batch; k < (b + 1) * batch; ++k) {
+      const DocumentStarts& starts = sequences_[static_cast<std::size_t>(k)];
+      for (std::size_t i = 0; i < starts.size(); ++i) {
+        const std::int64_t tokens = (i + 1 < starts.size() ? starts[i + 1] : c.seq_len) - starts[i];
+        double pairs = (1 - windowed_) * pairs_of(tokens, 0);
+        if (windowed_ > 0) pairs += windowed_ * pairs_of(tokens, m.window.size);
+        by_degree[std::min(cp, dynamic_degree(tokens, most_tokens))].push_back({real(tokens), pairs});
+      }
     }
-  PackedAttention a;
-  std::vector<double> load(static_cast<std::size_t>(dp * cp));
-  double all = 0, attention = 0, tokens = 0;
-  for (auto& [ranks, pieces] : by_degree) {
-    const auto work = [&](const DocumentPart& p) { return of_token * p.tokens + of_pair * p.pairs; };
-    std::sort(pieces.begin(), pieces.end(),
-              [&](const DocumentPart& x, const DocumentPart& y) { return work(x) > work(y); });
-    using Waiting = std::pair<double, std::size_t>;
-    std::priority_queue<Waiting, std::vector<Waiting>, std::greater<>> groups;
-    const auto size = static_cast<std::size_t>(ranks);
-    for (std::size_t g = 0; g * size < load.size(); ++g)
-      groups.emplace(*std::max_element(load.begin() + static_cast<std::ptrdiff_t>(g * size),
-                                       load.begin() + static_cast<std::ptrdiff_t>((g + 1) * size)),
-                     g);
-    double here = 0, seen = 0;
-    for (const DocumentPart& p : pieces) {
-      auto [busy, g] = groups.top();
-      groups.pop();
-      groups.emplace(busy + work(p) / ranks, g);
-      here += p.tokens, seen += p.pairs;
-      all += work(p), attention += of_pair * p.pairs;
+    std::vector<double> load(static_cast<std::size_t>(dp * cp));
+    for (auto& [ranks, pieces] : by_degree) {
+      const auto work = [&](const DocumentPart& p) { return of_token * p.tokens + of_pair * p.pairs; };
+      std::sort(pieces.begin(), pieces.end(),
+                [&](const DocumentPart& x, const DocumentPart& y) { return work(x) > work(y); });
+      using Waiting = std::pair<double, std::size_t>;
+      std::priority_queue<Waiting, std::vector<Waiting>, std::greater<>> groups;
+      const auto size = static_cast<std::size_t>(ranks);
+      for (std::size_t g = 0; g * size < load.size(); ++g)
+        groups.emplace(*std::max_element(load.begin() + static_cast<std::ptrdiff_t>(g * size),
+                                         load.begin() + static_cast<std::ptrdiff_t>((g + 1) * size)),
+                       g);
+      PackedAttention::Degree& degree =
+          degrees.try_emplace(ranks, PackedAttention::Degree{ranks, 0, 0}).first->second;
+      for (const DocumentPart& p : pieces) {
+        auto [busy, g] = groups.top();
+        groups.pop();
+        groups.emplace(busy + work(p) / ranks, g);
+        degree.share += p.tokens, degree.keys += p.pairs;
+        all += work(p), attention += of_pair * p.pairs;
+      }
+      for (; !groups.empty(); groups.pop())
+        std::fill_n(load.begin() + static_cast<std::ptrdiff_t>(groups.top().second * size), size,
+                    groups.top().first);
     }
-    for (; !groups.empty(); groups.pop())
-      std::fill_n(load.begin() + static_cast<std::ptrdiff_t>(groups.top().second * size), size,
-                  groups.top().first);
-    tokens += here;
-    a.degrees.push_back({ranks, here, seen / here - 0.5});
+    busiest += *std::max_element(load.begin(), load.end());
   }
-  for (PackedAttention::Degree& degree : a.degrees) degree.share /= tokens;
-  const double count = real(std::ssize(load)), busiest = *std::max_element(load.begin(), load.end());
+  PackedAttention a;
+  const double tokens = real(batches * batch * c.seq_len), count = real(std::int64_t{dp} * cp);
+  for (auto& [ranks, degree] : degrees)
+    a.degrees.push_back({ranks, degree.share / tokens, degree.keys / degree.share - 0.5});
   a.busiest = 1 + (busiest - all / count) / (attention / count);
   return a;
 }

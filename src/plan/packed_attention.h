@@ -1,5 +1,6 @@
 // What packed documents make of attention: how many keys a token sees, and how much more than the mean the
-// ranks compute that all others wait for.
+// ranks compute that all others wait for. Both are expected, over thousands of packed sequences and the
+// batches that these make, whatever the size of one batch.
 #pragma once
 
 #include <cstdint>
@@ -51,7 +52,7 @@ class PackedDocuments {
     struct Rank {
       double busy = 0, most = 0, visited = 0, microbatches = 0;
     };
-    std::vector<Rank> ranks;
+    std::vector<std::vector<Rank>> batches;       // each with its ranks
     double total = 0, mean = 0, all_visited = 0;  // mean: of all ranks
   };
   // Pipelines of any depth have the same, and so has any cp where documents are cut by themselves.
