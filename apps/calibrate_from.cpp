@@ -104,6 +104,15 @@ int run_calibrate_from(const CalibrateFromFlags& f) {
   Measurements measured;
   for (const std::string& path : f.from)
     read_measurements(read_text(path, "--from"), path, f.model, measured);
+  std::FILE* out = f.json ? stderr : stdout;
+  const bool has_steps = !measured.steps.empty();
+  std::vector<TooLargeStep> too_large = leave_out_too_large(program, start, measured.steps);
+  for (TooLargeStep& step : leave_out_too_large(program, start, measured.candidates))
+    too_large.push_back(std::move(step));
+  if (has_steps && measured.steps.empty())
+    refuse("{}{}", too_large.front().text,
+           too_large.size() > 1 ? " No other step is left to fit either." : " No step is left to fit.");
+  for (const TooLargeStep& step : too_large) fmt::print(out, "{}\n", step.text);
   if (f.choose > static_cast<std::int64_t>(measured.candidates.size()))
     refuse("--choose {}: the --from files have {} whose seconds are left empty", f.choose,
            counted(static_cast<std::int64_t>(measured.candidates.size()), "step"));
@@ -131,7 +140,6 @@ int run_calibrate_from(const CalibrateFromFlags& f) {
   mark_fitted(machine.machine.provenance, to_toml(start), to_toml(machine.machine));
   mark_fitted(software.software.provenance, to_toml(program), to_toml(software.software));
 
-  std::FILE* out = f.json ? stderr : stdout;
   print_rows(out, "product", machine.products, start.name);
   print_rows(out, "collective", machine.collectives, start.name);
   print_rows(out, "step", software.steps, program.name);
@@ -161,12 +169,16 @@ int run_calibrate_from(const CalibrateFromFlags& f) {
     ordered_json chosen = ordered_json::array();
     for (const StepChoice::Step& one : choice.steps)
       chosen.push_back({{"where", all[one.step].where}, {"open", one.uncertain}});
+    ordered_json doubted = ordered_json::array();
+    for (const TooLargeStep& step : too_large)
+      doubted.push_back({{"text", step.text}, {"left_out", step.is_left_out}});
     fmt::print("{}\n", json_text(ordered_json{{"machine", f.out},
                                               {"software", f.software_out},
                                               {"products", rows_json(machine.products)},
                                               {"collectives", rows_json(machine.collectives)},
                                               {"steps", rows_json(software.steps)},
-                                              {"chosen", chosen}}));
+                                              {"chosen", chosen},
+                                              {"too_large", doubted}}));
   }
   return 0;
 }

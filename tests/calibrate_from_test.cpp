@@ -258,6 +258,34 @@ TEST(CalibrateFrom, AStepAboveThePeakIsRefused) {
   EXPECT_EQ(fit("16").steps.size(), 1u);
 }
 
+// What no device could hold was not measured so: without zero=3 in its row 70B on 64 devices is whole on
+// each.
+TEST(CalibrateFrom, StepsThatNoDeviceHoldsAreLeftOut) {
+  Measurements m = read(
+      "gpus,global-batch,seq-len,zero,recompute,micro-batch,seconds\n64,512,8192,0,full,1,60\n"
+      "64,512,8192,3,full,1,60\n64,512,8192,3,none,2,60\n",
+      "a.csv", "llama-3-70b");
+  const std::vector<TooLargeStep> found =
+      leave_out_too_large(load_software("torchtitan"), load_machine("h100"), m.steps);
+  ASSERT_EQ(m.steps.size(), 1u);
+  EXPECT_EQ(m.steps[0].where, "--from a.csv, line 3");
+  ASSERT_EQ(found.size(), 2u);
+  EXPECT_TRUE(found[0].is_left_out && found[1].is_left_out);
+  for (const char* words :
+       {"a.csv, line 2", " GB of 85.0 GB of h100", "left out", "zero, offload and the number"})
+    EXPECT_NE(found[0].text.find(words), std::string::npos) << found[0].text;
+  EXPECT_NE(found[1].text.find("recompute, offload, micro-batch and"), std::string::npos) << found[1].text;
+  // Of a little more a device may have made room, and a count may be off.
+  Machine small = load_machine("h100");
+  m = read("gpus,global-batch,seq-len,zero,recompute,micro-batch,seconds\n64,512,8192,3,full,1,60\n", "a.csv",
+           "llama-3-70b");
+  small.memory_bytes = 40e9;
+  const std::vector<TooLargeStep> close = leave_out_too_large(load_software("torchtitan"), small, m.steps);
+  ASSERT_EQ(close.size(), 1u);
+  EXPECT_FALSE(close[0].is_left_out) << close[0].text;
+  EXPECT_EQ(m.steps.size(), 1u);
+}
+
 TEST(CalibrateFrom, ReadsSteps) {
   const Measurements m = read(
       "# echelon: seq-len=4096 model=llama-2-7b\n"

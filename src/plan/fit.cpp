@@ -436,16 +436,54 @@ StepChoice most_telling_steps(const Software& start, const std::vector<Knob>& kn
   return choice;
 }
 
-static Estimate priced(const Software& software, const Machine& machine, const MeasuredStep& step) {
+static Workload work_of(const Software& software, const Machine& machine, const MeasuredStep& step) {
   Workload work;
   work.plan = step.plan;
   work.precision = step.precision;
   work.machine = machine;
   work.software = software;
-  StepModel model(work);
+  return work;
+}
+
+static Estimate priced(const Software& software, const Machine& machine, const MeasuredStep& step) {
+  StepModel model(work_of(software, machine, step));
   if (const std::string problem = model.schedule_problem(step.plan); !problem.empty())
     refuse("{}: {}", step.where, problem);
   return model.estimate_seconds(step.plan);
+}
+
+// Fields whose usual values need the most memory.
+static std::string fields_in_doubt(const Plan& plan) {
+  std::vector<std::string> fields;
+  if (plan.zero < 3 && plan.mesh.dp_cp_size() > 1) fields.push_back("zero");
+  if (plan.recompute == Recompute::none) fields.push_back("recompute");
+  if (plan.offload == Offload::none) fields.push_back("offload");
+  if (plan.micro_batch > 1) fields.push_back("micro-batch");
+  fields.push_back("the number of devices");
+  std::string text = fields.front();
+  for (std::size_t i = 1; i < fields.size(); ++i)
+    text += (i + 1 < fields.size() ? ", " : " and ") + fields[i];
+  return text;
+}
+
+std::vector<TooLargeStep> leave_out_too_large(const Software& software, const Machine& machine,
+                                              std::vector<MeasuredStep>& steps) {
+  constexpr double far = 1.5;
+  std::vector<TooLargeStep> found;
+  std::erase_if(steps, [&](const MeasuredStep& step) {
+    StepModel model(work_of(software, machine, step));
+    if (!model.schedule_problem(step.plan).empty()) return false;  // which is refused where it is priced
+    const std::vector<double> ranks = model.rank_bytes(step.plan);
+    const double bytes = *std::max_element(ranks.begin(), ranks.end());
+    if (bytes <= model.usable_bytes()) return false;
+    const bool is_left_out = bytes > far * machine.memory_bytes;
+    found.push_back(
+        {is_left_out, fmt::format("{}: is counted to need {:.1f} GB of {:.1f} GB of {}{}; are its {} right?",
+                                  step.where, bytes / 1e9, machine.memory_bytes / 1e9, machine.name,
+                                  is_left_out ? ", and is left out" : "", fields_in_doubt(step.plan))});
+    return is_left_out;
+  });
+  return found;
 }
 
 double priced_seconds(const Software& software, const Machine& machine, const MeasuredStep& step) {
