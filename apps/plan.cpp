@@ -1,8 +1,10 @@
 #include <fmt/core.h>
 #include <fmt/ranges.h>
 
+#include <algorithm>
 #include <filesystem>
 #include <memory>
+#include <optional>
 
 #include "apps/plan_flags.h"
 #include "apps/plan_page.h"
@@ -15,6 +17,7 @@
 #include "base/units.h"
 #include "plan/explain.h"
 #include "plan/launch.h"
+#include "plan/near_sizes.h"
 #include "schedule/pipeline_layout.h"
 
 namespace echelon {
@@ -52,6 +55,24 @@ std::string shown_table(const Colours& colours, int columns, const PlansTable& t
   return colours(Tint::faint, fitted(table.head, columns)) +
          colours(Tint::strong, fitted(table.best, columns)) + fitted(table.others + table.counts, columns) +
          colours(Tint::caution, fitted(table.beyond, columns));
+}
+
+// What takes least of the most devices, of half as many, and so on: more of them than the batch shares out
+// may take longer.
+std::optional<NearSize> fastest(SearchRequest request) {
+  const std::int64_t step = std::max<std::int64_t>(1, request.given_ranks()),
+                     fewest = request.gives_mesh() ? step : 1;
+  std::optional<NearSize> found;
+  for (std::int64_t most = request.gives_mesh() ? step : request.gpus; most >= fewest; most /= 2) {
+    request.gpus = static_cast<int>(most / step * step);
+    if (request.gpus == 0) break;
+    try {
+      if (auto best = best_within(request, found ? found->best.seconds / (1 + tie) : 1e300))
+        found = NearSize{request.gpus, request.work.plan.global_batch, std::move(*best)};
+    } catch (const RequestError&) {  // what is given does not go with this number
+    }
+  }
+  return found;
 }
 
 int run_plan(const PlanSearchFlags& f) {
@@ -92,12 +113,25 @@ int run_plan(const PlanSearchFlags& f) {
     std::optional<LeastGpus> least = least_gpus(request, f.target_seconds);
     line.clear();
     if (!least) {
-      fmt::print(out, "{}",
-                 colours(Tint::bad, fmt::format("no number of GPUs up to --gpus {} reaches {} s a step\n",
-                                                request.gpus, f.target_seconds)));
+      const std::optional<NearSize> best = fastest(request);
+      line.clear();
+      const std::string found =
+          best ? fmt::format("; the fastest that was found takes {:.4g} s, on {} GPU{}: {}",
+                             best->best.seconds, best->gpus, best->gpus == 1 ? "" : "s",
+                             summary(best->best.plan))
+               : "";
+      fmt::print(
+          out, "{}",
+          colours(Tint::bad, fitted(fmt::format("no number of GPUs up to --gpus {} reaches {} s a step{}\n",
+                                                request.gpus, f.target_seconds, found),
+                                    columns)));
       if (!f.html.empty())
         fmt::print(stderr, "echelon: {} is not written: there is no plan to draw\n", f.html);
-      if (f.json) fmt::print("{}\n", plans_json(result, request.work));
+      if (f.json) {
+        std::vector<NearSize> near;
+        if (best) near.push_back(*best);
+        fmt::print("{}\n", plans_json(result, request.work, {}, near));
+      }
       return 1;
     }
     gpus = least->gpus;

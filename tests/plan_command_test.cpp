@@ -82,6 +82,30 @@ TEST_F(PlanCommand, NothingFits) {
             std::string::npos);
 }
 
+// Where no number of devices is enough, how far the fastest is from it.
+TEST_F(PlanCommand, TheFastestIsSaidWhereNoNumberReachesTheTarget) {
+  const std::string asked =
+      "--model gpt2-1.5b --gpus 16 --global-batch 64 --seq-len 1024 --objective gpus --target-time 0.0001";
+  const CommandResult r = run(asked);
+  EXPECT_EQ(r.status, 1);
+  const json best = object("--model gpt2-1.5b --gpus 16 --global-batch 64 --seq-len 1024")["plans"][0];
+  EXPECT_NE(
+      r.output.find(
+          "no number of GPUs up to --gpus 16 reaches 0.0001 s a step; the fastest that was found takes"),
+      std::string::npos)
+      << r.output;
+  EXPECT_NE(r.output.find("on 16 GPUs: dp "), std::string::npos) << r.output;
+  const json near = object(asked, 1)["near"];
+  ASSERT_EQ(near.size(), 1u);
+  EXPECT_EQ(near[0]["gpus"], 16);
+  EXPECT_LE(near[0]["step_seconds"].get<double>(), best["step_seconds"].get<double>() * (1 + 1e-9));
+  // Of a batch of 2 no more than some have anything to do.
+  const json few = object(
+      "--model gpt2-tiny --gpus 16 --global-batch 2 --seq-len 64 --objective gpus --target-time 1e-9", 1);
+  ASSERT_EQ(few["near"].size(), 1u);
+  EXPECT_LE(few["near"][0]["gpus"], 16);
+}
+
 TEST_F(PlanCommand, RefusesWhatCannotBe) {  // long
   refused("--gpus 0", {"--gpus 0", "from 1"});
   refused("--gpus 64 --dp 8 --global-batch 4",
