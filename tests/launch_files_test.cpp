@@ -353,6 +353,32 @@ TEST(LaunchFiles, TorchtitansLogsAreReadAsThePlansThatWereWritten) {
       {"--hsdp 4", "2 ranks of dp", "divisors of 2"});
 }
 
+// Its recipe has the model: what no flag of Megatron's says is no reason to refuse the plan.
+TEST(LaunchFiles, BridgesRecipesHaveTheirModels) {
+  for (const char* model : {"deepseek-v3", "kimi-k2", "gpt-oss-20b", "gemma-2-9b", "qwen3-next-80b-a3b"}) {
+    SCOPED_TRACE(model);
+    SearchRequest r = request_of(model, 16, 64, "current",
+                                 {{"tp", "1"},
+                                  {"pp", "2"},
+                                  {"cp", "1"},
+                                  {"zero", "1"},
+                                  {"schedule", "1f1b"},
+                                  {"micro-batch", "1"},
+                                  {"recompute", "none"}});
+    r.work.machine.memory_bytes = 1e13;
+    const Estimate best = search(r).plans.at(0);
+    std::string yaml;
+    for (const LaunchFile& file : launch_files("megatron-bridge", best, r.work))
+      if (file.name == "bridge.yaml") yaml = file.text;
+    EXPECT_NE(yaml.find(fmt::format("  pipeline_model_parallel_size: {}\n", best.plan.mesh.pp())),
+              std::string::npos);
+    EXPECT_NE(yaml.find("  mtp_num_layers: null\n"), std::string::npos);  // which some recipes have
+    expect_refusal([&] { launch_files("megatron-core", best, r.work); }, {"--model ", model, "not written"});
+  }
+  SearchRequest none = request_of("olmo2-7b", 8, 64, "current", {});
+  expect_refusal([&] { files_of("megatron-bridge", none); }, {"--model olmo2-7b", "not written"});
+}
+
 TEST(LaunchFiles, NanotronsAndDeepSpeeds) {
   const Files nanotron = files_of(
       "nanotron",

@@ -54,17 +54,30 @@ void check_router(const LaunchRequest& r) {
         m.name, m.router.group_best, m.experts_per_token / m.router.most_groups);
 }
 
-void check_megatron(const LaunchRequest& r) {
-  const Plan& plan = r.plan();
+// Models whose layers are in a recipe of Megatron-Bridge (src/megatron/bridge/recipes, 0.4), of which the
+// overrides say nothing.
+bool has_recipe(const ModelSpec& m) {
+  static const std::set<std::string> names{
+      "deepseek-v2", "deepseek-v2-lite", "deepseek-v3", "kimi-k2",    "glm-4.5-air", "qwen3-next-80b-a3b",
+      "gemma-2-2b",  "gemma-2-9b",       "gemma-2-27b", "gemma-3-1b", "gpt-oss-20b", "gpt-oss-120b"};
+  return names.contains(m.name) && m.num_mtp_layers == 0;
+}
+
+// Of the model, which flags have to say.
+void check_model(const LaunchRequest& r) {
   check_plain_llama(r, true);
   if (is_hybrid(r)) check_hybrid(r);
   if (r.model().rope.scaling != RopeScaling::none && r.model().rope.scaling != RopeScaling::llama3)
     not_launched(r, "--model {}: its positions are scaled as no flag says", r.model().name);
+  check_router(r);
+}
+
+void check_megatron(const LaunchRequest& r) {
+  const Plan& plan = r.plan();
   if (const ModelSpec& m = r.model(); m.experts != Experts::none) {
     if (plan.mesh.tp() > 1 && !plan.shards_sequence())
       not_launched(r, "--sp off: cuts sequences where experts are beside --tp {}", plan.mesh.tp());
   }
-  check_router(r);
   if (const std::int64_t parts = 2 * plan.mesh.cp(); parts > 2 && plan.seq_len % parts != 0)
     not_launched(r, "--seq-len {}: cuts it into two parts for each rank of --cp {}; legal: multiples of {}",
                  plan.seq_len, plan.mesh.cp(), parts);
@@ -287,6 +300,7 @@ constexpr const char* allocator = "export PYTORCH_CUDA_ALLOC_CONF=expandable_seg
 }  // namespace
 
 std::vector<LaunchFile> launch_megatron_core(const LaunchRequest& r) {
+  check_model(r);
   check_megatron(r);
   const Plan& plan = r.plan();
   Settings all = mesh_settings(r);
@@ -325,6 +339,7 @@ std::vector<LaunchFile> launch_megatron_core(const LaunchRequest& r) {
 }
 
 std::vector<LaunchFile> launch_megatron_bridge(const LaunchRequest& r) {
+  if (!has_recipe(r.model())) check_model(r);
   check_megatron(r);
   const Plan& plan = r.plan();
   const auto snake = [](std::string key) {
@@ -372,6 +387,7 @@ std::vector<LaunchFile> launch_megatron_bridge(const LaunchRequest& r) {
                                           {"recompute_modules", "null"},
                                           {"cp_comm_type", "null"}})
     if (!said.contains(key)) text += fmt::format("  {}: {}\n", key, none);
+  if (!is_hybrid(r)) text += "  mtp_num_layers: null\n";
   // Which runs beside the dispatcher alltoall alone.
   if (r.model().num_shared_experts > 0) text += "  moe_shared_expert_overlap: false\n";
   text += fmt::format("train:\n  micro_batch_size: {}\n  global_batch_size: {}\n", plan.micro_batch,
