@@ -168,8 +168,11 @@ SearchRequest PlanSearchFlags::request() const {
   r.work.machine = load("--machine", load_machine, machine_, by.machine);
   const int noted = is_given("--machine") ? 0 : by.node;
   if (const int node = nodes_of_.value_or(noted); nodes_of_ || node != 0) {
-    if (node < 1 || (r.work.machine.tiers.size() > 1 && node >= r.work.machine.tiers[1].ranks))
-      refuse("--nodes-of {}: must be at least 1, and less than the cluster", node);
+    const std::vector<Tier>& tiers = r.work.machine.tiers;
+    if (tiers.size() > 1 && (node < 1 || node >= tiers[1].ranks))
+      refuse("--nodes-of {}: must be from 1 to {}: {} joins {} devices by the links between nodes", node,
+             tiers[1].ranks - 1, r.work.machine.name, tiers[1].ranks);
+    if (node < 1) refuse("--nodes-of {}: must be at least 1", node);
     r.work.machine.tiers.front().ranks = node;
     if (const int host = r.work.machine.host_devices; host > 0 && node % host != 0)
       r.work.machine.host_devices = 0;

@@ -286,6 +286,23 @@ TEST(CalibrateFrom, StepsThatNoDeviceHoldsAreLeftOut) {
   EXPECT_EQ(m.steps.size(), 1u);
 }
 
+TEST(CalibrateFrom, TheMedianOfAnEvenNumberIsBetweenTheMiddleTwo) {
+  std::string log = "# echelon: gpus=8 global-batch=64 micro-batch=1 seq-len=4096\n";
+  for (const int ms : {9000, 8000, 1000, 4000, 2000, 3000})  // the first two warm up
+    log += fmt::format(
+        " [2025-01-01 00:00:00] iteration  1/ 20 | consumed samples: 64 | elapsed time per iteration "
+        "(ms): {}.0 | global batch size: 64 | lm loss: 1.0\n",
+        ms);
+  EXPECT_DOUBLE_EQ(read(log, "a.log", "llama-3-8b").steps.at(0).seconds, 2.5);
+}
+
+TEST(CalibrateFrom, SaysHowColumnsOfProductsAreNamed) {
+  expect_refusal([&] { read("M,N,K,time_us\n1,2,3,4\n", "a.csv"); },
+                 {"a.csv", "has columns M, N, K", "m, n, k, one of seconds, ms, us, tflops"});
+  expect_refusal([&] { read("m,n,k,time\n1,2,3,4\n", "a.csv"); },
+                 {"column time is not known", "m, n, k, one of"});
+}
+
 TEST(CalibrateFrom, ReadsSteps) {
   const Measurements m = read(
       "# echelon: seq-len=4096 model=llama-2-7b\n"

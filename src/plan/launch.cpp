@@ -112,12 +112,14 @@ std::string launch_head(const LaunchRequest& r) {
   return fmt::format(
       "#!/bin/bash\n"
       "# {} on {} {}: {}\n"
-      "# {:.4g} s a step predicted. Run on each of {} nodes, with NODE_RANK from 0 and MASTER_ADDR the first "
-      "one's.\n"
+      "# {:.4g} s a step predicted. {}\n"
       "set -e\n"
       "cd \"$(dirname \"$0\")\"\n",
       r.model().name, r.plan().mesh.num_ranks(), r.work.machine.name, summary(r.plan()), r.best.seconds,
-      r.nodes());
+      r.nodes() == 1
+          ? "Run on one node."
+          : fmt::format("Run on each of {} nodes, with NODE_RANK from 0 and MASTER_ADDR the first one's.",
+                        r.nodes()));
 }
 
 std::string torchrun(const LaunchRequest& r) {

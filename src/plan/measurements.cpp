@@ -4,6 +4,7 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
+#include <cctype>
 #include <cmath>
 #include <filesystem>
 #include <map>
@@ -271,8 +272,11 @@ void read_products(const CsvTable& table, const std::string& file, Measurements&
   const std::set<std::string> known{"m", "n", "k", "batch", "precision", "seconds", "ms", "us", "tflops"};
   for (const std::string& name : table.names)
     if (!known.contains(name))
-      refuse("--from {}: column {} is not known; a table of products has {}", file, name,
-             fmt::join(known, ", "));
+      refuse(
+          "--from {}: column {} is not known; a table of products has m, n, k, one of {}, and perhaps batch "
+          "and "
+          "precision",
+          file, name, fmt::join(units, ", "));
   const auto unit = std::find_if(units.begin(), units.end(), [&](const auto& one) { return table.has(one); });
   if (unit != units.end())
     if (const auto other =
@@ -334,6 +338,18 @@ void read_measurements(const std::string& text, const std::string& file, const s
     return;
   }
   const CsvTable table = table_of(lines, file);
+  std::set<std::string> small;
+  for (std::string name : table.names) {
+    for (char& c : name) c = static_cast<char>(std::tolower(static_cast<unsigned char>(c)));
+    small.insert(std::move(name));
+  }
+  if (small.contains("m") && small.contains("n") && small.contains("k") &&
+      !(table.has("m") && table.has("n") && table.has("k")))
+    refuse(
+        "--from {}: has columns {}; a table of products names them m, n, k, one of seconds, ms, us, tflops, "
+        "and "
+        "perhaps batch and precision",
+        file, fmt::join(table.names, ", "));
   if (table.has("m") && table.has("n") && table.has("k")) return read_products(table, file, into);
   if (table.has("seconds")) return read_steps(table, file, model, into);
   refuse(
