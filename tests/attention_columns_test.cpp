@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "attention_shapes.h"
+#include "attention_spoiled.h"
 #include "base/philox.h"
 #include "case_choice.h"
 #include "played_tiles.h"
@@ -139,6 +140,20 @@ class AttentionColumns : public ::testing::Test {
     expect_close(dv, exact_dv, group * s.q_len + d, "dv");
   }
 
+  void check_spoiled(const MicroKernel& kernel) {
+    const std::int64_t room_step = product_scratch_bytes(DType::bf16) / 64 * 64;
+    const Tensor rooms = make(DType::u8, 1, room_step);
+    checks::expect_spoiled_attention(
+        arena_, DType::bf16,
+        [&](const Tensor& q, const Tensor& k, const Tensor& v, const AttentionShape& s, const Tensor& out,
+            const Tensor& lse) {
+          attention_forward_by_columns(kernel, q, k, v, s, out, lse,
+                                       reinterpret_cast<std::byte*>(rooms.host<std::uint8_t>()), room_step,
+                                       ThreadTeam(1));
+        },
+        false);
+  }
+
   // One in `share` of them, as a kernel that is played takes its time.
   void check_all(const MicroKernel& kernel, std::uint64_t share) {
     std::vector<AttentionShape> shapes = attention_shapes();
@@ -169,9 +184,12 @@ class AttentionColumns : public ::testing::Test {
 
 TEST_F(AttentionColumns, AreTheSumsPlayed) { check_all(played_kernel, 18); }
 
+TEST_F(AttentionColumns, KeepWhatIsNotANumberPlayed) { check_spoiled(played_kernel); }
+
 TEST_F(AttentionColumns, AreTheSumsByTheProcessor) {
   if (amx_micro_kernel() == nullptr) GTEST_SKIP() << "this processor has no AMX";
   check_all(*amx_micro_kernel(), 6);
+  check_spoiled(*amx_micro_kernel());
 }
 
 }  // namespace

@@ -17,6 +17,7 @@
 #include <string>
 #include <vector>
 
+#include "attention_spoiled.h"
 #include "base/error.h"
 #include "base/philox.h"
 #include "base/split_weight.h"
@@ -1047,6 +1048,15 @@ TEST_P(DeviceAttention, OfEachKind) {
       SCOPED_TRACE(::testing::Message() << "q_len " << one.q_len << " kv_len " << one.kv_len);
       check(one, t);
     }
+}
+
+TEST_P(DeviceAttention, KeepsWhatIsNotANumber) {
+  for (const DType t : stored)
+    checks::expect_spoiled_attention(
+        *device.arena, t,
+        [this](const Tensor& q, const Tensor& k, const Tensor& v, const AttentionShape& s, const Tensor& out,
+               const Tensor& lse) { tested->attention(q, k, v, s, out, lse); },
+        true, false);
 }
 
 TEST_P(DeviceAttention, OfAnyShape) {

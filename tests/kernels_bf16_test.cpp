@@ -15,6 +15,7 @@
 #include <string>
 #include <vector>
 
+#include "attention_spoiled.h"
 #include "base/error.h"
 #include "base/philox.h"
 #include "base/split_weight.h"
@@ -400,6 +401,14 @@ TEST_P(KernelsBf16, Attention) {
       expect_close(dk, 2 * length + 16, 8, "attention dk", rounded),
           expect_close(dv, 2 * length + 16, 8, "attention dv", rounded);
     }
+}
+
+TEST_P(KernelsBf16, AttentionKeepsWhatIsNotANumber) {
+  checks::expect_spoiled_attention(
+      arena, DType::bf16,
+      [this](const Tensor& q, const Tensor& k, const Tensor& v, const AttentionShape& s, const Tensor& out,
+             const Tensor& lse) { kernels->attention(q, k, v, s, out, lse); },
+      true);
 }
 
 TEST_P(KernelsBf16, RowsOfTables) {

@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include "attention_shapes.h"
+#include "attention_spoiled.h"
 #include "case_choice.h"
 
 #include <algorithm>
@@ -619,6 +620,16 @@ TEST_F(KernelsCpu, Attention) {  // long
     expect_close(dq_alone, s.kv_len, 8, "attention dq alone");
     expect_close(dkv_alone, s.q_len, 8, "attention dk, dv alone");
   }
+}
+
+TEST_F(KernelsCpu, AttentionKeepsWhatIsNotANumber) {
+  const auto invariant = make_cpu_kernels(arena, DType::f32, 1, Numerics::invariant);
+  for (Kernels* const on : {one.get(), several.get(), invariant.get(), reference.get()})
+    checks::expect_spoiled_attention(
+        arena, DType::f32,
+        [on](const Tensor& q, const Tensor& k, const Tensor& v, const AttentionShape& s, const Tensor& out,
+             const Tensor& lse) { on->attention(q, k, v, s, out, lse); },
+        true);
 }
 
 // Two sequences of which the last chunk is shorter than the others, with a document across chunks.

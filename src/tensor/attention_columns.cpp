@@ -224,7 +224,7 @@ class Columns {
                      Size rows) {
     Seen seen(mask, begin, rows);
     alignas(64) float max[panel], sum[panel] = {}, factor[panel];
-    std::fill_n(max, panel, std::numeric_limits<float>::lowest());
+    std::fill_n(max, panel, -std::numeric_limits<float>::infinity());
     float* const sums = w_.sums[0];
     pack_panel(q.from(begin), rows, l_, w_.queries[0]);
     kernel_.begin();

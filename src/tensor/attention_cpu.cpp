@@ -28,6 +28,7 @@ constexpr std::int64_t tile = query_block * key_stride;
 // Room for what is summed in f32 before it is rounded to bf16: output rows of a block of queries, or
 // gradients of a block of keys and of its values.
 constexpr std::int64_t sum_floats = 2 * key_block * 128;
+constexpr float none = -std::numeric_limits<float>::infinity();  // the lse of a query that sees no key
 
 // Of a thread. Under invariant numerics all are made by our own kernels, whose bits show no shape: how many
 // of a sequence's queries a call has differs from mesh to mesh.
@@ -144,8 +145,8 @@ bool forward_block(const AttentionShape& s, const Mask& mask, Head<const T> q, H
   const std::int64_t rows = end - begin, depth = s.head_dim;
   float max[query_block], sum[query_block];
   for (std::int64_t r = 0; r < rows; ++r) {  // earlier keys are one that weighs exp(lse)
-    const bool begun = s.accumulate && std::isfinite(lse[begin + r]);
-    max[r] = begun ? lse[begin + r] : std::numeric_limits<float>::lowest();
+    const bool begun = s.accumulate && lse[begin + r] != none;  // what is not a number too
+    max[r] = begun ? lse[begin + r] : none;
     sum[r] = begun ? 1.0f : 0.0f;
   }
   const Head<float> sums = sums_of(out.from(begin), depth, work.sums);
@@ -181,14 +182,14 @@ bool forward_block(const AttentionShape& s, const Mask& mask, Head<const T> q, H
     has_out = true;
   }
   for (std::int64_t r = 0; r < rows; ++r) {
-    if (sum[r] > 0) {
-      if (sum[r] != 1.0f || stored_as<T> == DType::bf16)
-        pass.scale_wide(sums.row(r), 1.0f / sum[r], out.row(begin + r), depth);
-      lse[begin + r] = max[r] + std::log(sum[r]);
-    } else {  // sees no key
+    if (sum[r] == 0) {  // sees no key
       std::fill_n(out.row(begin + r), depth, T{});
-      lse[begin + r] = -std::numeric_limits<float>::infinity();
+      lse[begin + r] = none;
+      continue;
     }
+    if (sum[r] != 1.0f || stored_as<T> == DType::bf16)
+      pass.scale_wide(sums.row(r), 1.0f / sum[r], out.row(begin + r), depth);
+    lse[begin + r] = max[r] + std::log(sum[r]);
   }
   return ok;
 }

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cstdint>
 #include <initializer_list>
+#include <limits>
 #include <type_traits>
 
 #include "tensor/kernels.h"
@@ -73,7 +74,7 @@ class Mask {
   }
 
  private:
-  static constexpr float unseen = -1e30f;             // a score below all others
+  static constexpr float unseen = -std::numeric_limits<float>::infinity();  // above no score that is seen
   std::int64_t position_, q_step_, k_step_, kv_len_;  // of the first query, and AttentionShape's
   const std::int32_t* first_;
 };

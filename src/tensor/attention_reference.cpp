@@ -106,7 +106,7 @@ void reference_attention(const Tensor& tq, const Tensor& tk, const Tensor& tv, c
       p[j] = score_of(shape, q[at.row] + at.column, k[at.key_row + j] + at.key_column);
       max = std::max(max, p[j]);
     }
-    const bool begun = std::isfinite(earlier);
+    const bool begun = earlier != -std::numeric_limits<F>::infinity();  // what is not a number too
     const F kept = begun ? std::exp(earlier - max) : F(0);
     F sum = kept;
     for (std::int64_t j = first; j < end; ++j) sum += p[j] = std::exp(p[j] - max);

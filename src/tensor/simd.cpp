@@ -29,7 +29,7 @@ using One =
     hn::CappedTag<float, 1>;  // what is left of a row goes through the same code one element at a time
 using hn::Add, hn::Div, hn::Mul, hn::MulAdd, hn::NegMulAdd, hn::Set, hn::Sub, hn::Zero;
 
-constexpr float kLowest = std::numeric_limits<float>::lowest();
+constexpr float kUnseen = -std::numeric_limits<float>::infinity();  // as a score
 
 template <class D>
 Size lanes(D d) {
@@ -738,7 +738,7 @@ float softmax_row(const float* s, Size visible, Size n, float* max, float* sum, 
     top2 = hn::Max(top2, load(d, s + i + step));
   }
   if (i < whole) top = hn::Max(top, load(d, s + i));
-  if (whole < visible) top2 = hn::Max(top2, hn::IfThenElse(seen, load(d, s + whole), Set(d, kLowest)));
+  if (whole < visible) top2 = hn::Max(top2, hn::IfThenElse(seen, load(d, s + whole), Set(d, kUnseen)));
   const float new_max = hn::GetLane(hn::MaxOfLanes(d, hn::Max(top, top2)));
   auto total = Zero(d);
   for (i = 0; i < whole; i += step) {
@@ -888,7 +888,7 @@ void softmax_columns(const ScoreColumns& c, float* max, float* sum, float* facto
     auto top = before, top2 = before;
     const auto score = [=, &c](Size row) HWY_ATTR {
       const auto s = Mul(load(d, c.scores + row * width + q), scale);
-      return c.all_see(row) ? s : hn::IfThenElse(seen_at(d, c, q, row), s, Set(d, kLowest));
+      return c.all_see(row) ? s : hn::IfThenElse(seen_at(d, c, q, row), s, Set(d, kUnseen));
     };
     for (Size row = 0; row < c.rows; row += 2) {
       top = hn::Max(top, score(row));
@@ -906,7 +906,9 @@ void softmax_columns(const ScoreColumns& c, float* max, float* sum, float* facto
       total2 = Add(total2, e2);
       store_pair(d, e, e2, p + row / 2 * width + q);
     }
-    const auto correction = exponential(d, Sub(before, top));
+    // Of queries that see no key yet the maxima are infinities, whose difference is no number.
+    const auto correction =
+        hn::IfThenElse(hn::Eq(before, top), Set(d, 1.0f), exponential(d, Sub(before, top)));
     store(correction, d, factor + q);
     store(top, d, max + q);
     store(MulAdd(load(d, sum + q), correction, Add(total, total2)), d, sum + q);

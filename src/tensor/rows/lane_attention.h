@@ -246,7 +246,7 @@ struct LaneAttention {
       const int mine = at.row_of(i);
       const float earlier =
           s.accumulate && mine < of.rows ? lse[s.softmax(of.sequence, of.head, of.query + mine)] : none;
-      const bool begun = std::isfinite(earlier);
+      const bool begun = earlier != none;
       max[i] = begun ? earlier * log2_of_e : none;
       total[i] = begun && at.column == 0 ? 1.0f : 0.0f;  // one of the eight who add it up
       ECHELON_UNROLL

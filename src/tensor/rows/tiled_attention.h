@@ -130,7 +130,7 @@ struct TiledAttention {
     // What earlier calls found is one more key, whose score is their lse and whose value is their out.
     for (int i = lane; i < rows; i += lanes) {
       const F earlier = s.accumulate ? lse[s.softmax(sequence, head, query + i)] : -static_cast<F>(INFINITY);
-      const bool begun = std::isfinite(earlier);
+      const bool begun = earlier != -static_cast<F>(INFINITY);
       max[i] = begun ? earlier : -static_cast<F>(INFINITY);
       total[i] = begun ? F(1) : F(0);
       if (!begun)

@@ -134,7 +134,7 @@ struct WarpAttention {
     each_row_of_sums<strips>([&](int i, int half) {
       const int mine = row + 16 * i + fragment_row(warp.lane(), 2 * half);
       const float earlier = mine < at.rows ? lse[s.softmax(at.sequence, at.head, at.query + mine)] : none;
-      const bool begun = std::isfinite(earlier);
+      const bool begun = earlier != none;
       max[i][half] = begun ? earlier * log2_of_e : none;
       total[i][half] = begun && warp.lane() % 4 == 0 ? 1.0f : 0.0f;  // one of the four who add it up
       each_sum_of_row<width / 8>(half, [&](int j, int e) {
