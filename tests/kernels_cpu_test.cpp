@@ -7,6 +7,7 @@
 #include "case_choice.h"
 
 #include <algorithm>
+#include <bit>
 #include <cmath>
 #include <cstdint>
 #include <cstring>
@@ -17,6 +18,7 @@
 #include "base/error.h"
 #include "base/philox.h"
 #include "tensor/kernels.h"
+#include "tensor/simd.h"
 
 namespace echelon::kernels_cpu_test {
 namespace {
@@ -630,6 +632,63 @@ TEST_F(KernelsCpu, AttentionKeepsWhatIsNotANumber) {
         [on](const Tensor& q, const Tensor& k, const Tensor& v, const AttentionShape& s, const Tensor& out,
              const Tensor& lse) { on->attention(q, k, v, s, out, lse); },
         true);
+}
+
+// By each instruction set, of NaNs with and without something in their lower bits, at places of whole vectors
+// and behind the last.
+TEST_F(KernelsCpu, PassesKeepWhatIsNotANumber) {
+  constexpr std::int64_t n = 64 + 7;
+  on_each_instruction_set([](const char* set) {
+    for (const std::uint32_t bits :
+         {0x7fc00000u, 0xffc00000u, 0x7fc00001u, 0x7fffffffu, 0x7fcabc7fu, 0xffffffffu, 0x7f800001u})
+      for (const std::int64_t place : {std::int64_t{0}, std::int64_t{37}, n - 1}) {
+        SCOPED_TRACE(std::string(set) + ", NaN " + std::to_string(bits) + " at " + std::to_string(place));
+        std::vector<float> numbers(2 * n);  // whose rows have room behind them
+        for (std::size_t i = 0; i < numbers.size(); ++i) numbers[i] = std::sin(static_cast<float>(i));
+        const std::vector<float> ones(2 * n, 1.0f);
+        auto spoiled = numbers;
+        spoiled[static_cast<std::size_t>(place)] = std::bit_cast<float>(bits);
+        const auto expect_nan = [&](float x, const char* what) { EXPECT_TRUE(std::isnan(x)) << what; };
+        const auto at_place = [&](const std::vector<float>& x) { return x[static_cast<std::size_t>(place)]; };
+        auto x = spoiled, y = ones;
+        expect_nan(wide_simd().exp_sum(x.data(), 1.0f, n), "exp_sum"), expect_nan(at_place(x), "exp_sum's");
+        x = spoiled, wide_simd().soft_cap(x.data(), 0.5f, n), expect_nan(at_place(x), "soft_cap");
+        simd<float>().scale_capped(spoiled.data(), 1, 1, 2, y.data(), n),
+            expect_nan(at_place(y), "scale_capped");
+        float max = -1, sum = 1;
+        simd<float>().softmax_row(spoiled.data(), n, n, &max, &sum, y.data());
+        expect_nan(sum, "softmax_row's sum"), expect_nan(at_place(y), "softmax_row");
+        for (const bool capped : {false, true}) {
+          auto ds = ones;
+          if (capped)
+            simd<float>().capped_softmax_gradient_row(spoiled.data(), ones.data(), n, n, 1, 0.5f, 2, y.data(),
+                                                      ds.data());
+          else
+            simd<float>().softmax_gradient_row(spoiled.data(), ones.data(), n, n, 1, 0.5f, y.data(),
+                                               ds.data());
+          expect_nan(at_place(y), "p of a gradient's row"), expect_nan(at_place(ds), "ds of it");
+        }
+        for (const Activation a :
+             {Activation::gelu, Activation::gelu_erf, Activation::relu, Activation::relu2}) {
+          x = spoiled, y = numbers;
+          simd<float>().activation(a).forward(x.data(), nullptr, y.data(), n);
+          expect_nan(at_place(y), name_of(a));
+          auto dy = ones;
+          simd<float>().activation(a).backward(x.data(), dy.data(), n);
+          expect_nan(at_place(x), name_of(a));
+          if (a != Activation::relu) expect_nan(at_place(dy), name_of(a));
+        }
+        for (const Activation a : {Activation::swiglu, Activation::geglu, Activation::clamped_swiglu}) {
+          x = spoiled;
+          auto up = ones, dy = ones;
+          simd<float>().gated(a).forward(x.data(), up.data(), y.data(), n, 1.7f, 7);
+          expect_nan(at_place(y), name_of(a));
+          simd<float>().gated(a).backward(x.data(), up.data(), dy.data(), n, 1.7f, 7);
+          expect_nan(at_place(x), name_of(a)), expect_nan(at_place(up), name_of(a));
+          expect_nan(at_place(dy), name_of(a));
+        }
+      }
+  });
 }
 
 // Two sequences of which the last chunk is shorter than the others, with a document across chunks.

@@ -64,15 +64,26 @@ HWY_INLINE float sum_of(Size n, F f) {
   return hn::GetLane(hn::SumOfLanes(d, Add(Add(a, b), Add(c, e)))) + rest;
 }
 
+// Of NaN, which stays: what Max() and Min() make of it each instruction set says otherwise, but no comparison
+// with it holds.
+template <class V>
+HWY_INLINE V at_most(V v, V most) {
+  return hn::IfThenElse(hn::Lt(most, v), most, v);
+}
+template <class V>
+HWY_INLINE V at_least(V v, V least) {
+  return hn::IfThenElse(hn::Lt(v, least), least, v);
+}
+
 // e^x within 2 ulp for x in [-87, 88]; e^-87 = 1.6e-38 below that, NaN stays. Half the instructions of
 // hn::Exp, which would take as long as a third of the matrix products of attention. x = n ln2 + r with |r| <=
 // ln2 / 2, and e^x = 2^n e^r; the polynomial is the minimax one (3e-9) for e^r.
 template <class D, class V>
 HWY_INLINE V exponential(D d, V x) {
   const hn::RebindToSigned<D> di;
-  const V rounder =
-      Set(d, 12582912.0f);  // 1.5 * 2^23: after adding it the low bits of the float are the integer n
-  const V bounded = hn::Max(Set(d, -87.0f), x);
+  // 1.5 * 2^23 + 127: after adding it the low bits of the float are the integer n with the bias of exponents.
+  const V rounder = Set(d, 12583039.0f);
+  const V bounded = at_least(x, Set(d, -87.0f));
   const V shifted = MulAdd(bounded, Set(d, 1.44269504f), rounder);
   const V n = Sub(shifted, rounder);
   const V r = NegMulAdd(n, Set(d, -2.12194440e-4f), NegMulAdd(n, Set(d, 0.693359375f), bounded));
@@ -83,7 +94,7 @@ HWY_INLINE V exponential(D d, V x) {
   e = MulAdd(e, r, Set(d, 4.99999934e-1f));
   e = MulAdd(e, r, Set(d, 1.0f));
   e = MulAdd(e, r, Set(d, 1.0f));
-  return hn::BitCast(d, Add(hn::BitCast(di, e), hn::ShiftLeft<23>(hn::BitCast(di, shifted))));
+  return Mul(e, hn::BitCast(d, hn::ShiftLeft<23>(hn::BitCast(di, shifted))));
 }
 
 template <class D, class V>
@@ -515,15 +526,6 @@ template <class D, class V>
 HWY_INLINE V positive_part(D d, V v) {
   return hn::IfThenZeroElse(hn::Lt(v, Zero(d)), v);
 }
-template <class V>
-HWY_INLINE V at_most(V v, V most) {
-  return hn::IfThenElse(hn::Lt(most, v), most, v);
-}
-template <class V>
-HWY_INLINE V at_least(V v, V least) {
-  return hn::IfThenElse(hn::Lt(v, least), least, v);
-}
-
 template <class T>
 void relu(T* h, const T* bias, T* y, Size n) {
   each(n, [=](auto d, Size i) HWY_ATTR { store(positive_part(d, biased(d, h, bias, i)), d, y + i); });
@@ -972,6 +974,18 @@ HWY_AFTER_NAMESPACE();
 
 #if HWY_ONCE
 namespace echelon {
+
+void on_each_instruction_set(const std::function<void(const char*)>& body) {
+  const auto choose = [](std::int64_t targets) {
+    hwy::SetSupportedTargetsForTest(targets);
+    hwy::GetChosenTarget().Update(hwy::SupportedTargets());
+  };
+  for (const std::int64_t target : hwy::SupportedAndGeneratedTargets()) {
+    choose(target);
+    body(hwy::TargetName(target));
+  }
+  choose(0);
+}
 
 HWY_EXPORT(f32_passes);
 HWY_EXPORT(bf16_passes);

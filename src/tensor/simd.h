@@ -4,6 +4,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 
 #include "base/bf16.h"
 #include "base/fp8.h"
@@ -170,5 +171,9 @@ const Simd<float>& simd<float>();
 template <>
 const Simd<bf16>& simd<bf16>();
 const WideSimd& wide_simd();
+
+// For tests: body(name) once for each instruction set that there are passes for and that this processor has,
+// as if it had no better one.
+void on_each_instruction_set(const std::function<void(const char* name)>& body);
 
 }  // namespace echelon
