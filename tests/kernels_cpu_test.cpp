@@ -398,6 +398,52 @@ TEST_F(KernelsCpu, Gates) {
       }
 }
 
+// Far out an activation is 0 or what it was given, and its slope 0 or 1.
+TEST_F(KernelsCpu, ActivationsOfLargeNumbers) {
+  std::vector<double> points;
+  for (const double size :
+       {30.0, 79.0, 81.0, 86.0, 88.0, 90.0, 110.0, 1e3, 1e6, 1e9, 1e11, 1e13, 1e18, 1e20, 1e36})
+    points.insert(points.end(), {size, -size});
+  const auto cols = std::ssize(points);
+  const auto spread = [&](const Operand& x, std::int64_t begin, double factor) {
+    for (std::int64_t j = 0; j < cols; ++j) {
+      const auto value = static_cast<float>(factor * points[static_cast<std::size_t>(j)]);
+      x.exact.host<double>()[begin + j] = value;
+      x.one.host<float>()[begin + j] = x.several.host<float>()[begin + j] = value;
+    }
+  };
+  const auto expect_each = [&](const Operand& x, const std::string& what) {
+    for (std::int64_t j = 0; j < x.exact.numel(); ++j) {
+      const double exact = x.exact.host<double>()[j];
+      EXPECT_NEAR(x.one.host<float>()[j], exact, 1e-30 + 16 * eps * std::abs(exact))
+          << what << " at " << points[static_cast<std::size_t>(j % cols)];
+    }
+  };
+  for (const Activation a : {Activation::gelu, Activation::gelu_erf, Activation::relu}) {
+    const Operand h = random(1, cols), y = random(1, cols), dy = random(1, cols);
+    spread(h, 0, 1);
+    run([&](Kernels& k, auto of) {
+      k.fill(of(dy), 1);
+      k.activate(a, of(h), Tensor(), of(y));
+      k.activate_backward(a, of(h), of(dy));
+    });
+    expect_each(y, name_of(a)), expect_each(h, std::string(name_of(a)) + " of backward");
+    expect_each(dy, std::string(name_of(a)) + "'s slope");
+  }
+  for (const Activation a : {Activation::swiglu, Activation::geglu, Activation::clamped_swiglu}) {
+    const Operand h = random(1, 2 * cols), y = random(1, cols), dy = random(1, cols);
+    run([&](Kernels& k, auto of) { k.fill(of(h), 1), k.fill(of(dy), 1); });
+    spread(h, 0, 1);
+    const SwigluClamp clamp{.alpha = 1.0, .limit = 2};
+    run([&](Kernels& k, auto of) {
+      k.gated(a, of(h), of(y), clamp);
+      k.gated_backward(a, of(h), of(dy), clamp);
+    });
+    expect_each(y, name_of(a)), expect_each(h, std::string(name_of(a)) + ", the gate's gradient");
+    expect_each(dy, std::string(name_of(a)) + " of backward");
+  }
+}
+
 // What is not a number says that a run went wrong: no activation hides it, at any place of a vector.
 TEST_F(KernelsCpu, ActivationsKeepWhatIsNotANumber) {
   constexpr std::int64_t rows = 3, cols = 37;

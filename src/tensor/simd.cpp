@@ -75,18 +75,17 @@ HWY_INLINE V at_least(V v, V least) {
   return hn::IfThenElse(hn::Lt(v, least), least, v);
 }
 
-// e^x within 2 ulp for x in [-87, 88]; e^-87 = 1.6e-38 below that, NaN stays. Half the instructions of
-// hn::Exp, which would take as long as a third of the matrix products of attention. x = n ln2 + r with |r| <=
-// ln2 / 2, and e^x = 2^n e^r; the polynomial is the minimax one (3e-9) for e^r.
+// e^x within 2 ulp for x in [-87, 88], 0 at -88 and infinity at 89, beyond which no x may lie; NaN stays.
+// Half the instructions of hn::Exp, which would take as long as a third of the matrix products of attention.
+// x = n ln2 + r with |r| <= ln2 / 2, and e^x = 2^n e^r; the polynomial is the minimax one (3e-9) for e^r.
 template <class D, class V>
-HWY_INLINE V exponential(D d, V x) {
+HWY_INLINE V exponential_within(D d, V x) {
   const hn::RebindToSigned<D> di;
   // 1.5 * 2^23 + 127: after adding it the low bits of the float are the integer n with the bias of exponents.
   const V rounder = Set(d, 12583039.0f);
-  const V bounded = at_least(x, Set(d, -87.0f));
-  const V shifted = MulAdd(bounded, Set(d, 1.44269504f), rounder);
+  const V shifted = MulAdd(x, Set(d, 1.44269504f), rounder);
   const V n = Sub(shifted, rounder);
-  const V r = NegMulAdd(n, Set(d, -2.12194440e-4f), NegMulAdd(n, Set(d, 0.693359375f), bounded));
+  const V r = NegMulAdd(n, Set(d, -2.12194440e-4f), NegMulAdd(n, Set(d, 0.693359375f), x));
   V e = Set(d, 1.38144647e-3f);
   e = MulAdd(e, r, Set(d, 8.36878062e-3f));
   e = MulAdd(e, r, Set(d, 4.16683943e-2f));
@@ -97,11 +96,18 @@ HWY_INLINE V exponential(D d, V x) {
   return Mul(e, hn::BitCast(d, hn::ShiftLeft<23>(hn::BitCast(di, shifted))));
 }
 
+// e^x of an x up to 88, and e^-87 = 1.6e-38 below -87; NaN stays.
+template <class D, class V>
+HWY_INLINE V exponential(D d, V x) {
+  return exponential_within(d, at_least(x, Set(d, -87.0f)));
+}
+
+// 0 where x is so low that it would be subnormal: any x is outweighed. Of NaN it is NaN or not, as Max() and
+// Min() have it; who multiplies it by x keeps that.
 template <class D, class V>
 HWY_INLINE V sigmoid(D d, V x) {
-  const V e =
-      exponential(d, hn::Min(Set(d, 80.0f), hn::Neg(x)));  // beyond 80 the result is 0 and e would overflow
-  return Div(Set(d, 1.0f), Add(Set(d, 1.0f), e));
+  const V bounded = hn::Min(Set(d, 89.0f), hn::Max(Set(d, -87.0f), hn::Neg(x)));
+  return Div(Set(d, 1.0f), Add(Set(d, 1.0f), exponential_within(d, bounded)));
 }
 
 template <class X, class Y>
@@ -447,6 +453,13 @@ void rms_norm_dw(const T* dy, Size dy_stride, const T* x, Size x_stride, const f
 constexpr float k0 = 1.5957691216057308f;  // 2 sqrt(2 / pi)
 constexpr float k1 = 1.5957691216057308f * 0.044715f;
 
+// For the slope of gelu: where h^2 is larger the sigmoid is 0 or 1, and the product of no number and 0 is
+// kept away.
+template <class D, class V>
+HWY_INLINE V bounded_square(D d, V h) {
+  return hn::Min(Mul(h, h), Set(d, 1e4f));
+}
+
 // h + bias (where there is one), which h becomes.
 template <class D, class T>
 HWY_INLINE hn::Vec<D> biased(D d, T* h, const T* bias, Size i) {
@@ -470,7 +483,7 @@ void gelu(T* h, const T* bias, T* y, Size n) {
 template <class T>
 void gelu_backward(T* h, T* dy, Size n) {
   each(n, [=](auto d, Size i) HWY_ATTR {
-    const auto v = load(d, h + i), square = Mul(v, v);
+    const auto v = load(d, h + i), square = bounded_square(d, v);
     const auto s = sigmoid(d, Mul(v, MulAdd(Set(d, k1), square, Set(d, k0))));
     const auto y = Mul(v, s);
     const auto slope = MulAdd(Set(d, 3 * k1), square, Set(d, k0));  // of 2u
@@ -513,8 +526,8 @@ void gelu_erf(T* h, const T* bias, T* y, Size n) {
 template <class T>
 void gelu_erf_backward(T* h, T* dy, Size n) {
   each(n, [=](auto d, Size i) HWY_ATTR {
-    const auto v = load(d, h + i), below = normal_distribution(d, v);
-    const auto density = Mul(Set(d, 0.39894228f), exponential(d, Mul(Set(d, -0.5f), Mul(v, v))));
+    const auto v = load(d, h + i), below = normal_distribution(d, v), power = Mul(Set(d, -0.5f), Mul(v, v));
+    const auto density = Mul(Set(d, 0.39894228f), exponential_within(d, hn::Max(Set(d, -88.0f), power)));
     store(Mul(v, below), d, h + i);
     store(Mul(load(d, dy + i), MulAdd(v, density, below)), d, dy + i);
   });
@@ -599,7 +612,8 @@ void geglu(const T* gate, const T* up, T* y, Size n, float, float) {
 template <class T>
 void geglu_backward(T* gate, T* up, T* dy, Size n, float, float) {
   each(n, [=](auto d, Size i) HWY_ATTR {
-    const auto g = load(d, gate + i), u = load(d, up + i), grad = load(d, dy + i), square = Mul(g, g);
+    const auto g = load(d, gate + i), u = load(d, up + i), grad = load(d, dy + i),
+               square = bounded_square(d, g);
     const auto s = sigmoid(d, Mul(g, MulAdd(Set(d, k1), square, Set(d, k0)))), gelu = Mul(g, s);
     const auto inner = MulAdd(Set(d, 3 * k1), square, Set(d, k0));  // the slope of 2u
     const auto slope = MulAdd(Mul(gelu, Sub(Set(d, 1.0f), s)), inner, s);
