@@ -403,6 +403,41 @@ TEST_P(KernelsBf16, Attention) {
     }
 }
 
+// Of many tiles of keys, whose sums have room for all keys or not. What is rounded is off by up to 2^-8 of
+// it, and so by 2^-8 / sqrt(3) in the mean of squares: weights and gradients of scores on the way, and what
+// is stored.
+TEST_P(KernelsBf16, GradientsOfQueriesAreRoundedOnce) {
+  constexpr std::int64_t queries = 8, keys = 8192;
+  for (const std::int64_t depth : {16, 48}) {
+    const AttentionShape shape{.q_len = queries,
+                               .kv_len = keys,
+                               .head_dim = depth,
+                               .q_offset = keys - queries,
+                               .scale = 1 / std::sqrt(static_cast<double>(depth))};
+    const Operand q = narrow(queries, depth), k = narrow(keys, depth), v = narrow(keys, depth),
+                  dout = narrow(queries, depth), out = narrow(queries, depth), dq = narrow(queries, depth),
+                  dk = narrow(keys, depth), dv = narrow(keys, depth), lse = wide(1, queries),
+                  delta = wide(1, queries);
+    reference->attention(q.exact, k.exact, v.exact, shape, out.exact, lse.exact);
+    reference->attention_delta(out.exact, dout.exact, shape, delta.exact);
+    for (const Operand& x : {lse, delta}) copy_numbers_from_host(copy_numbers_to_host(x.exact), x.held);
+    for (const bool alone : {false, true}) {
+      run([&](Kernels& on, auto of) {
+        on.attention_backward(of(q), of(k), of(v), of(dout), of(lse), of(delta), shape, of(dq),
+                              alone ? Tensor() : of(dk), alone ? Tensor() : of(dv));
+      });
+      const std::vector<double> exact = copy_numbers_to_host(dq.exact), held = copy_numbers_to_host(dq.held);
+      double error = 0, size = 0;
+      for (std::size_t i = 0; i < exact.size(); ++i) {
+        error += (held[i] - exact[i]) * (held[i] - exact[i]);
+        size += exact[i] * exact[i];
+      }
+      EXPECT_LT(std::sqrt(error / size), std::sqrt(fast ? 2.0 : 1.0) * 0x1p-8 / std::sqrt(3.0))
+          << depth << (alone ? ", alone" : "");
+    }
+  }
+}
+
 TEST_P(KernelsBf16, AttentionKeepsWhatIsNotANumber) {
   checks::expect_spoiled_attention(
       arena, DType::bf16,

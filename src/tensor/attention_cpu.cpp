@@ -25,9 +25,9 @@ constexpr std::int64_t key_block = 512;
 constexpr std::int64_t key_stride = key_block + 32;
 constexpr std::int64_t placed_keys = 128;  // of a tile whose place is among all keys
 constexpr std::int64_t tile = query_block * key_stride;
-// Room for what is summed in f32 before it is rounded to bf16: output rows of a block of queries, or
-// gradients of a block of keys and of its values.
-constexpr std::int64_t sum_floats = 2 * key_block * 128;
+// Room for what is summed in f32 before it is rounded to bf16: rows of a block of queries, and gradients of
+// keys and values, those of all keys where they fit, as of 4096 keys of heads of 64 columns.
+constexpr std::int64_t sum_floats = (query_block + 2 * 4096) * 64;
 constexpr float none = -std::numeric_limits<float>::infinity();  // the lse of a query that sees no key
 
 // Of a thread. Under invariant numerics all are made by our own kernels, whose bits show no shape: how many
@@ -135,6 +135,12 @@ template <class T>
 std::int64_t keys_at_once(std::int64_t depth) {
   return std::is_same_v<T, float> ? key_block : std::min(key_block, sum_floats / 2 / depth / 16 * 16);
 }
+// Whether so many keys are one pass over the queries: in bf16 if their sums have room beside those of a block
+// of queries.
+template <class T>
+bool are_one_pass(std::int64_t keys, std::int64_t depth) {
+  return std::is_same_v<T, float> ? keys <= key_block : (2 * keys + query_block) * depth <= sum_floats;
+}
 
 // The queries [begin, end) of one head, all their keys.
 template <class T>
@@ -197,7 +203,7 @@ bool forward_block(const AttentionShape& s, const Mask& mask, Head<const T> q, H
 template <class T>
 struct QueryHead {
   Head<const T> q, dout;
-  Panel dq;
+  Head<T> dq;
   const float *lse, *delta;
 };
 
@@ -205,42 +211,107 @@ struct WantedGradients {
   bool queries, keys;
 };
 
-// One tile of the backward pass: queries [begin, end) against keys [first, first + cols). Adds to the
-// gradients that are wanted; dk and dv are those of these keys.
+// Of a key/value head of one sequence the backward pass.
 template <class T>
-bool backward_tile(const AttentionShape& s, const Mask& mask, const QueryHead<T>& h, Head<const T> k,
-                   Head<const T> v, Head<float> dk, Head<float> dv, std::int64_t begin, std::int64_t end,
-                   std::int64_t first, std::int64_t cols, WantedGradients wanted, const Workspace<T>& work) {
-  const Simd<T>& pass = simd<T>();
-  const std::int64_t rows = end - begin, depth = s.head_dim;
-  const float factor = static_cast<float>(s.scale);
-  const Head<const T> q = h.q.from(begin), dout = h.dout.from(begin), keys = k.from(first),
-                      values = v.from(first);
-  bool ok = scores(q, keys, rows, cols, depth, factor, work.scores, work.products);
-  ok &= scores(dout, values, rows, cols, depth, 1.0f, work.gradients, work.products);
-  for (std::int64_t r = 0; r < rows; ++r) {
-    float *score = work.scores + r * key_stride, *gradient = work.gradients + r * key_stride;
-    T *p = work.p + r * key_stride, *ds = work.ds + r * key_stride;
-    mask.on_visible(
-        begin + r, first, cols, score, {p, ds}, [&](std::int64_t at, std::int64_t visible, std::int64_t n) {
-          const float lse = h.lse[begin + r], delta = h.delta[begin + r];
-          if (s.cap > 0)
-            pass.capped_softmax_gradient_row(score + at, gradient + at, visible, n, lse, delta,
-                                             static_cast<float>(s.cap), p + at, ds + at);
-          else
-            pass.softmax_gradient_row(score + at, gradient + at, visible, n, lse, delta, p + at, ds + at);
-        });
+class BackwardOfHead {
+ public:
+  BackwardOfHead(const AttentionShape& s, std::int64_t sequence, const Workspace<T>& work, Head<const T> k,
+                 Head<const T> v, Head<T> dk, Head<T> dv)
+      : s_(s), mask_(s, sequence), work_(work), k_(k), v_(v), dk_(dk), dv_(dv) {}
+
+  // Adds up the gradients that are wanted of some keys, and of the queries of heads what these keys make of
+  // theirs. In the order of heads, of blocks of queries and of tiles of keys, whatever keys a call has.
+  // head(h) gives query head h.
+  template <class HeadOf>
+  bool add(Range heads, const HeadOf& head, Range keys, WantedGradients wanted) const {
+    const std::int64_t depth = s_.head_dim;
+    const Head<float> dk = wanted.keys ? sums_of(dk_.from(keys.begin), depth, work_.sums) : Head<float>{},
+                      dv = wanted.keys
+                               ? sums_of(dv_.from(keys.begin), depth, work_.sums + keys.size() * depth)
+                               : Head<float>{};
+    if (wanted.keys)
+      begin_sums(dk_.from(keys.begin), dk, keys.size()), begin_sums(dv_.from(keys.begin), dv, keys.size());
+    float* const query_room = work_.sums + (wanted.keys ? 2 * keys.size() * depth : 0);
+    bool ok = true;
+    for (std::int64_t h = heads.begin; h < heads.end; ++h) {
+      const QueryHead<T> of = head(h);
+      const std::int64_t rows = queries_at_once<T>(depth);
+      for (std::int64_t begin = 0; begin < s_.q_len; begin += rows) {
+        const std::int64_t end = std::min(begin + rows, s_.q_len);
+        const Head<float> dq = wanted.queries ? sums_of(of.dq.from(begin), depth, query_room) : Head<float>{};
+        if (wanted.queries && keys.begin == 0) begin_sums(of.dq.from(begin), dq, end - begin);
+        ok &= add_tiles(of, {begin, end}, keys, dk, dv, dq, wanted);
+        if (wanted.queries) store_sums(dq, of.dq.from(begin), end - begin, depth);
+      }
+    }
+    if (wanted.keys) {
+      store_sums(dk, dk_.from(keys.begin), keys.size(), depth);
+      store_sums(dv, dv_.from(keys.begin), keys.size(), depth);
+    }
+    return ok;
   }
-  if (wanted.keys) {
-    ok &= weigh(work.p, Transpose::yes, dout, cols, depth, rows, 1.0f, 1.0f, panel(dv), work.products);
-    ok &= weigh(work.ds, Transpose::yes, q, cols, depth, rows, factor, 1.0f, panel(dk), work.products);
+
+ private:
+  void begin_sums(Head<T> x, Head<float> sums, std::int64_t rows) const {
+    if (s_.accumulate)
+      load_sums(x, sums, rows, s_.head_dim);
+    else
+      clear(panel(sums), rows, s_.head_dim);
   }
-  if (!wanted.queries) return ok;
-  const Panel dq{static_cast<std::byte*>(h.dq.data) + begin * h.dq.stride * element_bytes(h.dq.type),
-                 h.dq.stride, h.dq.type};
-  ok &= weigh(work.ds, Transpose::no, keys, rows, depth, cols, factor, 1.0f, dq, work.products);
-  return ok;
-}
+
+  bool add_tiles(const QueryHead<T>& of, Range queries, Range keys, Head<float> dk, Head<float> dv,
+                 Head<float> dq, WantedGradients wanted) const {
+    const std::int64_t at_once = keys_at_once<T>(s_.head_dim),
+                       last = std::min(mask_.end_key(queries.end - 1), keys.end),
+                       seen = mask_.first_key(queries.begin, queries.end);
+    bool ok = true;
+    for (std::int64_t first = keys.begin; first < last; first += at_once) {
+      if (seen >= first + at_once) continue;
+      ok &= add_tile(of, queries, {first, std::min(first + at_once, last)}, dk.from(first - keys.begin),
+                     dv.from(first - keys.begin), dq, wanted);
+    }
+    return ok;
+  }
+
+  bool add_tile(const QueryHead<T>& of, Range queries, Range some, Head<float> dk, Head<float> dv,
+                Head<float> dq, WantedGradients wanted) const {
+    const Simd<T>& pass = simd<T>();
+    const std::int64_t rows = queries.size(), cols = some.size(), depth = s_.head_dim;
+    const float factor = static_cast<float>(s_.scale);
+    const Head<const T> q = of.q.from(queries.begin), dout = of.dout.from(queries.begin),
+                        keys = k_.from(some.begin), values = v_.from(some.begin);
+    bool ok = scores(q, keys, rows, cols, depth, factor, work_.scores, work_.products);
+    ok &= scores(dout, values, rows, cols, depth, 1.0f, work_.gradients, work_.products);
+    for (std::int64_t r = 0; r < rows; ++r) {
+      float *score = work_.scores + r * key_stride, *gradient = work_.gradients + r * key_stride;
+      T *p = work_.p + r * key_stride, *ds = work_.ds + r * key_stride;
+      const std::int64_t query = queries.begin + r;
+      mask_.on_visible(query, some.begin, cols, score, {p, ds},
+                       [&](std::int64_t at, std::int64_t visible, std::int64_t n) {
+                         const float lse = of.lse[query], delta = of.delta[query];
+                         if (s_.cap > 0)
+                           pass.capped_softmax_gradient_row(score + at, gradient + at, visible, n, lse, delta,
+                                                            static_cast<float>(s_.cap), p + at, ds + at);
+                         else
+                           pass.softmax_gradient_row(score + at, gradient + at, visible, n, lse, delta,
+                                                     p + at, ds + at);
+                       });
+    }
+    if (wanted.keys) {
+      ok &= weigh(work_.p, Transpose::yes, dout, cols, depth, rows, 1.0f, 1.0f, panel(dv), work_.products);
+      ok &= weigh(work_.ds, Transpose::yes, q, cols, depth, rows, factor, 1.0f, panel(dk), work_.products);
+    }
+    if (wanted.queries)
+      ok &= weigh(work_.ds, Transpose::no, keys, rows, depth, cols, factor, 1.0f, panel(dq), work_.products);
+    return ok;
+  }
+
+  const AttentionShape& s_;
+  const Mask mask_;
+  const Workspace<T>& work_;
+  const Head<const T> k_, v_;
+  const Head<T> dk_, dv_;
+};
 
 // body(task, workspace of its thread) for each: false where one is.
 template <class T, class Body>
@@ -278,56 +349,40 @@ template <class T>
 bool backward(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& dout, const Tensor& lse,
               const Tensor& delta, const AttentionShape& s, const Tensor& dq, const Tensor& dk,
               const Tensor& dv, const Tensor& scratch, const ThreadTeam& team, Numerics numerics) {
-  const std::int64_t group = s.num_heads / s.num_kv_heads, depth = s.head_dim;
-  const std::int64_t keys = keys_at_once<T>(depth);
+  const std::int64_t group = s.num_heads / s.num_kv_heads, at_once = keys_at_once<T>(s.head_dim);
   const WantedGradients wanted{dq.defined(), dk.defined()};
-  const auto dq_head = [&](std::int64_t sequence, std::int64_t head) -> Panel {
-    if (!wanted.queries) return {};
-    return dq.dtype() == DType::f32 ? panel(query_head<float>(dq, s, sequence, head))
-                                    : panel(query_head<bf16>(dq, s, sequence, head));
-  };
   // A key/value head's gradient is a sum over its query heads: one thread adds them in order.
   return each_task<T>(
       s.batch * s.num_kv_heads, scratch, team, numerics, [&](std::int64_t i, const Workspace<T>& work) {
         const std::int64_t sequence = i / s.num_kv_heads, kv_head = i % s.num_kv_heads;
-        const Head<T> dk_head = wanted.keys ? key_head<T>(dk, s, sequence, kv_head) : Head<T>{},
-                      dv_head = wanted.keys ? key_head<T>(dv, s, sequence, kv_head) : Head<T>{};
-        const Head<const T> k_head = key_head<const T>(k, s, sequence, kv_head),
-                            v_head = key_head<const T>(v, s, sequence, kv_head);
-        const Mask mask(s, sequence);
-        if (!s.accumulate && wanted.queries)
-          for (std::int64_t head = kv_head * group; head < (kv_head + 1) * group; ++head)
-            clear(dq_head(sequence, head), s.q_len, depth);
+        const auto key_head_of = [&](const Tensor& x) {
+          return x.defined() ? key_head<T>(x, s, sequence, kv_head) : Head<T>{};
+        };
+        const BackwardOfHead<T> pass(s, sequence, work, key_head<const T>(k, s, sequence, kv_head),
+                                     key_head<const T>(v, s, sequence, kv_head), key_head_of(dk),
+                                     key_head_of(dv));
+        const auto add = [&](Range keys, WantedGradients here) {
+          return pass.add(
+              {kv_head * group, (kv_head + 1) * group},
+              [&](std::int64_t head) {
+                const std::int64_t of_head = (sequence * s.num_heads + head) * s.q_len;
+                return QueryHead<T>{query_head<const T>(q, s, sequence, head),
+                                    query_head<const T>(dout, s, sequence, head),
+                                    wanted.queries ? query_head<T>(dq, s, sequence, head) : Head<T>{},
+                                    lse.host<float>() + of_head, delta.host<float>() + of_head};
+              },
+              keys, here);
+        };
+        const Range all{0, s.kv_len};
+        if (are_one_pass<T>(s.kv_len, s.head_dim)) return add(all, wanted);
+        // A tile of keys at a time, which is near for all queries. Sums of queries that are stored in bf16
+        // wait for all keys, in a pass of their own.
+        const bool apart = std::is_same_v<T, bf16>;
         bool ok = true;
-        for (std::int64_t first = 0; first < s.kv_len; first += keys) {
-          const std::int64_t here = std::min(keys, s.kv_len - first);
-          Head<float> dk_sums{}, dv_sums{};
-          if (wanted.keys) {
-            dk_sums = sums_of(dk_head.from(first), depth, work.sums);
-            dv_sums = sums_of(dv_head.from(first), depth, work.sums + sum_floats / 2);
-            if (s.accumulate) {
-              load_sums(dk_head.from(first), dk_sums, here, depth);
-              load_sums(dv_head.from(first), dv_sums, here, depth);
-            } else {
-              clear(panel(dk_sums), here, depth), clear(panel(dv_sums), here, depth);
-            }
-          }
-          for (std::int64_t head = kv_head * group; head < (kv_head + 1) * group; ++head) {
-            const std::int64_t of_head = (sequence * s.num_heads + head) * s.q_len;
-            const QueryHead<T> h{query_head<const T>(q, s, sequence, head),
-                                 query_head<const T>(dout, s, sequence, head), dq_head(sequence, head),
-                                 lse.host<float>() + of_head, delta.host<float>() + of_head};
-            for (std::int64_t begin = 0; begin < s.q_len; begin += query_block) {
-              const std::int64_t end = std::min(begin + query_block, s.q_len), last = mask.end_key(end - 1);
-              if (last > first && mask.first_key(begin, end) < first + keys)
-                ok &= backward_tile(s, mask, h, k_head, v_head, dk_sums, dv_sums, begin, end, first,
-                                    std::min(keys, last - first), wanted, work);
-            }
-          }
-          if (!wanted.keys) continue;
-          store_sums(dk_sums, dk_head.from(first), here, depth);
-          store_sums(dv_sums, dv_head.from(first), here, depth);
-        }
+        if (wanted.keys || !apart)
+          for (std::int64_t first = 0; first < s.kv_len; first += at_once)
+            ok &= add({first, std::min(first + at_once, s.kv_len)}, {wanted.queries && !apart, wanted.keys});
+        if (wanted.queries && apart) ok &= add(all, {true, false});
         return ok;
       });
 }
@@ -364,8 +419,7 @@ void attention_backward(const Tensor& q, const Tensor& k, const Tensor& v, const
                         const Tensor& lse, const Tensor& delta, const AttentionShape& s, const Tensor& dq,
                         const Tensor& dk, const Tensor& dv, const Tensor& scratch, const ThreadTeam& team,
                         Numerics numerics) {
-  const MicroKernel* const kernel = kernel_of_columns(dout.dtype(), numerics, s);
-  if (kernel != nullptr && (!dq.defined() || dq.dtype() == DType::bf16))
+  if (const MicroKernel* const kernel = kernel_of_columns(dout.dtype(), numerics, s))
     return attention_backward_by_columns(*kernel, q, k, v, dout, lse, delta, s, dq, dk, dv,
                                          scratch.host<std::byte>(),
                                          attention_scratch_bytes(DType::bf16, numerics), team);
