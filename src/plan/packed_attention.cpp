@@ -70,7 +70,7 @@ PackedDocuments::PackedDocuments(const Workload& work)
   mean_length_ = squares / (real(length) * real(std::ssize(sequences_)));
   constexpr std::int64_t several = 64;
   const std::int64_t batch = work.plan.global_batch,
-                     samples = std::max({std::ssize(sequences_), std::min(batch, most_visits),
+                     samples = std::max({std::int64_t{std::ssize(sequences_)}, std::min(batch, most_visits),
                                          std::min(several * batch, most_of_batches)});
   const auto distinct = static_cast<std::uint64_t>(sequences_.size());
   const Philox draw(0, Stream::document_lengths, 1);
