@@ -670,6 +670,38 @@ TEST_F(KernelsCpu, Attention) {  // long
   }
 }
 
+// Documents begin anywhere, and what a block's other queries see shows in none of the bits.
+TEST_F(KernelsCpu, InvariantAttentionOfDocumentsShowsNoOtherQueries) {
+  constexpr std::int64_t length = 1200, depth = 16, cut = 250;
+  const auto invariant = make_cpu_kernels(arena, DType::f32, 1, Numerics::invariant);
+  const Tensor q = random(length, depth).one, k = random(length, depth).one, v = random(length, depth).one,
+               dout = random(length, depth).one, delta = vector(length).one;
+  std::vector<std::int32_t> first(length);
+  for (std::int32_t t = 0; t < length; ++t)
+    first[static_cast<std::size_t>(t)] = t < 700 ? t / 130 * 130 : t - 75;
+  const auto results = [&](const std::vector<std::int64_t>& bounds) {
+    const Tensor out = random(length, depth).one, lse = vector(length).one, dq = random(length, depth).one;
+    for (std::size_t i = 0; i + 1 < bounds.size(); ++i) {
+      const std::int64_t begin = bounds[i], end = bounds[i + 1];
+      const AttentionShape s{.q_len = end - begin,
+                             .kv_len = length,
+                             .head_dim = depth,
+                             .q_offset = begin,
+                             .scale = 0.25,
+                             .first_keys = ids({first.begin() + begin, first.begin() + end})};
+      invariant->attention(q.row_range(begin, end), k, v, s, out.row_range(begin, end),
+                           lse.flat_range(begin, end));
+      invariant->attention_backward(q.row_range(begin, end), k, v, dout.row_range(begin, end),
+                                    lse.flat_range(begin, end), delta.flat_range(begin, end), s,
+                                    dq.row_range(begin, end), Tensor(), Tensor());
+    }
+    std::vector<float> all(out.host<float>(), out.host<float>() + out.numel());
+    all.insert(all.end(), dq.host<float>(), dq.host<float>() + dq.numel());
+    return all;
+  };
+  EXPECT_EQ(results({0, length}), results({0, cut, 777, length}));
+}
+
 TEST_F(KernelsCpu, AttentionKeepsWhatIsNotANumber) {
   const auto invariant = make_cpu_kernels(arena, DType::f32, 1, Numerics::invariant);
   for (Kernels* const on : {one.get(), several.get(), invariant.get(), reference.get()})
