@@ -5,7 +5,15 @@
 
 namespace echelon {
 
-// The mean of the two in the middle where their number is even; 0 of none.
+// The upper one of the two in the middle where their number is even, which is among the values; 0 of none.
+inline double upper_median(std::vector<double> values) {
+  if (values.empty()) return 0;
+  const auto middle = values.begin() + static_cast<std::ptrdiff_t>(values.size() / 2);
+  std::nth_element(values.begin(), middle, values.end());
+  return *middle;
+}
+
+// The mean of these two.
 inline double median(std::vector<double> values) {
   if (values.empty()) return 0;
   const auto middle = values.begin() + static_cast<std::ptrdiff_t>(values.size() / 2);

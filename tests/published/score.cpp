@@ -89,7 +89,7 @@ Score score(const Table& table, const std::vector<Prediction>& predictions, bool
   s.bias /= n;
   s.mean_error = std::accumulate(errors.begin(), errors.end(), 0.0) / n;
   s.inside = static_cast<double>(inside) / n;
-  s.median_error = median(errors);
+  s.median_error = upper_median(errors);
   std::sort(errors.begin(), errors.end());
   s.p90_error = errors[errors.size() * 9 / 10];
   return s;
@@ -126,10 +126,10 @@ std::vector<GroupChoice> choices(const Table& table, const std::vector<Predictio
         its_measured.push_back(of_token(i, table.points[i].seconds));
         its_predicted.push_back(of_token(i, predictions[i].seconds));
       }
-      if (const double its = median(its_measured); its < least) least = its, one.best = runs.front();
+      if (const double its = upper_median(its_measured); its < least) least = its, one.best = runs.front();
       if (any_fits && std::none_of(runs.begin(), runs.end(), fits)) continue;
-      if (const double its = median(its_predicted); its < least_predicted)
-        least_predicted = its, of_chosen = median(its_measured), one.chosen = runs.front();
+      if (const double its = upper_median(its_predicted); its < least_predicted)
+        least_predicted = its, of_chosen = upper_median(its_measured), one.chosen = runs.front();
     }
     one.regret = of_chosen / least - 1;
     all.push_back(one);
@@ -146,8 +146,8 @@ Choice choice(const Table& table, const std::vector<Prediction>& predictions) {
   if (regrets.empty()) return {};
   std::sort(regrets.begin(), regrets.end());
   return {regrets.size(),
-          median(correlations),
-          median(regrets),
+          upper_median(correlations),
+          upper_median(regrets),
           std::accumulate(regrets.begin(), regrets.end(), 0.0) / static_cast<double>(regrets.size()),
           regrets[regrets.size() * 9 / 10],
           regrets.back()};

@@ -142,8 +142,8 @@ void print_three(const std::vector<Table>& tables, int draws) {
       return 100 * std::accumulate(all.begin(), all.end(), 0.0) / static_cast<double>(all.size());
     };
     fmt::print("{:<18} {} draws of 3 of {} rows: mean {:.1f}% -> {:.1f}%, median {:.1f}% -> {:.1f}%\n",
-               table.name, draws, steps.size(), mean(before), mean(after), 100 * median(before),
-               100 * median(after));
+               table.name, draws, steps.size(), mean(before), mean(after), 100 * upper_median(before),
+               100 * upper_median(after));
     std::fflush(stdout);
     // Those that the planner would ask for, knowing no time.
     const Software start = with_usual_numbers(points.front()->work.software, knobs);
@@ -162,8 +162,8 @@ void print_three(const std::vector<Table>& tables, int draws) {
     after.clear();
     price(asked, steps.size());
     fmt::print("{:<18} 3 of {} rows, chosen: mean {:.1f}% -> {:.1f}%, median {:.1f}% -> {:.1f}%\n",
-               table.name, steps.size(), mean(before), mean(after), 100 * median(before),
-               100 * median(after));
+               table.name, steps.size(), mean(before), mean(after), 100 * upper_median(before),
+               100 * upper_median(after));
     std::fflush(stdout);
   }
 }
