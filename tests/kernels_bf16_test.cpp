@@ -700,6 +700,42 @@ TEST_P(KernelsBf16, BitsOfProductsDoNotDependOnThreads) {
           }
 }
 
+// Of fewer key/value heads than threads, and of more.
+TEST_P(KernelsBf16, BitsOfAttentionDoNotDependOnThreads) {
+  if (GetParam().threads != 1) GTEST_SKIP() << "one thread is held against several";
+  constexpr std::int64_t length = 700, depth = 16;
+  for (const std::int64_t kv_heads : {1, 2, 4})
+    for (const bool of_queries : {true, false})
+      for (const bool of_keys : {true, false}) {
+        if (!of_queries && !of_keys) continue;
+        const AttentionShape shape{.q_len = length,
+                                   .kv_len = length,
+                                   .num_heads = 4,
+                                   .num_kv_heads = kv_heads,
+                                   .head_dim = depth,
+                                   .scale = 0.25};
+        const Tensor q = narrow(length, 4 * depth).held, k = narrow(length, kv_heads * depth).held,
+                     v = narrow(length, kv_heads * depth).held, dout = narrow(length, 4 * depth).held,
+                     delta = wide(1, 4 * length).held.flat();
+        const auto results = [&](int threads) {
+          const auto on = make_cpu_kernels(arena, DType::bf16, threads);
+          const Tensor out = make(DType::bf16, {length, 4 * depth}), lse = make(DType::f32, {4 * length}),
+                       dq = make(DType::bf16, {length, 4 * depth}),
+                       dk = make(DType::bf16, {length, kv_heads * depth}),
+                       dv = make(DType::bf16, {length, kv_heads * depth});
+          on->attention(q, k, v, shape, out, lse);
+          on->attention_backward(q, k, v, dout, lse, delta, shape, of_queries ? dq : Tensor(),
+                                 of_keys ? dk : Tensor(), of_keys ? dv : Tensor());
+          std::vector<std::vector<double>> all{copy_numbers_to_host(out), copy_numbers_to_host(lse)};
+          if (of_queries) all.push_back(copy_numbers_to_host(dq));
+          if (of_keys) all.push_back(copy_numbers_to_host(dk)), all.push_back(copy_numbers_to_host(dv));
+          return all;
+        };
+        const auto one = results(1);
+        for (const int threads : {2, 3, 5}) EXPECT_EQ(one, results(threads)) << kv_heads << ", " << threads;
+      }
+}
+
 TEST_P(KernelsBf16, OfNoDeviceTakeWhatTheseWould) {
   Arena real, none(Device::none);
   const auto made = make_kernels(real, recipe("bf16"), 3), dry = make_kernels(none, recipe("bf16"), 3);

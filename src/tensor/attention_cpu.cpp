@@ -223,7 +223,7 @@ class BackwardOfHead {
   // theirs. In the order of heads, of blocks of queries and of tiles of keys, whatever keys a call has.
   // head(h) gives query head h.
   template <class HeadOf>
-  bool add(Range heads, const HeadOf& head, Range keys, WantedGradients wanted) const {
+  bool add(Range heads, const HeadOf& head, Range queries, Range keys, WantedGradients wanted) const {
     const std::int64_t depth = s_.head_dim;
     const Head<float> dk = wanted.keys ? sums_of(dk_.from(keys.begin), depth, work_.sums) : Head<float>{},
                       dv = wanted.keys
@@ -236,8 +236,8 @@ class BackwardOfHead {
     for (std::int64_t h = heads.begin; h < heads.end; ++h) {
       const QueryHead<T> of = head(h);
       const std::int64_t rows = queries_at_once<T>(depth);
-      for (std::int64_t begin = 0; begin < s_.q_len; begin += rows) {
-        const std::int64_t end = std::min(begin + rows, s_.q_len);
+      for (std::int64_t begin = queries.begin; begin < queries.end; begin += rows) {
+        const std::int64_t end = std::min(begin + rows, queries.end);
         const Head<float> dq = wanted.queries ? sums_of(of.dq.from(begin), depth, query_room) : Head<float>{};
         if (wanted.queries && keys.begin == 0) begin_sums(of.dq.from(begin), dq, end - begin);
         ok &= add_tiles(of, {begin, end}, keys, dk, dv, dq, wanted);
@@ -349,46 +349,75 @@ bool forward(const Tensor& q, const Tensor& k, const Tensor& v, const AttentionS
   });
 }
 
+// A key/value head's gradients are sums over its query heads, which one thread adds in order. Where there are
+// so few of them that threads would wait, keys and queries are tasks of their own, in the same order: two
+// products are then made twice, the scores and their gradients.
+bool are_better_apart(std::int64_t heads, int threads, WantedGradients wanted) {
+  const int of_keys = wanted.keys ? 2 : 0, of_queries = wanted.queries ? 1 : 0,
+            together = 2 + of_keys + of_queries,
+            apart = (wanted.keys ? 2 + of_keys : 0) + (wanted.queries ? 2 + of_queries : 0);
+  const std::int64_t turns = (heads + threads - 1) / threads;
+  return apart * heads < together * turns * threads;
+}
+
 template <class T>
 bool backward(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& dout, const Tensor& lse,
               const Tensor& delta, const AttentionShape& s, const Tensor& dq, const Tensor& dk,
               const Tensor& dv, const Tensor& scratch, const ThreadTeam& team, Numerics numerics) {
-  const std::int64_t group = s.num_heads / s.num_kv_heads, at_once = keys_at_once<T>(s.head_dim);
+  const std::int64_t group = s.num_heads / s.num_kv_heads, heads = s.batch * s.num_kv_heads;
   const WantedGradients wanted{dq.defined(), dk.defined()};
-  // A key/value head's gradient is a sum over its query heads: one thread adds them in order.
-  return each_task<T>(
-      s.batch * s.num_kv_heads, scratch, team, numerics, [&](std::int64_t i, const Workspace<T>& work) {
-        const std::int64_t sequence = i / s.num_kv_heads, kv_head = i % s.num_kv_heads;
-        const auto key_head_of = [&](const Tensor& x) {
-          return x.defined() ? key_head<T>(x, s, sequence, kv_head) : Head<T>{};
-        };
-        const BackwardOfHead<T> pass(s, sequence, work, key_head<const T>(k, s, sequence, kv_head),
-                                     key_head<const T>(v, s, sequence, kv_head), key_head_of(dk),
-                                     key_head_of(dv));
-        const auto add = [&](Range keys, WantedGradients here) {
-          return pass.add(
-              {kv_head * group, (kv_head + 1) * group},
-              [&](std::int64_t head) {
-                const std::int64_t of_head = (sequence * s.num_heads + head) * s.q_len;
-                return QueryHead<T>{query_head<const T>(q, s, sequence, head),
-                                    query_head<const T>(dout, s, sequence, head),
-                                    wanted.queries ? query_head<T>(dq, s, sequence, head) : Head<T>{},
-                                    lse.host<float>() + of_head, delta.host<float>() + of_head};
-              },
-              keys, here);
-        };
-        const Range all{0, s.kv_len};
-        if (are_one_pass<T>(s.kv_len, s.head_dim)) return add(all, wanted);
-        // A tile of keys at a time, which is near for all queries. Sums of queries that are stored in bf16
-        // wait for all keys, in a pass of their own.
-        const bool apart = std::is_same_v<T, bf16>;
-        bool ok = true;
-        if (wanted.keys || !apart)
-          for (std::int64_t first = 0; first < s.kv_len; first += at_once)
-            ok &= add({first, std::min(first + at_once, s.kv_len)}, {wanted.queries && !apart, wanted.keys});
-        if (wanted.queries && apart) ok &= add(all, {true, false});
-        return ok;
-      });
+  // Of a key/value head `of` and so many of its query heads, queries and keys.
+  const auto add = [&](std::int64_t of, Range of_heads, Range queries, Range keys, WantedGradients here,
+                       const Workspace<T>& work) {
+    const std::int64_t sequence = of / s.num_kv_heads, kv_head = of % s.num_kv_heads;
+    const auto key_head_of = [&](const Tensor& x) {
+      return x.defined() ? key_head<T>(x, s, sequence, kv_head) : Head<T>{};
+    };
+    const BackwardOfHead<T> pass(s, sequence, work, key_head<const T>(k, s, sequence, kv_head),
+                                 key_head<const T>(v, s, sequence, kv_head), key_head_of(dk),
+                                 key_head_of(dv));
+    const auto query_head_at = [&](std::int64_t at) {
+      const std::int64_t head = kv_head * group + at, of_head = (sequence * s.num_heads + head) * s.q_len;
+      return QueryHead<T>{query_head<const T>(q, s, sequence, head),
+                          query_head<const T>(dout, s, sequence, head),
+                          wanted.queries ? query_head<T>(dq, s, sequence, head) : Head<T>{},
+                          lse.host<float>() + of_head, delta.host<float>() + of_head};
+    };
+    return pass.add(of_heads, query_head_at, queries, keys, here);
+  };
+  const Range all_heads{0, group}, all_queries{0, s.q_len}, all_keys{0, s.kv_len};
+  const std::int64_t keys = keys_at_once<T>(s.head_dim), key_tiles = (s.kv_len + keys - 1) / keys;
+  const auto tile_of_keys = [&](std::int64_t i) {
+    return Range{i * keys, std::min((i + 1) * keys, s.kv_len)};
+  };
+
+  if (are_better_apart(heads, team.threads(), wanted)) {
+    const std::int64_t queries = queries_at_once<T>(s.head_dim), blocks = (s.q_len + queries - 1) / queries,
+                       of_keys = wanted.keys ? key_tiles : 0,
+                       of_queries = wanted.queries ? group * blocks : 0;
+    return each_task<T>(
+        heads * (of_keys + of_queries), scratch, team, numerics,
+        [&](std::int64_t i, const Workspace<T>& work) {
+          const std::int64_t of = i % heads, part = i / heads;
+          if (part < of_keys) return add(of, all_heads, all_queries, tile_of_keys(part), {false, true}, work);
+          // The last queries see the most keys.
+          const std::int64_t head = (part - of_keys) % group, block = blocks - 1 - (part - of_keys) / group;
+          return add(of, {head, head + 1}, {block * queries, std::min((block + 1) * queries, s.q_len)},
+                     all_keys, {true, false}, work);
+        });
+  }
+  return each_task<T>(heads, scratch, team, numerics, [&](std::int64_t of, const Workspace<T>& work) {
+    if (are_one_pass<T>(s.kv_len, s.head_dim)) return add(of, all_heads, all_queries, all_keys, wanted, work);
+    // A tile of keys at a time, which is near for all queries. Sums of queries that are stored in bf16 wait
+    // for all keys, in a pass of their own.
+    const bool apart = std::is_same_v<T, bf16>;
+    bool ok = true;
+    if (wanted.keys || !apart)
+      for (std::int64_t i = 0; i < key_tiles; ++i)
+        ok &= add(of, all_heads, all_queries, tile_of_keys(i), {wanted.queries && !apart, wanted.keys}, work);
+    if (wanted.queries && apart) ok &= add(of, all_heads, all_queries, all_keys, {true, false}, work);
+    return ok;
+  });
 }
 
 // Null where it is made as f32 is.

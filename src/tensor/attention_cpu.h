@@ -18,7 +18,8 @@ inline constexpr std::int64_t most_head_dim = 4096;
 
 // As Kernels::attention and Kernels::attention_backward, shapes already checked. `scratch` holds
 // attention_scratch_bytes() of each thread. Forward: the threads share blocks of queries; backward: key/value
-// heads of the batch. The bits do not depend on the team.
+// heads of the batch, or where these are few, their tiles of keys and blocks of queries. The bits do not
+// depend on the team.
 void attention_forward(const Tensor& q, const Tensor& k, const Tensor& v, const AttentionShape& shape,
                        const Tensor& out, const Tensor& lse, const Tensor& scratch, const ThreadTeam& team,
                        Numerics numerics);
