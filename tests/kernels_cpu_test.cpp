@@ -250,6 +250,33 @@ TEST_F(KernelsCpu, SumSquaresAndAllFinite) {
     }
 }
 
+// The same bits as the plain loops have, of both types, by every instruction set and any threads.
+TEST_F(KernelsCpu, LargestAndExactSums) {
+  const auto narrow = make_cpu_kernels(arena, DType::bf16, 3);
+  for (const std::int64_t n : {1, 7, 100, 8192, 300'001}) {
+    const Tensor x = vector(n).one, y(arena, MemoryCategory::other, DType::bf16, {n});
+    x.host<float>()[n / 2] = -5.5f, x.host<float>()[n / 3] = 1e-30f;
+    narrow->copy(x, y);
+    on_each_instruction_set([&](const char* set) {
+      for (const Tensor& t : {x, y}) {
+        const double most = reference->largest(t), scale = 1.0 / 64;
+        const ExactSum sum = reference->sum_squares_exactly(t, scale);
+        for (Kernels* const on : {one.get(), several.get(), narrow.get()}) {
+          EXPECT_EQ(on->largest(t), most) << set << ", " << n;
+          const ExactSum here = on->sum_squares_exactly(t, scale);
+          EXPECT_EQ(here.high, sum.high) << set << ", " << n;
+          EXPECT_EQ(here.low, sum.low) << set << ", " << n;
+        }
+      }
+    });
+    for (const float bad : {std::numeric_limits<float>::infinity(), std::bit_cast<float>(0xffc00001u)}) {
+      x.host<float>()[n - 1] = bad;
+      const double most = several->largest(x);
+      EXPECT_TRUE(std::isnan(bad) ? std::isnan(most) : most == bad);
+    }
+  }
+}
+
 TEST_F(KernelsCpu, LayerNorm) {
   for (const auto& [rows, cols] : sizes)
     for (bool strided : {false, true}) {

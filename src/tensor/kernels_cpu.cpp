@@ -148,17 +148,7 @@ class CpuKernels final : public HostBackend {
   // Where products in bf16 read it, as there are none of fp8 here.
   void round_to_fp8(const Tensor& tx, Fp8 format, Out ty) override {
     const Matrix<bf16> x(tx), y(ty);
-    std::vector<double> largest(static_cast<std::size_t>(team_.threads()));
-    team_.each_task(team_.threads(), [&](std::int64_t part, int) {
-      const Range mine = split_range(x.rows, team_.threads(), part);
-      double most = 0;
-      for (std::int64_t i = mine.begin; i < mine.end; ++i)
-        most = rows::LargerOrNaN()(most, simd<bf16>().largest(x[i], x.cols));
-      largest[static_cast<std::size_t>(part)] = most;
-    });
-    double most = 0;
-    for (const double of_part : largest) most = rows::LargerOrNaN()(most, of_part);
-    const float scale = fp8_scale(static_cast<float>(most), format);
+    const float scale = fp8_scale(static_cast<float>(largest(tx)), format);
     team_.each_row(x.rows, x.cols,
                    [&](std::int64_t i) { simd<bf16>().round_to_fp8(x[i], scale, format, y[i], x.cols); });
   }
@@ -233,6 +223,36 @@ class CpuKernels final : public HostBackend {
     team_.each_row((count + block - 1) / block, block, [&](std::int64_t i) {
       sums[i] = std::accumulate(x + i * block, x + std::min((i + 1) * block, count), 0.0);
     });
+  }
+
+  double largest(const Tensor& tx) override {
+    // As whole numbers floats without a sign have their order, and what is not a number is above infinity.
+    std::atomic<std::uint32_t> most = 0;
+    with_type(tx, [&]<class T>(T) {
+      const Matrix<T> x(tx);
+      team_.each_span(x, contiguous(x), [&](const T* at, std::int64_t, std::int64_t, std::int64_t n) {
+        const auto here = std::bit_cast<std::uint32_t>(simd<T>().largest(at, n));
+        std::uint32_t before = most;
+        while (before < here && !most.compare_exchange_weak(before, here)) {
+        }
+      });
+    });
+    return std::bit_cast<float>(most.load());
+  }
+
+  ExactSum sum_squares_exactly(const Tensor& tx, double scale) override {
+    std::atomic<std::uint64_t> high = 0, low = 0;  // in any order
+    with_type(tx, [&]<class T>(T) {
+      constexpr std::int64_t piece = 65536;
+      const T* x = tx.host<T>();
+      team_.each_row((tx.numel() + piece - 1) / piece, piece, [&](std::int64_t i) {
+        double of_high = 0, of_low = 0;
+        simd<T>().sum_squares_exactly(x + i * piece, scale, std::min(piece, tx.numel() - i * piece), &of_high,
+                                      &of_low);
+        high += static_cast<std::uint64_t>(of_high), low += static_cast<std::uint64_t>(of_low);
+      });
+    });
+    return {high, low};
   }
 
   bool all_finite(const Tensor& tx) override {

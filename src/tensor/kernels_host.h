@@ -13,8 +13,8 @@ extern template class TokenKernels<HostLaunch>;
 
 class HostBackend : public TokenKernels<HostLaunch> {
  public:
-  double largest(const Tensor& x) final;
-  ExactSum sum_squares_exactly(const Tensor& x, double scale) final;
+  double largest(const Tensor& x) override;
+  ExactSum sum_squares_exactly(const Tensor& x, double scale) override;
 
   void count_routed(const TokenRouter& router, const Tensor& ids, std::int64_t scopes, Out counts) final;
   void drop_over_capacity(const Tensor& ids, const Tensor& weights, const ExpertCapacity& capacity,

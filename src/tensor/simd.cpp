@@ -147,6 +147,26 @@ double sum_squares(const T* x, Size n) {
 }
 
 template <class T>
+void sum_squares_exactly(const T* x, double scale, Size n, double* high, double* low) {
+  constexpr double unit = 4294967296.0;  // 2^32
+  const hn::ScalableTag<double> dd;
+  const hn::CappedTag<double, 1> last;
+  const auto add_digits = [=](auto d, Size i, auto& highs, auto& lows) HWY_ATTR {
+    const auto v = hn::PromoteTo(d, load(hn::Rebind<float, decltype(d)>(), x + i));
+    const auto square = Mul(Mul(v, v), Set(d, scale * unit)), whole = hn::Trunc(square);
+    highs = Add(highs, whole);
+    lows = Add(lows, hn::Trunc(Mul(Sub(square, whole), Set(d, unit))));
+  };
+  auto highs = Zero(dd), lows = highs;
+  auto last_high = Zero(last), last_low = last_high;
+  Size i = 0;
+  for (; i + lanes(dd) <= n; i += lanes(dd)) add_digits(dd, i, highs, lows);
+  for (; i < n; ++i) add_digits(last, i, last_high, last_low);
+  *high = hn::GetLane(hn::SumOfLanes(dd, highs)) + hn::GetLane(last_high);
+  *low = hn::GetLane(hn::SumOfLanes(dd, lows)) + hn::GetLane(last_low);
+}
+
+template <class T>
 bool all_finite(const T* x, Size n) {
   // 0 * x is 0 for every finite x and NaN for the others, and NaN stays in a sum.
   return sum_of(n, [=](auto d, Size i) HWY_ATTR { return Mul(load(d, x + i), Zero(d)); }) == 0.0f;
@@ -851,6 +871,7 @@ constexpr Simd<T> passes{.add = add<T, T>,
                          .scale_wide = scaled<float, T>,
                          .sum_squares = sum_squares<T>,
                          .all_finite = all_finite<T>,
+                         .sum_squares_exactly = sum_squares_exactly<T>,
                          .largest = largest<T>,
                          .round_to_fp8 = round_to_fp8<T>,
                          .dot = dot<T>,

@@ -66,6 +66,9 @@ struct Simd {
   void (*scale_wide)(const float* x, float factor, T* y, Size n);  // likewise; y may be x if it is as wide
   double (*sum_squares)(const T* x, Size n);
   bool (*all_finite)(const T* x, Size n);
+  // high and low = the sums of the digits of scale x^2 (rows::exact_square), which doubles hold of up to 2^20
+  // elements.
+  void (*sum_squares_exactly)(const T* x, double scale, Size n, double* high, double* low);
   float (*largest)(const T* x, Size n);  // in magnitude; not a number where one is not
   // y = rounded_to_fp8(scale x) / scale; the scale is a power of two, or not a number.
   void (*round_to_fp8)(const T* x, float scale, Fp8 format, T* y, Size n);
