@@ -425,6 +425,48 @@ TEST_F(KernelsCpu, Gates) {
       }
 }
 
+TEST_F(KernelsCpu, XieluAndSigmoidGates) {
+  constexpr double nan = std::numeric_limits<double>::quiet_NaN();
+  for (const auto& [rows, cols] : sizes)
+    for (const double scale : {1.0, 30.0})
+      for (const bool strided : {false, true})
+        for (const bool spoiled : {false, true}) {
+          const Operand h = random(rows, cols, strided, scale), alphas = vector(2),
+                        y = random(rows, cols, strided), dy = random(rows, cols, strided),
+                        dalphas = random(rows, 2), gate = random(rows, cols, strided, scale),
+                        x = random(rows, cols, strided), gated = random(rows, cols, strided),
+                        dgated = random(rows, cols, strided);
+          const std::int64_t row = rows / 2, col = cols - 1;
+          for (const Operand& of : {h, gate}) {
+            if (!spoiled) continue;
+            of.exact.host<double>()[row * of.exact.row_stride() + col] = nan;
+            for (const Tensor& t : {of.one, of.several})
+              t.host<float>()[row * t.row_stride() + col] = static_cast<float>(nan);
+          }
+          const auto expect = [&](const Operand& of, std::int64_t length, double c, const char* what) {
+            for (std::int64_t j = 0; j < of.one.cols(); ++j) {
+              double& exact = of.exact.host<double>()[row * of.exact.row_stride() + j];
+              float &a = of.one.host<float>()[row * of.one.row_stride() + j],
+                    &b = of.several.host<float>()[row * of.several.row_stride() + j];
+              if (!std::isnan(exact)) continue;
+              EXPECT_TRUE(std::isnan(a) && std::isnan(b)) << what;
+              exact = a = b = 0;
+            }
+            expect_close(of, length, c, what);
+          };
+          run([&](Kernels& k, auto of) {
+            k.xielu(of(h), of(alphas), of(y));
+            k.xielu_backward(of(h), of(alphas), of(dy), of(dalphas));
+            k.sigmoid_gate(of(x), of(gate), of(gated));
+          });
+          expect(y, 1, 8, "xielu"), expect(h, 1, 8, "xielu_backward y"), expect(dy, 1, 8, "xielu_backward");
+          expect(dalphas, cols, 8, "xielu_backward's alphas"), expect(gated, 1, 8, "sigmoid_gate");
+          run([&](Kernels& k, auto of) { k.sigmoid_gate_backward(of(x), of(gate), of(dgated), of(gated)); });
+          expect(gate, 1, 8, "sigmoid_gate_backward's gate"), expect(dgated, 1, 8, "sigmoid_gate_backward");
+          expect(gated, 1, 8, "sigmoid_gate_backward's output");
+        }
+}
+
 // Far out an activation is 0 or what it was given, and its slope 0 or 1.
 TEST_F(KernelsCpu, ActivationsOfLargeNumbers) {
   std::vector<double> points;

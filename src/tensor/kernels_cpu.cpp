@@ -24,6 +24,7 @@
 #include "tensor/matmul.h"
 #include "tensor/reference_view.h"
 #include "tensor/rope_angles.h"
+#include "tensor/rows/activations.h"
 #include "tensor/rows/elements.h"
 #include "tensor/rows/short_convolution.h"
 #include "tensor/rows/sinks.h"
@@ -472,6 +473,48 @@ class CpuKernels final : public HostBackend {
       const float alpha = static_cast<float>(clamp.alpha), limit = static_cast<float>(clamp.limit);
       team_.each_row(x.rows, x.cols, [&](std::int64_t i) {
         pass(x[i], x[i] + dy.cols, dy[i], dy.cols, alpha, limit);
+      });
+    });
+  }
+
+  void xielu(const Tensor& th, const Tensor& alphas, Out ty) override {
+    with_type(th, [&]<class T>(T) {
+      const Matrix<T> h(th), y(ty);
+      const rows::XieluOf<float> of(alphas.host<T>());
+      team_.each_row(h.rows, h.cols,
+                     [&](std::int64_t i) { simd<T>().xielu(h[i], of.above, of.below, y[i], h.cols); });
+    });
+  }
+
+  void xielu_backward(InOut th, const Tensor& talphas, InOut tdy, Out tdalphas) override {
+    with_type(th, [&]<class T>(T) {
+      const Matrix<T> h(th), dy(tdy);
+      const T* alphas = talphas.host<T>();
+      float* dalphas = tdalphas.host<float>();
+      const rows::XieluOf<float> of(alphas);
+      const float slopes[] = {rows::sigmoid(static_cast<float>(alphas[0])),
+                              rows::sigmoid(static_cast<float>(alphas[1]))};
+      team_.each_row(h.rows, h.cols, [&](std::int64_t i) {
+        float sums[2];
+        simd<T>().xielu_backward(h[i], dy[i], of.above, of.below, &sums[0], &sums[1], h.cols);
+        for (std::int64_t j = 0; j < 2; ++j) dalphas[2 * i + j] = sums[j] * slopes[j];
+      });
+    });
+  }
+
+  void sigmoid_gate(const Tensor& tx, const Tensor& tgate, Out ty) override {
+    with_type(tx, [&]<class T>(T) {
+      const Matrix<T> x(tx), gate(tgate), y(ty);
+      team_.each_row(x.rows, x.cols,
+                     [&](std::int64_t i) { simd<T>().sigmoid_gate(x[i], gate[i], y[i], x.cols); });
+    });
+  }
+
+  void sigmoid_gate_backward(const Tensor& tx, InOut tgate, InOut tdy, Out ty) override {
+    with_type(tx, [&]<class T>(T) {
+      const Matrix<T> x(tx), gate(tgate), dy(tdy), y(ty);
+      team_.each_row(x.rows, x.cols, [&](std::int64_t i) {
+        simd<T>().sigmoid_gate_backward(x[i], gate[i], dy[i], y[i], x.cols);
       });
     });
   }

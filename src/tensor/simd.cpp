@@ -680,6 +680,73 @@ GatedPasses<T> gated(Activation a) {
   return {swiglu<T>, swiglu_backward<T, T>};
 }
 
+// What the two numbers of xielu are multiplied by (rows::XieluOf): one of them, the other is 0.
+template <class D, class V>
+HWY_INLINE V xielu_square(D d, V x) {
+  return hn::IfThenElseZero(hn::Gt(x, Zero(d)), Mul(x, x));
+}
+template <class D, class V>
+HWY_INLINE V xielu_bend(D d, V x) {
+  const V below = at_most(x, Set(d, static_cast<float>(Xielu::largest)));
+  return hn::IfThenZeroElse(hn::Gt(x, Zero(d)), Sub(hn::Expm1(d, below), x));
+}
+
+template <class T>
+void xielu(const T* h, float above, float below, T* y, Size n) {
+  each(n, [=](auto d, Size i) HWY_ATTR {
+    const auto x = load(d, h + i);
+    const auto bent =
+        MulAdd(xielu_bend(d, x), Set(d, below), Mul(x, Set(d, static_cast<float>(Xielu::beta))));
+    store(MulAdd(xielu_square(d, x), Set(d, above), bent), d, y + i);
+  });
+}
+
+template <class T>
+void xielu_backward(T* h, T* dy, float above, float below, float* sum_above, float* sum_below, Size n) {
+  const Full d;
+  const One last;
+  auto aboves = Zero(d), belows = aboves;
+  auto last_above = Zero(last), last_below = last_above;
+  const auto make = [=](auto tag, Size i, auto& of_above, auto& of_below) HWY_ATTR {
+    const auto x = load(tag, h + i), grad = load(tag, dy + i), zero = Zero(tag);
+    const auto beta = Set(tag, static_cast<float>(Xielu::beta)), minus_one = Set(tag, -1.0f);
+    const auto square = xielu_square(tag, x), bend = xielu_bend(tag, x);
+    of_above = MulAdd(grad, square, of_above);
+    of_below = MulAdd(grad, bend, of_below);
+    const auto is_low = hn::Lt(x, Set(tag, static_cast<float>(Xielu::largest)));
+    const auto slope_below = Add(hn::IfThenElseZero(is_low, exponential(tag, hn::Min(x, zero))), minus_one);
+    const auto slope =
+        hn::IfThenElse(hn::Gt(x, zero), Mul(Set(tag, 2 * above), x), Mul(Set(tag, below), slope_below));
+    store(MulAdd(square, Set(tag, above), MulAdd(bend, Set(tag, below), Mul(x, beta))), tag, h + i);
+    store(Mul(grad, Add(slope, beta)), tag, dy + i);
+  };
+  Size i = 0;
+  for (; i + lanes(d) <= n; i += lanes(d)) make(d, i, aboves, belows);
+  for (; i < n; ++i) make(last, i, last_above, last_below);
+  *sum_above = hn::GetLane(hn::SumOfLanes(d, aboves)) + hn::GetLane(last_above);
+  *sum_below = hn::GetLane(hn::SumOfLanes(d, belows)) + hn::GetLane(last_below);
+}
+
+template <class D, class V>
+HWY_INLINE V open_of(D d, V gate) {
+  return hn::IfThenElse(hn::IsNaN(gate), gate, sigmoid(d, gate));
+}
+template <class T>
+void sigmoid_gate(const T* x, const T* gate, T* y, Size n) {
+  each(n,
+       [=](auto d, Size i) HWY_ATTR { store(Mul(load(d, x + i), open_of(d, load(d, gate + i))), d, y + i); });
+}
+template <class T>
+void sigmoid_gate_backward(const T* x, T* gate, T* dy, T* y, Size n) {
+  each(n, [=](auto d, Size i) HWY_ATTR {
+    const auto open = open_of(d, load(d, gate + i)), value = load(d, x + i), grad = load(d, dy + i);
+    const auto made = Mul(value, open);
+    store(made, d, y + i);
+    store(Mul(Mul(grad, made), Sub(Set(d, 1.0f), open)), d, gate + i);
+    store(Mul(grad, open), d, dy + i);
+  });
+}
+
 template <class T>
 void rotate(T* low, T* high, const float* cosine, const float* sine, float sign, Size n) {
   each(n, [=](auto d, Size i) HWY_ATTR {
@@ -893,6 +960,10 @@ constexpr Simd<T> passes{.add = add<T, T>,
                          .activation = activation<T>,
                          .gated = gated<T>,
                          .gated_backward_wide = gated_backward_wide<T>,
+                         .xielu = xielu<T>,
+                         .xielu_backward = xielu_backward<T>,
+                         .sigmoid_gate = sigmoid_gate<T>,
+                         .sigmoid_gate_backward = sigmoid_gate_backward<T>,
                          .rotate = rotate<T>,
                          .softmax_row = softmax_row<T>,
                          .softmax_gradient_row = softmax_gradient_row<T>,

@@ -109,6 +109,13 @@ struct Simd {
   ActivationPasses<T> (*activation)(Activation a);
   GatedPasses<T> (*gated)(Activation a);  // of one with a gate
   WideGatedBackward<T>* (*gated_backward_wide)(Activation a);  // of swiglu and clamped_swiglu
+  // xielu of two numbers (rows::XieluOf); backward h becomes y, dy becomes the gradient of h, and the sums
+  // are those of dy times what each of the two is multiplied by.
+  void (*xielu)(const T* h, float above, float below, T* y, Size n);
+  void (*xielu_backward)(T* h, T* dy, float above, float below, float* sum_above, float* sum_below, Size n);
+  // y = x sigmoid(gate); backward gate and dy become the gradients of gate and of x.
+  void (*sigmoid_gate)(const T* x, const T* gate, T* y, Size n);
+  void (*sigmoid_gate_backward)(const T* x, T* gate, T* dy, T* y, Size n);
   // Turns (low[i], high[i]) by the angle of (cosine[i], sign * sine[i]).
   void (*rotate)(T* low, T* high, const float* cosine, const float* sine, float sign, Size n);
 
