@@ -922,6 +922,16 @@ TEST_F(KernelsCpu, OtherTypesAndShapesAreRefused) {
   EXPECT_THROW(one->add(x.one, y.one), InvariantError);
   EXPECT_THROW(one->matmul(x.one, Transpose::no, y.one, Transpose::no, y.one, false), InvariantError);
   EXPECT_THROW(one->fill(Tensor(), 1), InvariantError);
+  const auto invariant = make_cpu_kernels(arena, DType::f32, 1, Numerics::invariant);
+  const Tensor c = random(4, 4).one;
+  for (const SumBlocks& blocks :
+       {SumBlocks{{{0, 0}}}, SumBlocks{{}, {{0, 8}}}, SumBlocks{{{0, 8}}, {{8, 8}}},
+        SumBlocks{{{0, 8}, {4, 4}}}, SumBlocks{{{0, 10}, {8, 6}}}, SumBlocks{{{4, 12}}}}) {
+    EXPECT_THROW(invariant->matmul(x.one, Transpose::no, x.one, Transpose::yes, c, false, blocks),
+                 InvariantError);
+    const MatrixProduct product{x.one, Transpose::no, x.one, Transpose::yes, c, false, blocks};
+    EXPECT_THROW(invariant->grouped_matmul({&product, 1}), InvariantError);
+  }
 }
 
 TEST_F(KernelsCpu, OfNoDeviceTakeWhatTheseWould) {

@@ -137,11 +137,18 @@ SumBlocks equal_blocks(std::int64_t k, std::int64_t blocks) {
   return all;
 }
 
-static bool sums_once(const SumBlocks& blocks, std::int64_t k) {
+// Each with something in it, as what adds them up counts on; of a sum of nothing any.
+static bool sums_once(const MatrixProduct& p) {
+  const std::int64_t k = p.ta == Transpose::yes ? p.a.rows() : p.a.cols();
   std::int64_t sum = 0;
-  for (const auto& block : blocks)
-    for (const Range& range : block) sum += range.size();
-  return blocks.empty() || sum == k;
+  for (const auto& block : p.blocks) {
+    if (k > 0 && block.empty()) return false;
+    for (const Range& range : block) {
+      if (k > 0 && (range.begin < 0 || range.size() <= 0 || range.end > k)) return false;
+      sum += range.size();
+    }
+  }
+  return p.blocks.empty() || sum == k;
 }
 
 const ThreadTeam& KernelBackend::team() const {
@@ -157,11 +164,10 @@ const ThreadTeam& Kernels::team() const {
 void Kernels::matmul(const Tensor& a, Transpose ta, const Tensor& b, Transpose tb, Out c, bool accumulate,
                      const SumBlocks& blocks) {
   require(is_product(a, ta, b, tb, c), "matmul: c is no product of a and b", a, b, c);
-  require(sums_once(blocks, ta == Transpose::yes ? a.rows() : a.cols()), "matmul: blocks are not all of k",
-          a);
+  const MatrixProduct product{a, ta, b, tb, c, accumulate, blocks};
+  require(sums_once(product), "matmul: blocks are not all of k, or one is empty", a);
   if (!backend_) return;
   if (blocks.empty()) return backend_->matmul(a, ta, b, tb, c, accumulate);
-  const MatrixProduct product{a, ta, b, tb, c, accumulate, blocks};
   backend_->grouped_matmul({&product, 1});
 }
 
@@ -201,8 +207,9 @@ void Kernels::finish(const MatrixProduct& p, const Epilogue& e) {
 
 void Kernels::grouped_matmul(std::span<const MatrixProduct> products) {
   for (const MatrixProduct& p : products)
-    require(is_product(p.a, p.ta, p.b, p.tb, p.c), "grouped_matmul: c is no product of a and b", p.a, p.b,
-            p.c);
+    require(is_product(p.a, p.ta, p.b, p.tb, p.c) && sums_once(p),
+            "grouped_matmul: c is no product of a and b, or blocks are not all of k, or one is empty", p.a,
+            p.b, p.c);
   if (backend_) backend_->grouped_matmul(products);
 }
 

@@ -6,7 +6,8 @@
 // their gradients and weights are bf16, and what is wide is f32: statistics (of norms and of softmaxes:
 // stats, lse, delta, max, sum), logits of tokens and of routers, gradients of weights, and the weights of
 // rows. All arithmetic and all sums are f32 then, and each element of a bf16 output is rounded once, when it
-// is stored: a call that adds to what others left rounds once more.
+// is stored: a call that adds to what others left rounds once more. Numbers below 2^-126 may be taken for 0
+// where a processor's own products in bf16 (VDPBF16PS, AMX) read them or make them.
 //
 // Shapes: rows N = B*T (tokens of a microbatch in (B, T) order), columns as named. "+=" means accumulates
 // into the output. Outputs are allocated by the caller.

@@ -1,7 +1,8 @@
 // Matrix products in f32 and bf16. Each element is one sum in the order of k, cut where k is a multiple of a
-// constant: its bits do not depend on how a product is cut, by threads or by who asks for it. oneDNN's would,
-// but for f32 with AVX-512, which is left to it. The blocks and the packing are those of Goto & van de Geijn
-// 2008 (https://doi.org/10.1145/1356052.1356053).
+// constant: its bits do not depend on how a product is cut, by threads or by who asks for it. f32 with
+// AVX-512 is left to oneDNN, whose bits do not depend on threads here, but a product of few rows or columns
+// may have others than as a part of a larger one: invariant numerics do not use it. The blocks and the
+// packing are those of Goto & van de Geijn 2008 (https://doi.org/10.1145/1356052.1356053).
 #pragma once
 
 #include <cstddef>
