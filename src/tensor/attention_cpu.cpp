@@ -26,8 +26,8 @@ constexpr std::int64_t key_stride = key_block + 32;
 constexpr std::int64_t placed_keys = 128;  // of a tile whose place is among all keys
 constexpr std::int64_t tile = query_block * key_stride;
 // Room for what is summed in f32 before it is rounded to bf16: rows of a block of queries, and gradients of
-// keys and values, those of all keys where they fit, as of 4096 keys of heads of 64 columns.
-constexpr std::int64_t sum_floats = (query_block + 2 * 4096) * 64;
+// keys and values, those of all keys where they fit, as of 8192 keys of heads of 64 columns.
+constexpr std::int64_t sum_floats = (query_block + 2 * 8192) * 64;
 constexpr float none = -std::numeric_limits<float>::infinity();  // the lse of a query that sees no key
 
 // Of a thread. Under invariant numerics all are made by our own kernels, whose bits show no shape: how many
