@@ -66,11 +66,8 @@ std::optional<NearSize> fastest(SearchRequest request) {
   for (std::int64_t most = request.gives_mesh() ? step : request.gpus; most >= fewest; most /= 2) {
     request.gpus = static_cast<int>(most / step * step);
     if (request.gpus == 0) break;
-    try {
-      if (auto best = best_within(request, found ? found->best.seconds / (1 + tie) : 1e300))
-        found = NearSize{request.gpus, request.work.plan.global_batch, std::move(*best)};
-    } catch (const RequestError&) {  // what is given does not go with this number
-    }
+    if (auto best = best_within(request, found ? found->best.seconds / (1 + tie) : 1e300))
+      found = NearSize{request.gpus, request.work.plan.global_batch, std::move(*best)};
   }
   return found;
 }
@@ -116,9 +113,8 @@ int run_plan(const PlanSearchFlags& f) {
       const std::optional<NearSize> best = fastest(request);
       line.clear();
       const std::string found =
-          best ? fmt::format("; the fastest that was found takes {:.4g} s, on {} GPU{}: {}",
-                             best->best.seconds, best->gpus, best->gpus == 1 ? "" : "s",
-                             summary(best->best.plan))
+          best ? fmt::format("; the fastest that was found takes {:.4g} s, on {}: {}", best->best.seconds,
+                             counted(best->gpus, "GPU"), summary(best->best.plan))
                : "";
       fmt::print(
           out, "{}",

@@ -139,10 +139,10 @@ SavedBytes saved_bytes(const Workload& work, const Plan& c, const Recompute& rec
                expert_hidden = real(m.expert_hidden) / c.mesh.expert_cut();
   const double mlp_hidden = real(m.mlp_hidden) / tp;
 
-  // Of each part of a layer what it keeps, with the norm before it, and of that what is made again. Of a gate
-  // others keep what it makes too.
   // A norm behind a part reads what the part makes.
   const double behind = m.norm_place == NormPlace::before ? 0 : cut;
+  // Of each part of a layer what it keeps, with its norms, and of that what is made again. Of a gate others
+  // keep what it makes too.
   const double attention = cut + normed + behind + qkv + compressed + core +
                            (s.fused_attention ? cast : attended) + mask +
                            (m.attention_gate ? (s.is_this_trainer ? 1 : 2) * attended : 0) +

@@ -5,8 +5,6 @@
 #include <numeric>
 #include <utility>
 
-#include "base/error.h"
-
 namespace echelon {
 namespace {
 
@@ -41,13 +39,10 @@ std::optional<NearSize> best_of(const std::vector<Size>& sizes, SearchRequest re
     request.work.plan.global_batch = size.batch;
     double most = most_seconds;
     if (found) most = std::min(most, static_cast<double>(size.batch) / rate(*found));
-    try {
-      auto best = best_within(request, most);
-      if (!best) continue;
-      NearSize one{request.gpus, size.batch, std::move(*best)};
-      if (!found || rate(one) > rate(*found)) found = std::move(one);
-    } catch (const RequestError&) {  // what is given does not go with this size
-    }
+    auto best = best_within(request, most);
+    if (!best) continue;
+    NearSize one{request.gpus, size.batch, std::move(*best)};
+    if (!found || rate(one) > rate(*found)) found = std::move(one);
   }
   return found;
 }

@@ -2,7 +2,6 @@
 
 #include <fmt/format.h>
 #include <algorithm>
-#include <optional>
 #include <tuple>
 
 #include "base/error.h"
@@ -15,15 +14,6 @@ namespace {
 bool knows_experts(const Software& s) { return s.expert_launch_seconds > 0 || s.expert_efficiency != 1; }
 // And a scan as if it reached what the machine does.
 bool knows_scans(const Software& s) { return s.scan_efficiency != 1; }
-
-// Nothing where the request is impossible for its program: what a flag pins may be legal for another alone.
-std::optional<Estimate> answer_of(const SearchRequest& request, double most_seconds) {
-  try {
-    return best_within(request, most_seconds);
-  } catch (const RequestError&) {
-    return {};
-  }
-}
 
 }  // namespace
 
@@ -50,7 +40,7 @@ std::vector<OtherProgram> other_programs(const SearchRequest& request, const Est
     // One that has not what was asked for, as state on the host, is no answer.
     if (unpriced(other.work.plan, other.work)) return;
     if (!request.work.documents.empty() && !no_documents(other.work).empty()) return;
-    auto plan = answer_of(other, best.seconds / (1 + tie));
+    auto plan = best_within(other, best.seconds / (1 + tie));
     if (!plan || !not_run(other.work, plan->plan).empty()) return;
     found.push_back({name, how, software.as_of, not_run(request.work, plan->plan), std::move(*plan)});
   };
@@ -65,7 +55,7 @@ std::vector<OtherProgram> other_programs(const SearchRequest& request, const Est
   look("", "without its limits", free);
   if (best.plan.offload == Offload::none)
     for (const SearchRequest& with : offloading(request))
-      if (auto plan = answer_of(with, best.seconds / (1 + tie)))
+      if (auto plan = best_within(with, best.seconds / (1 + tie)))
         found.push_back({"",
                          fmt::format("with --offload {}", name_of(plan->plan.offload)),
                          own.as_of,
@@ -75,7 +65,7 @@ std::vector<OtherProgram> other_programs(const SearchRequest& request, const Est
       !request.has("micro-batch")) {
     SearchRequest dynamic = request;
     dynamic.work.dynamic_context = true;
-    if (auto plan = answer_of(dynamic, best.seconds / (1 + tie)))
+    if (auto plan = best_within(dynamic, best.seconds / (1 + tie)))
       if (not_run(dynamic.work, plan->plan).empty())
         found.push_back({"", "with --dynamic-cp", own.as_of, {}, std::move(*plan)});
   }

@@ -636,9 +636,13 @@ std::optional<Estimate> best_within(SearchRequest request, double most_seconds) 
   request.top = 1;
   request.remembers = false;
   request.progress = {};
-  SearchResult result = search(request, most_seconds);
-  if (result.plans.empty()) return {};
-  return std::move(result.plans.front());
+  try {
+    SearchResult result = search(request, most_seconds);
+    if (result.plans.empty()) return {};
+    return std::move(result.plans.front());
+  } catch (const RequestError&) {
+    return {};
+  }
 }
 
 std::optional<LeastGpus> least_gpus(SearchRequest request, double target_seconds) {

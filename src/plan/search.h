@@ -88,7 +88,8 @@ struct SearchResult {
 // out.
 SearchResult search(const SearchRequest& request, double most_seconds = 1e300);
 
-// The best plan alone, if it takes at most `most_seconds`.
+// The best plan alone, if it takes at most `most_seconds`. None, too, where no configuration could have what
+// is given: with other sizes, or of another program.
 std::optional<Estimate> best_within(SearchRequest request, double most_seconds);
 
 // The fewest devices, up to request.gpus, whose best plan takes at most `target_seconds`: every number is

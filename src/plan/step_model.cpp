@@ -62,11 +62,12 @@ double StepModel::least_at_work(const Plan& c) {
 Outlook StepModel::outlook(const Plan& c, double most_bytes) {
   Outlook look;
   const std::vector<double> bytes = rank_bytes(c);
+  const std::vector<double>& in_flight = stages_.holdings(c).facts->peak;
   for (std::size_t r = 0; r < bytes.size(); ++r) {
     if (bytes[r] <= look.bytes) continue;
     look.bytes = bytes[r];
     look.rank = static_cast<int>(r);
-    look.in_flight = stages_.holdings(c).facts->peak[r];
+    look.in_flight = in_flight[r];
   }
   if (look.bytes > most_bytes) return look;
   const StageShape& s = stages_.shape(c);
