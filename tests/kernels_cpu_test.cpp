@@ -145,6 +145,31 @@ TEST_F(KernelsCpu, Matmul) {
         }
 }
 
+// Our own products, and what else attention and a norm are made of, by each instruction set.
+TEST_F(KernelsCpu, ByEachInstructionSet) {
+  const auto invariant = make_cpu_kernels(arena, DType::f32, 3, Numerics::invariant);
+  const Operand a = random(70, 130), b = random(257, 130), c = random(70, 257), w = vector(130),
+                y = random(70, 130), stats = random(70, 1), q = random(70, 32), out = random(70, 32),
+                lse = vector(140), h = random(70, 130, false, 30), made = random(70, 130);
+  const AttentionShape shape{
+      .q_len = 70, .kv_len = 70, .num_heads = 2, .num_kv_heads = 2, .head_dim = 16, .scale = 0.25};
+  const auto call = [&](Kernels& k, auto of) {
+    k.matmul(of(a), Transpose::no, of(b), Transpose::yes, of(c), false);
+    k.rms_norm(of(a), of(w), 1e-5, of(y), of(stats));
+    k.attention(of(q), of(q), of(q), shape, of(out), of(lse));
+    k.activate(Activation::gelu, of(h), Tensor(), of(made));
+  };
+  call(*reference, [](const Operand& x) { return x.exact; });
+  on_each_instruction_set([&](const char* set) {
+    SCOPED_TRACE(set);
+    call(*invariant, [](const Operand& x) { return x.one; });
+    call(*invariant, [](const Operand& x) { return x.several; });
+    expect_close(c, 130, 1, "matmul"), expect_close(y, 130, 8, "rms_norm");
+    expect_close(out, 70, 4, "attention"), expect_close(lse, 70, 4, "attention's lse");
+    expect_close(made, 1, 8, "gelu");
+  });
+}
+
 // Products of a mixture's experts: of uneven sizes, some empty.
 TEST_F(KernelsCpu, GroupedMatmul) {
   for (bool accumulate : {false, true}) {
