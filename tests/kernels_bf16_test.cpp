@@ -631,6 +631,25 @@ TEST_P(KernelsBf16, UpdatesFarBelowAUnitAreThereOnAverage) {
   EXPECT_NEAR(sum / static_cast<double>(count), f * unit, allowed);
 }
 
+// To nearest a mean of squares that falls by a thousandth would stay where it is. A rounding to one of two
+// neighbours, 2^-8 apart below 1, has a deviation of half of that at most; six of those of the mean over all
+// elements are allowed.
+TEST_P(KernelsBf16, MeansOfSquaresFall) {
+  constexpr std::int64_t count = 4096;
+  constexpr int steps = 700;
+  const Tensor p = make(DType::bf16, {count}), g = make(DType::f32, {count});
+  const Tensor m = make(DType::bf16, {count}), v = make(DType::bf16, {count});
+  kernels->fill(p, 1), kernels->fill(g, 0), kernels->fill(m, 0), kernels->fill(v, 1);
+  const std::vector<LogicalRun> runs{{0, count}};
+  for (int step = 1; step <= steps; ++step) {
+    const StochasticRounding rounding{weight_rounding(1, "w", step), runs};
+    kernels->adamw(p, g, m, v, {.lr = 0, .beta2 = 0.999, .eps = 1, .step = step, .rounding = &rounding});
+  }
+  const std::vector<double> squares = copy_numbers_to_host(v);
+  const double mean = std::accumulate(squares.begin(), squares.end(), 0.0) / count;
+  EXPECT_NEAR(mean, std::pow(0.999, steps), 6 * 0x1p-9 * std::sqrt(double{steps} / count));
+}
+
 TEST_P(KernelsBf16, WhatMustBeWideAndWhatMustNotIsChecked) {
   const Tensor x = make(DType::bf16, {2, 4}), f32 = make(DType::f32, {2, 4}), f64 = make(DType::f64, {2, 4});
   const Tensor row = make(DType::bf16, {4}), wide_row = make(DType::f32, {4}), stats = make(DType::bf16, {2});

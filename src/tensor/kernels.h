@@ -105,7 +105,8 @@ struct StateSpaceGradients {
 
 // How weights that are bf16 alone are updated: rounded up or down at random, as to nearest an
 // update below half a unit would never be seen. Which way depends on the parameter, the step and the logical
-// element alone, and so not on the mesh.
+// element alone, and so not on the mesh. So is the mean of squares, which to nearest would no longer fall
+// where beta2 is 0.998 or more.
 struct StochasticRounding {
   Philox random;                     // weight_rounding(): word i for logical element i
   std::span<const LogicalRun> runs;  // what the elements of p are, in order (logical_runs)
@@ -475,7 +476,7 @@ class Kernels {
   // Decoupled weight decay (Loshchilov & Hutter 2019): p, m, v updated in place from g (wide), one pass.
   // `remainder`, where defined (i16): p is bf16, and with it the weights in f32 (base/split_weight.h); m and
   // v are f32. Else p, m and v are of one dtype, and bf16 is all there is of the weights: widened, updated in
-  // f32 and rounded, m and v to nearest, p as step.rounding says.
+  // f32 and rounded, m to nearest, p and v as step.rounding says.
   void adamw(InOut p, const Tensor& g, InOut m, InOut v, const AdamWStep& step, InOut remainder = Tensor());
   void adamw_of_all(std::span<const AdamWUpdate> updates);
 

@@ -168,7 +168,8 @@ struct WideSimd {
   // p and its remainders are the weights in f32 (base/split_weight.h).
   void (*adamw_split)(bf16* p, std::int16_t* remainder, const float* g, float* m, float* v,
                       const AdamWFactors& factors, Size n);
-  // p is rounded by the upper half of its word of `random` (bf16::stochastic), m and v to nearest.
+  // p is rounded by the upper half of its word of `random` (bf16::stochastic), v by the lower one, m to
+  // nearest.
   void (*adamw_at_random)(bf16* p, const float* g, bf16* m, bf16* v, const std::uint32_t* random,
                           const AdamWFactors& factors, Size n);
 };

@@ -73,10 +73,11 @@ struct WeightsRoundedAtRandom {
   template <int N, class Weight>
   ECHELON_HOST_DEVICE void write(Columns<N> at, const Weight& weight) const {
     at.write(weights, [&](int k) {
-      return bf16::stochastic(weight(k),
-                              static_cast<std::uint16_t>(philox_word(key, logical(at.begin + k)) >> 16));
+      return bf16::stochastic(weight(k), static_cast<std::uint16_t>(word(at.begin + k) >> 16));
     });
   }
+  // Whose upper half is for the weight, and the lower one for the mean of squares.
+  ECHELON_HOST_DEVICE std::uint32_t word(std::int64_t i) const { return philox_word(key, logical(i)); }
   ECHELON_HOST_DEVICE std::uint64_t logical(std::int64_t i) const {
     const PlacedRun& run = runs[last_reached(i, num_runs, [this](std::int64_t k) { return runs[k].first; })];
     return static_cast<std::uint64_t>(run.logical + i - run.first);
@@ -113,7 +114,12 @@ struct AdamW {
       weight[k] = n.keep * weight[k] - n.rate * first[k] / (std::sqrt(second[k]) * n.root_scale + n.eps);
     }
     at.write(m, [&](int k) { return first[k]; });
-    at.write(v, [&](int k) { return second[k]; });
+    at.write(v, [&](int k) {
+      if constexpr (std::is_same_v<Weights, WeightsRoundedAtRandom>)
+        return bf16::stochastic(second[k], static_cast<std::uint16_t>(weights.word(at.begin + k)));
+      else
+        return second[k];
+    });
     weights.write(at, [&](int k) { return weight[k]; });
   }
 };
