@@ -120,10 +120,8 @@ Packing packing_of_a(const MicroKernel& kernel) {
 void pack(const ConstPanel& x, bool along, const Packing& packing, std::int64_t line, std::int64_t lines,
           Range k, std::int64_t filled, std::int64_t words, std::uint32_t* to) {
   const std::int64_t width = packing.width, elements = filled < k.size() ? 2 : 1;  // of a word
-  // Lines that run along k are read one panel after the other. Across k a few rows of all panels are read
-  // together, since a panel has less of a row than what the processor fetches ahead.
-  constexpr std::int64_t rows_together = 32;  // as many as a group of words has
-  const std::int64_t at_once = along ? std::max<std::int64_t>(k.size(), 1) : rows_together;
+  // Lines that run along k are read one panel after the other.
+  const std::int64_t at_once = along ? std::max<std::int64_t>(k.size(), 1) : MatmulPasses::rows_together;
   for (std::int64_t begin = 0; begin < k.size(); begin += at_once)
     for (std::int64_t done = 0; done < lines; done += width) {
       const std::int64_t depth_here = std::min(at_once, k.size() - begin);
@@ -156,7 +154,8 @@ void store(const float* sums, std::int64_t stride, const TileTarget& target) {
 }
 
 // What a tile is stored to comes from afar while the tile is made.
-void fetch_ahead(const TileTarget& target, std::int64_t line_bytes) {
+void fetch_ahead(const TileTarget& target) {
+  const std::int64_t line_bytes = target.cols * (target.narrow ? 2 : 4);
   constexpr std::int64_t line = 64;
   for (std::int64_t i = 0; i < target.rows; ++i)
     for (std::int64_t byte = 0; byte < line_bytes; byte += line)
@@ -204,11 +203,11 @@ Ahead ahead(const ConstPanel& x, bool along, std::int64_t first, std::int64_t li
           (along ? k.size() : lines) * element, x.stride * element};
 }
 
-// One tile of a kernel of either kind; target: where it will come to lie, if that is known.
+// The sums of one tile, by a kernel of either kind.
 void make_tile(const MicroKernel& kernel, std::int64_t words, const std::uint32_t* a, const std::uint32_t* b,
-               float* to, const TileTarget& target) {
+               float* to) {
   if (kernel.tile != nullptr)
-    kernel.tile(words, a, b, to, target);
+    kernel.tile({.words = words, .a = a, .b = b, .sums = to});
   else
     kernel.column({.words = words, .a = a, .b = b, .tiles = 1, .sums = to});
 }
@@ -221,10 +220,15 @@ void make_column(const MicroKernel& kernel, const TileColumn& column) {
     TileTarget target = all;
     target.data += t * kernel.rows * all.stride;
     target.rows = std::min<std::int64_t>(kernel.rows, all.rows - t * kernel.rows);
-    fetch_ahead(target, target.cols * (target.narrow ? 2 : 4));
-    column.next->fetch((column.next_lines + column.tiles - 1) / column.tiles);
-    kernel.tile(column.words, column.a + t * column.a_tile, column.b, column.sums, target);
-    store(column.sums, kernel.cols, target);
+    fetch_ahead(target);
+    const bool is_stored = kernel.tile({.words = column.words,
+                                        .a = column.a + t * column.a_tile,
+                                        .b = column.b,
+                                        .sums = column.sums,
+                                        .target = &target,
+                                        .next = column.next,
+                                        .next_lines = pieces(column.next_lines, column.tiles)});
+    if (!is_stored) store(column.sums, kernel.cols, target);
   }
 }
 
@@ -273,10 +277,13 @@ void multiply_block(const MicroKernel& kernel, std::int64_t words, const Scratch
   if (kernel.end != nullptr) kernel.end();
 }
 
-// Of a that is `words` deep, the rows that are packed at once.
+// Of a that is `words` deep, the rows that are packed at once: as many in each block, since a block of few
+// meets a panel of b for little work.
 std::int64_t rows_of_block(const MicroKernel& kernel, std::int64_t words, std::int64_t m) {
-  const std::int64_t most = runs_of(kernel, words) > 1 ? most_column_rows : m;
-  return multiple_below(std::min(kernel.a_words / words, most), kernel.rows);
+  std::int64_t most = kernel.a_words / words;
+  if (runs_of(kernel, words) > 1) most = std::min(most, most_column_rows);
+  most = multiple_below(most, kernel.rows);
+  return pieces(pieces(m, pieces(m, most)), kernel.rows) * kernel.rows;
 }
 
 // c is f32, or k is no deeper than what is packed at once.
@@ -303,11 +310,17 @@ void multiply_blocks(const MicroKernel& kernel, const Product& p, const Scratch&
       for (std::int64_t i = 0; i < p.m; i += rows_at_once) {
         const std::int64_t rows = std::min(rows_at_once, p.m - i), i_end = i + rows;
         if (!a_fits) pack(p.a, a_along, to_a, i, rows, k, filled, words, scratch.a);
-        Ahead next;
-        if (i_end < p.m)
+        Ahead next, further;
+        if (i_end < p.m) {
           next = ahead(p.a, a_along, i_end, std::min(rows_at_once, p.m - i_end), k);
-        else if (j_end < p.n)
+        } else if (j_end < p.n) {
           next = ahead(p.b, b_along, j_end, std::min({cols_at_once, few_cols, p.n - j_end}), k);
+        } else if (k.end < p.k) {
+          const Range deeper{k.end, std::min(k.end + deep, p.k)};
+          next = ahead(p.a, a_along, 0, std::min(rows_at_once, p.m), deeper);
+          further = ahead(p.b, b_along, 0, std::min(cols_at_once, p.n), deeper);
+          next.then(&further);
+        }
         multiply_block(kernel, words, scratch, rows, cols, p.alpha, begin > 0 ? 1.0f : p.beta, past_caches,
                        at(p.c, i, j), next);
       }
@@ -505,9 +518,9 @@ void multiply_segments(const MicroKernel& kernel, const Product& p, const std::v
         level = place.waiting;
       }
       float* const to = s.begins_block ? sums[level] : sums[most_levels];
+      if (&s == &segments.back()) fetch_ahead(c);
       make_tile(kernel, s.words, scratch.a + s.before * whole(rows, kernel.rows) + i * s.words,
-                scratch.b + s.before * whole(cols, kernel.cols) + j * s.words, to,
-                &s == &segments.back() ? c : TileTarget());
+                scratch.b + s.before * whole(cols, kernel.cols) + j * s.words, to);
       if (!s.begins_block) pass.add(to, sums[level], tile_size);
     }
     merge();

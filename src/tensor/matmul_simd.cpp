@@ -27,14 +27,15 @@ using Words = hn::RebindToUnsigned<Floats>;
 constexpr int lanes = static_cast<int>(hn::MaxLanes(Floats())), tile_rows = lanes == 16 ? 14 : 6,
               tile_cols = 2 * lanes;
 
-void tile(Size words, const Word* a_words, const Word* b_words, float* to, const TileTarget& target) {
+bool make_tile(const Tile& made) {
   const Floats d;
-  const auto* a = reinterpret_cast<const float*>(a_words);
-  const auto* b = reinterpret_cast<const float*>(b_words);
+  const auto *a = reinterpret_cast<const float*>(made.a), *b = reinterpret_cast<const float*>(made.b);
   hn::Vec<Floats> sums[tile_rows][2];
 #pragma GCC unroll 14
   for (int i = 0; i < tile_rows; ++i) sums[i][0] = sums[i][1] = hn::Zero(d);
-  const auto add_word = [&]() HWY_ATTR {
+  FetchBeside fetches(made, tile_rows);
+  for (Size w = 0; w < made.words; ++w, a += tile_rows, b += tile_cols) {
+    fetches.before(w);
     const auto b0 = hn::LoadU(d, b), b1 = hn::LoadU(d, b + lanes);
 #pragma GCC unroll 14
     for (int i = 0; i < tile_rows; ++i) {
@@ -42,20 +43,25 @@ void tile(Size words, const Word* a_words, const Word* b_words, float* to, const
       sums[i][0] = hn::MulAdd(x, b0, sums[i][0]);
       sums[i][1] = hn::MulAdd(x, b1, sums[i][1]);
     }
-    a += tile_rows;
-    b += tile_cols;
-  };
-  const Size fetching = target.data == nullptr ? 0 : std::min<Size>(tile_rows, words);
-  for (Size w = fetching; w < words; ++w) add_word();
-  for (Size row = 0; row < fetching; ++row) {
-    target.fetch(row);
-    add_word();
   }
+  const auto each_row = [&](auto* to, Size stride, bool adds) HWY_ATTR {
 #pragma GCC unroll 14
-  for (int i = 0; i < tile_rows; ++i) {
-    hn::StoreU(sums[i][0], d, to + i * tile_cols);
-    hn::StoreU(sums[i][1], d, to + i * tile_cols + lanes);
-  }
+    for (int i = 0; i < tile_rows; ++i, to += stride) {
+      auto v0 = sums[i][0], v1 = sums[i][1];
+      if (adds) v0 = hn::Add(load(d, to), v0), v1 = hn::Add(load(d, to + lanes), v1);
+      store(v0, d, to);
+      store(v1, d, to + lanes);
+    }
+  };
+  const TileTarget* const target = made.target;
+  const bool is_stored = target != nullptr && target->is_plain(tile_rows, tile_cols);
+  if (!is_stored)
+    each_row(made.sums, tile_cols, false);
+  else if (target->narrow)
+    each_row(reinterpret_cast<bf16*>(target->data), target->stride / 2, false);
+  else
+    each_row(reinterpret_cast<float*>(target->data), target->stride / 4, target->beta != 0);
+  return is_stored;
 }
 
 // How words come from memory: those that stand side by side; and, where they are of two elements, those of a
@@ -176,8 +182,10 @@ void pack_across(const typename From::Stored* x, Size stride, Size there, Size k
   for (Size at = 0; at < k; at += From::elements) {
     const auto* row = x + at * stride;
     const bool alone = k - at < From::elements;
-    // Panels further on: of so many rows the processor does not foresee by itself what is read next.
-    for (Size i = 0; i < From::elements; ++i) __builtin_prefetch(row + i * stride + 4 * width);
+    // Of so many rows the processor does not foresee by itself what is read next: rows of which other panels
+    // are read in between.
+    for (Size i = 0; i < From::elements; ++i)
+      __builtin_prefetch(row + (MatmulPasses::rows_together + i) * stride);
     Size r = 0;
     const auto words = [&](auto tag, const auto* from) HWY_ATTR {
       if constexpr (From::elements == 1)
@@ -264,8 +272,12 @@ void store(const float* tile, Size tile_stride, Size row, Size count, const Tile
   store_tile<float>(tile, tile_stride, row, count, c);
 }
 
-constexpr MicroKernel kernel{
-    .name = "our FMA kernel", .rows = tile_rows, .cols = tile_cols, .pairs = false, .tile = tile};
+constexpr MicroKernel kernel{.name = "our FMA kernel",
+                             .rows = tile_rows,
+                             .cols = tile_cols,
+                             .pairs = false,
+                             .a_words = (lanes == 16 ? 96 : 64) * 1024,  // the L2 cache is larger, too
+                             .tile = make_tile};
 static_assert(tile_rows <= MicroKernel::most_rows && tile_cols <= MicroKernel::most_cols);
 
 constexpr MatmulPasses passes{.floats_along = pack_along<FromFloats>,

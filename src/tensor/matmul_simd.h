@@ -2,6 +2,7 @@
 // operands are words of 32 bits, each an f32, or two bf16 that follow each other along k.
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <limits>
@@ -20,6 +21,11 @@ struct TileTarget {
   float alpha = 1, beta = 0;
   bool narrow = false, past_caches = false;
 
+  // Whether a kernel with tiles of (whole_rows, whole_cols) stores it itself.
+  bool is_plain(std::int64_t whole_rows, std::int64_t whole_cols) const {
+    return rows == whole_rows && cols == whole_cols && alpha == 1 && (!narrow || beta == 0);
+  }
+
   // Brings a row into the nearest cache: whatever lies in a line that it may touch.
   void fetch(std::int64_t row) const {
     const std::byte* const from = data + row * stride;
@@ -36,7 +42,13 @@ class Ahead {
   Ahead(const void* from, std::int64_t rows, std::int64_t bytes, std::int64_t stride)
       : from_(static_cast<const std::byte*>(from)), rows_(rows), bytes_(bytes), stride_(stride) {}
 
-  std::int64_t cache_lines() const { return (rows_ - row_) * ((bytes_ + cache_line - 1) / cache_line); }
+  // What comes behind the last line of this.
+  void then(Ahead* further) { further_ = further; }
+
+  std::int64_t cache_lines() const {
+    const std::int64_t here = (rows_ - row_) * ((bytes_ + cache_line - 1) / cache_line);
+    return further_ == nullptr ? here : here + further_->cache_lines();
+  }
 
   void fetch(std::int64_t cache_lines) {
     constexpr int not_written = 0, into_l2 = 2;
@@ -44,6 +56,7 @@ class Ahead {
       __builtin_prefetch(from_ + row_ * stride_ + byte_, not_written, into_l2);
       if (byte_ += cache_line; byte_ >= bytes_) byte_ = 0, ++row_;
     }
+    if (cache_lines > 0 && further_ != nullptr) further_->fetch(cache_lines);
   }
 
  private:
@@ -52,6 +65,39 @@ class Ahead {
   const std::byte* from_ = nullptr;
   std::int64_t rows_ = 0, bytes_ = 0, stride_ = 0;
   std::int64_t row_ = 0, byte_ = 0;
+  Ahead* further_ = nullptr;
+};
+
+// A panel of a times a panel of b.
+struct Tile {
+  std::int64_t words = 0;
+  const std::uint32_t *a = nullptr, *b = nullptr;
+  float* sums = nullptr;               // (rows, cols): where it is left if it is not stored
+  const TileTarget* target = nullptr;  // null: it is not stored
+  // What is brought near beside it, so many lines of it.
+  Ahead* next = nullptr;
+  std::int64_t next_lines = 0;
+};
+
+// What is fetched while a tile of so many rows is made, a little before each word, since the processor can
+// wait for few lines at a time. A deep tile displaces what it is stored to: that comes last.
+class FetchBeside {
+ public:
+  FetchBeside(const Tile& tile, std::int64_t rows)
+      : tile_(tile),
+        each_((tile.next_lines * run + tile.words - 1) / std::max<std::int64_t>(tile.words, 1)),
+        stores_from_(tile.target == nullptr ? tile.words : tile.words - rows) {}
+
+  void before(std::int64_t word) {
+    if (word % run == 0 && each_ > 0) tile_.next->fetch(each_);
+    if (word >= stores_from_) tile_.target->fetch(word - stores_from_);
+  }
+
+ private:
+  static constexpr std::int64_t run = 8;  // words
+
+  const Tile& tile_;
+  std::int64_t each_, stores_from_;
 };
 
 // Tiles below each other: panels of a, a_tile words apart, with one of b.
@@ -85,10 +131,9 @@ struct MicroKernel {
   std::int64_t a_words = 64 * 1024;
   // What has so many bytes or more is stored past the caches.
   std::int64_t past_caches = std::numeric_limits<std::int64_t>::max();
-  // tile (rows, cols), element (i, j) = the sum of a's word w of row i times b[w * cols + j], in the order of
-  // w < words. Made of so many words, it displaces what it will be stored to: that is fetched near its end.
-  void (*tile)(std::int64_t words, const std::uint32_t* a, const std::uint32_t* b, float* tile,
-               const TileTarget& target) = nullptr;
+  // Element (i, j) = the sum of a's word w of row i times b[w * cols + j], in the order of w < words. A whole
+  // tile is stored from the registers, unless it is scaled or added to bf16; returns whether it was.
+  bool (*tile)(const Tile& tile) = nullptr;
   // Or a column of such tiles, which this kernel makes and stores side by side.
   void (*column)(const TileColumn& column) = nullptr;
   // Called by a thread before some tiles, and after them, where the processor is to be told.
@@ -110,6 +155,9 @@ const MicroKernel* bf16_micro_kernel();
 
 struct MatmulPasses {
   using Size = std::int64_t;
+  // Across k so many elements of each panel are packed before more of the first one: a panel has less of a
+  // row than what the processor fetches ahead.
+  static constexpr Size rows_together = 32;
 
   // to[w * width + r] = the word at w of line r < lines, zero for the other r < width. Along: line r begins
   // at x + r * stride and runs along k; writes up to 64 bytes behind the last word. Across: element k of line
