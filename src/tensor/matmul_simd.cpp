@@ -110,25 +110,26 @@ HWY_INLINE Word word(const typename From::Stored* x, Size step, Size left) {
 }
 
 #if HWY_TARGET != HWY_SCALAR
-// Four words from every fourth place of x, side by side: as many places as d has blocks of four.
+// Four words from element `at` on of every fourth line of x, side by side: of as many lines as d has blocks
+// of four.
 template <class From, class D>
-HWY_INLINE hn::Vec<D> fours(D d, const typename From::Stored* const* x) {
+HWY_INLINE hn::Vec<D> fours(D d, const typename From::Stored* const* x, Size at) {
   constexpr std::size_t size = hn::MaxLanes(D());
   if constexpr (size == 4) {
-    return From::along(d, *x);
+    return From::along(d, *x + at);
   } else {
     const hn::Half<D> half;
-    return hn::Combine(d, fours<From>(half, x + size / 2), fours<From>(half, x));
+    return hn::Combine(d, fours<From>(half, x + size / 2, at), fours<From>(half, x, at));
   }
 }
 
-// 4 words of each of as many lines as d has lanes, turned: x is where each line begins. Those of a word stand
-// side by side, those of the next one `width` behind.
+// 4 words from element `at` on of each of as many lines as d has lanes, turned: x is where each line begins.
+// Those of a word stand side by side, those of the next one `width` behind.
 template <class From, class D>
-HWY_INLINE void turn(D d, const typename From::Stored* const* x, Size width, Word* to) {
+HWY_INLINE void turn(D d, const typename From::Stored* const* x, Size at, Size width, Word* to) {
   const hn::Repartition<std::uint64_t, D> two;
-  const auto a = fours<From>(d, x), b = fours<From>(d, x + 1), c = fours<From>(d, x + 2),
-             e = fours<From>(d, x + 3);
+  const auto a = fours<From>(d, x, at), b = fours<From>(d, x + 1, at), c = fours<From>(d, x + 2, at),
+             e = fours<From>(d, x + 3, at);
   const auto ab = hn::BitCast(two, hn::InterleaveLower(d, a, b)),
              ab2 = hn::BitCast(two, hn::InterleaveUpper(d, a, b));
   const auto ce = hn::BitCast(two, hn::InterleaveLower(d, c, e)),
@@ -156,12 +157,10 @@ void pack_along(const typename From::Stored* x, Size stride, Size there, Size k,
     if (end * From::elements <= k && (end - begin) % 4 == 0) {
       for (; r < lines; r += lanes) {
         const Size first = std::min(r, std::max<Size>(width - lanes, 0));
-        for (Size w = begin; w < end; w += 4) {
-          const typename From::Stored* from[lanes];
-          for (Size i = 0; i < lanes; ++i)
-            from[i] = x + std::min(first + i, lines - 1) * stride + w * From::elements;
-          turn<From>(Words(), from, width, to + w * width + first);
-        }
+        const typename From::Stored* from[lanes];
+        for (Size i = 0; i < lanes; ++i) from[i] = x + std::min(first + i, lines - 1) * stride;
+        for (Size w = begin; w < end; w += 4)
+          turn<From>(Words(), from, w * From::elements, width, to + w * width + first);
       }
       r = lines;
     }
@@ -239,7 +238,7 @@ void groups_across(const bf16* x, Size stride, Size lines, Size k, Size width, W
         const float* from[lanes];
         for (Size i = 0; i < lanes; ++i)
           from[i] = reinterpret_cast<const float*>(words + (w + i) * width + r);
-        turn<FromFloats>(Words(), from, group, to + r * group + w);
+        turn<FromFloats>(Words(), from, 0, group, to + r * group + w);
       }
 #else
       for (Size w = 0; w < group; ++w)
