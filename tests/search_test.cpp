@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cmath>
 #include <cstdlib>
 #include <map>
@@ -236,6 +237,20 @@ TEST(Search, FindsOfThisTrainerWhatWalkingEverythingFinds) {  // long
         EXPECT_EQ(few.plans[i].memory.total(), every.plans[i].memory.total()) << i;
       }
     }
+}
+
+// By memory most of this trainer's plans are seen to hold more than others without walking them.
+TEST(Search, WalksFewPlansByMemory) {
+  SearchRequest r = request("deepseek-v2-lite", 8, 64, "echelon");
+  std::atomic<int> walked = 0;
+  r.work.exact_memory = [&](const auto&... of) {
+    ++walked;
+    return exact_memory()(of...);
+  };
+  r.objective = Objective::memory;
+  const SearchResult found = search(r);
+  ASSERT_EQ(found.plans.size(), 5u);
+  EXPECT_LT(walked, 75);
 }
 
 // Alone, a schedule asks for a pipeline that it is the order of.

@@ -296,7 +296,7 @@ class Search {
         if (candidate.outcome != nullptr) *candidate.outcome = {Fate::shape, 0, why_index(why)};
         return;
       }
-    const Outlook look = model_.outlook(plan_, usable_);
+    const Outlook look = model_.outlook(plan_, by_memory() ? 0 : usable_);
     if (look.bytes <= usable_) {
       ++result_.feasible;
       candidate.bound = look.seconds;
@@ -429,6 +429,9 @@ class Search {
       if (plans.size() == top() && bytes > static_cast<double>(plans.back().memory.total())) break;
       later_.erase(later_.begin());
       place(*next.first, next.second);
+      if (plans.size() == top() &&
+          model_.least_as_walked(plan_) > static_cast<double>(plans.back().memory.total()))
+        continue;
       simulate(plan_, next.second.outcome);
     }
     later_.clear();

@@ -6,6 +6,7 @@
 #include "base/real.h"
 #include "plan/interval.h"
 #include "plan/memory.h"
+#include "spec/plan_fields.h"
 
 namespace echelon {
 namespace {
@@ -23,6 +24,22 @@ bool runs_the_same(const ScheduleFacts& facts, std::size_t a, std::size_t b) {
     return std::any_of(facts.uses[b].begin(), facts.uses[b].end(),
                        [&](const StageUse& y) { return x.stage == y.stage; });
   });
+}
+
+// Whether a layer's backward pass is more than one instruction, or runs beside another pass.
+bool runs_apart(const Plan& c, const ScheduleFacts& facts) {
+  return facts.overlaps || facts.splits_backward || c.cuts_vocabulary();
+}
+
+// What passes are made of, whatever their order.
+std::string passes_key(const Plan& c) {
+  std::string key;
+  for (const PlanField& field : plan_fields()) {
+    const std::string name = field.name();
+    if (name != "schedule" && name != "chunks" && name != "layers-per-stage" && name != "balance-layers")
+      key += text_of(field, c) + ' ';
+  }
+  return key;
 }
 
 }  // namespace
@@ -100,17 +117,60 @@ double StepModel::kept_on_host(const Plan& c) {
 }
 
 double StepModel::least_bytes(const Plan& c) {
+  using C = MemoryCategory;
   const StageHoldings& s = stages_.holdings(c);
+  const bool is_apart = runs_apart(c, *s.facts);
+  // Values and the optimizer's states are what they are counted as. Of what comes and goes with microbatches
+  // less may be there; of passes that run together one makes room for what the other keeps. Nothing is
+  // gathered, nor on its way between stages, for as long as most is kept.
+  const double kept_part = s.facts->overlaps ? 0.8 : 0.98;
+  // Where a layer's whole backward pass comes before anything that it uses goes, it is at work beside that.
+  const double working_part = is_apart || c.offloads_activations() ? 0 : 0.6;
   double most = 0;
   for (std::size_t r = 0; r < s.ranks.size(); ++r) {
     SavedBytes saved = s.prices[r]->saved;
+    double working = 1e300;
+    for (std::size_t k = 0; k < most_layer_kinds; ++k)
+      if (s.ranks[r].layers[k] > 0) working = std::min(working, saved.working[k]);
+    if (working == 1e300) working = 0;  // a rank without layers
     saved.head = 0;
     saved.working = {};
-    most = std::max(most, real(footprint(work_, c, s.prices[r]->counts, saved, s.ranks[r]).total()));
+    const Memory kept = footprint(work_, c, s.prices[r]->counts, saved, s.ranks[r]);
+    most = std::max(most, real(kept[C::parameters] + kept[C::optimizer]) +
+                              kept_part * real(kept[C::gradients] + kept[C::activations]) +
+                              working_part * working);
   }
-  // What is counted by formula is more than that by less; of passes that run together one makes room for what
-  // the other keeps.
-  return (s.facts->overlaps ? 0.88 : 0.99) * most;
+  return most;
+}
+
+double StepModel::least_as_walked(const Plan& c) {
+  const StageHoldings& s = stages_.holdings(c);
+  if (runs_apart(c, *s.facts)) return 0;
+  const auto found = as_walked_.find(passes_key(c));
+  if (found == as_walked_.end()) return 0;
+  const auto is_no_less = [](const PerKind& a, const PerKind& b) {
+    for (std::size_t k = 0; k < most_layer_kinds; ++k)
+      if (a[k] < b[k]) return false;
+    return true;
+  };
+  double most = 0;
+  for (const WalkedRank& walked : found->second) {
+    const RankShare& own = s.ranks[walked.rank];
+    const RankShare& other = walked.share;
+    if (own.layers != other.layers || own.embedding != other.embedding || own.head != other.head ||
+        own.tied_copy != other.tied_copy)
+      continue;
+    const bool holds_all =
+        std::all_of(other.in_flight.begin(), other.in_flight.end(), [&](const RankShare::InFlight& then) {
+          return std::any_of(own.in_flight.begin(), own.in_flight.end(), [&](const RankShare::InFlight& now) {
+            return is_no_less(now.layers, then.layers) &&
+                   is_no_less(now.with_gradients, then.with_gradients) &&
+                   now.embedding_gradient >= then.embedding_gradient;
+          });
+        });
+    if (holds_all) most = std::max(most, walked.bytes);
+  }
+  return most;
 }
 
 std::vector<Recompute> StepModel::recompute_kinds() const {
@@ -317,6 +377,9 @@ void StepModel::add_memory(Estimate& e, double most_bytes) {
       e.memory_rank = r;
       if (c.offload != Offload::none) add_host(e, static_cast<std::size_t>(r), memory.host);
       ranks.set(r, real(memory.total()));
+      if (!runs_apart(c, *s.facts))
+        as_walked_[passes_key(c)].push_back(
+            {static_cast<std::size_t>(r), s.ranks[static_cast<std::size_t>(r)], real(memory.total())});
       return real(memory.total()) <= most_bytes;
     };
     const auto all_fit = [&](const std::vector<int>& some) {

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <deque>
+#include <map>
 #include <memory>
 #include <optional>
 #include <string>
@@ -94,9 +95,11 @@ class StepModel {
   double kept_on_host(const Plan& c);
   // Of each pipeline rank, as outlook() counts them.
   std::vector<double> rank_bytes(const Plan& c);
-  // The rank with most without what comes and goes in a pass: of this trainer, whose passes hold other values
-  // than are counted, no rank holds less.
+  // What the rank with most holds at least: of this trainer, whose passes hold other values than are counted.
   double least_bytes(const Plan& c);
+  // The same by what was walked: no rank holds less than one of the same passes and layers that has no more
+  // of them in flight. 0 where nothing says so.
+  double least_as_walked(const Plan& c);
   // The whole: its schedule simulated.
   Estimate estimate(const Plan& c);
   // Its two halves: all but the memory, and that. Where it is found to be above `most_bytes` on some rank,
@@ -113,6 +116,11 @@ class StepModel {
   std::vector<HeldCurve> activations_over_time(const Estimate& e, const Timeline& timeline);
 
  private:
+  struct WalkedRank {
+    std::size_t rank = 0;
+    RankShare share;
+    double bytes = 0;
+  };
   struct Ends {
     std::vector<double> of_rank;  // seconds at which its last instruction ends
     double bubble_fraction = 0;
@@ -130,6 +138,7 @@ class StepModel {
   Workload work_;
   Stages stages_;
   WalkedMemory walked_;
+  std::map<std::string, std::vector<WalkedRank>> as_walked_;  // by what their passes are made of
   std::int64_t num_parameters_;
   std::optional<std::pair<double, double>> flops_;  // of a token that sees so many keys
   std::deque<std::pair<Plan, Ends>> simulated_;  // the last ones, the newest first
