@@ -269,7 +269,6 @@ void PlanSearchFlags::read_expert_load(Workload& work) const {
     refuse("--expert-placement order: copies (--expert-replicas {}) are placed by load; legal: load",
            load.replicas);
   load.is_placed = load.replicas > 0 || expert_placement_ == "load";
-  load.node = work.machine.node();
   if (m.router.most_groups < m.router.groups) load.groups = m.router.groups;
   load.imbalance = imbalance_.value_or(1);
   if (!imbalance_)

@@ -24,6 +24,8 @@ Mesh over(int ep) {
   return mesh;
 }
 
+const Machine h100 = load_machine("h100");
+
 Workload mixtral(ExpertSkew load = {}) {
   Workload work = checks::workload_of(load_model("mixtral-8x7b"), 4096, 256, Precision::bf16,
                                       load_machine("h100"), load_software("current"));
@@ -42,15 +44,15 @@ Plan on(int ep, const Workload& work) {
 
 TEST(SkewedExperts, TheBusiestRankFollowsFromWhereExpertsAre) {
   const ExpertSkew load{1, {4, 4, 1, 1, 1, 1, 2, 2}};  // two a rank of four: 8, 2, 2, 4
-  EXPECT_DOUBLE_EQ(busiest_rank(load, over(4)), 2);
-  EXPECT_DOUBLE_EQ(busiest_rank(load, over(2)), 1.25);
-  EXPECT_DOUBLE_EQ(busiest_rank(load, over(8)), 2);
-  EXPECT_DOUBLE_EQ(busiest_rank(load, over(1)), 1);
+  EXPECT_DOUBLE_EQ(busiest_rank(load, over(4), h100), 2);
+  EXPECT_DOUBLE_EQ(busiest_rank(load, over(2), h100), 1.25);
+  EXPECT_DOUBLE_EQ(busiest_rank(load, over(8), h100), 2);
+  EXPECT_DOUBLE_EQ(busiest_rank(load, over(1), h100), 1);
   EXPECT_DOUBLE_EQ(place_experts(load.shares, 4, 2).busiest, 1.25);  // 4 + 1, 4 + 1, 2 + 1, 2 + 1
   EXPECT_DOUBLE_EQ(place_experts(load.shares, 8, 1).busiest, 2);     // one expert is as large
-  EXPECT_DOUBLE_EQ(busiest_rank({1.5, {}}, over(8)), 1.5);
-  EXPECT_DOUBLE_EQ(busiest_rank({6, {}}, over(4)), 4);  // which has all
-  EXPECT_DOUBLE_EQ(busiest_rank({1.5, {}}, over(1)), 1);
+  EXPECT_DOUBLE_EQ(busiest_rank({1.5, {}}, over(8), h100), 1.5);
+  EXPECT_DOUBLE_EQ(busiest_rank({6, {}}, over(4), h100), 4);  // which has all
+  EXPECT_DOUBLE_EQ(busiest_rank({1.5, {}}, over(1), h100), 1);
 }
 
 // Of two experts on each rank no placement is better.
@@ -66,7 +68,7 @@ TEST(SkewedExperts, PairsArePlacedAsWellAsCanBe) {
     do {
       std::vector<double> placed;
       for (std::size_t i : order) placed.push_back(shares[i]);
-      best = std::min(best, busiest_rank({1, placed}, over(3)));
+      best = std::min(best, busiest_rank({1, placed}, over(3), h100));
     } while (std::next_permutation(order.begin(), order.end()));
     EXPECT_NEAR(place_experts(shares, 3, 2).busiest, best, 1e-12);
   }
@@ -116,26 +118,51 @@ TEST(SkewedExperts, CopiesArePlacedAsDeepSeekPlacesThem) {
   }
 }
 
+// On nodes as the expert group lies that lies worst: NVL72 domains give 256 GPUs 64 each, and of groups of 8
+// on nodes of 6 each has 6 and 2, or 4 and 4, where no placement keeps to nodes.
+TEST(SkewedExperts, ArePlacedOnTheNodesThatGroupsLieOn) {
+  std::vector<double> shares(128, 1);
+  std::fill(shares.begin(), shares.begin() + 64, 3);  // the first of two groups of experts
+  const ExpertSkew load{1, shares, true, 0, 2};
+  const auto busiest = [&](int ep, int ranks, int etp, const Machine& machine) {
+    Mesh mesh;
+    mesh.set(Axis::dp, ranks / etp);
+    mesh.set(Axis::tp, etp);
+    mesh.ep = ep;
+    return busiest_rank(load, mesh, machine);
+  };
+  const Machine domains = load_machine("gb200");
+  EXPECT_DOUBLE_EQ(busiest(128, 256, 1, domains), 1.5);  // one expert each
+  EXPECT_DOUBLE_EQ(busiest(64, 64, 1, domains), 1);
+  EXPECT_DOUBLE_EQ(busiest(64, 256, 1, domains), 1);    // each in a domain of its own
+  EXPECT_DOUBLE_EQ(busiest(64, 256, 2, domains), 1.5);  // over two
+  Machine six = h100;
+  six.tiers.front().ranks = 6;
+  EXPECT_DOUBLE_EQ(busiest(4, 24, 1, six), 1.5);  // every second is two and two
+  EXPECT_DOUBLE_EQ(busiest(8, 24, 1, six), 1);
+  EXPECT_DOUBLE_EQ(busiest(16, 32, 1, h100), 1.5);
+}
+
 TEST(SkewedExperts, CopiesShareALoadAndCostMemoryAndTraffic) {
   const std::vector<double> shares{8, 1, 1, 1, 1, 1, 1, 2};  // one of 8 ranks has half of all
   const auto skew = [&](bool placed, std::int64_t replicas) {
-    return ExpertSkew{1, shares, placed, replicas, 8, 1};
+    return ExpertSkew{1, shares, placed, replicas, 1};
   };
-  EXPECT_DOUBLE_EQ(busiest_rank(skew(true, 0), over(8)), 4);
-  const ExpertPlacement placed = placement_of(skew(true, 1), over(8));
+  EXPECT_DOUBLE_EQ(busiest_rank(skew(true, 0), over(8), h100), 4);
+  const ExpertPlacement placed = placement_of(skew(true, 1), over(8), h100);
   EXPECT_EQ(placed.copies, (std::vector<int>{8, 1, 1, 1, 1, 1, 1, 2}));  // 1 in each slot
-  EXPECT_DOUBLE_EQ(busiest_rank(skew(true, 1), over(8)), 1);
+  EXPECT_DOUBLE_EQ(busiest_rank(skew(true, 1), over(8), h100), 1);
   EXPECT_EQ(kept_experts(skew(true, 1), over(8)), 2);
 
   // What was found of one load is not taken for another's.
   ExpertSkew changed = skew(true, 1);
-  EXPECT_EQ(placed_experts(changed, over(8)).shared_slots, placed.shared_slots());
-  EXPECT_EQ(placed_experts(changed, over(8)).most_copies, 8);
-  EXPECT_DOUBLE_EQ(busiest_rank(changed, over(4)), placement_of(changed, over(4)).busiest);
+  EXPECT_EQ(placed_experts(changed, over(8), h100).shared_slots, placed.shared_slots());
+  EXPECT_EQ(placed_experts(changed, over(8), h100).most_copies, 8);
+  EXPECT_DOUBLE_EQ(busiest_rank(changed, over(4), h100), placement_of(changed, over(4), h100).busiest);
   changed.replicas = 0;
-  EXPECT_DOUBLE_EQ(busiest_rank(changed, over(8)), 4);
+  EXPECT_DOUBLE_EQ(busiest_rank(changed, over(8), h100), 4);
   changed.shares = std::vector<double>(8, 1.0);
-  EXPECT_DOUBLE_EQ(busiest_rank(changed, over(8)), 1);
+  EXPECT_DOUBLE_EQ(busiest_rank(changed, over(8), h100), 1);
 
   const auto priced = [&](const Workload& work) { return StepModel(work).estimate(on(8, work)); };
   const Workload in_order = mixtral(skew(false, 0)), copies = mixtral(skew(true, 1));
@@ -184,7 +211,7 @@ TEST(SkewedExperts, TheSearchTakesItIntoAccount) {  // long
 // A rank holds no expert twice: two ranks of eight experts have room for four further ones each.
 TEST(SkewedExperts, CopiesAreNoMoreThanThereIsRoomFor) {
   SearchRequest r;
-  r.work = mixtral({1, {8, 1, 1, 1, 1, 1, 1, 2}, true, 5, 8, 1});
+  r.work = mixtral({1, {8, 1, 1, 1, 1, 1, 1, 2}, true, 5, 1});
   r.gpus = 64;
   r.top = 20;
   const SearchResult found = search(r);
@@ -198,7 +225,7 @@ TEST(SkewedExperts, CopiesAreNoMoreThanThereIsRoomFor) {
 
 // Where no group has several ranks nothing is placed.
 TEST(SkewedExperts, OneRankOfAGroupIsAsFarAsWithoutPlacement) {
-  const Workload even = mixtral(), placed = mixtral({1, {8, 1, 1, 1, 1, 1, 1, 2}, true, 0, 8, 1});
+  const Workload even = mixtral(), placed = mixtral({1, {8, 1, 1, 1, 1, 1, 1, 2}, true, 0, 1});
   EXPECT_EQ(interval_of(placed, on(1, placed), 1).why, interval_of(even, on(1, even), 1).why);
   EXPECT_EQ(interval_of(placed, on(8, placed), 1).why,
             "wider: none was measured with experts placed by their load");

@@ -11,7 +11,7 @@ ExpertRows expert_rows(const Workload& work, const Plan& c) {
   rows.routed = c.shards_sequence() ? tokens / c.mesh.tp() : tokens;
   const bool of_all = work.software.gathers_before_experts || !c.shards_sequence(),
              are_cut = c.mesh.expert_cut() > 1;
-  rows.copies = busiest_rank(work.expert_load, c.mesh) * (of_all ? tokens : rows.routed) *
+  rows.copies = busiest_rank(work.expert_load, c.mesh, work.machine) * (of_all ? tokens : rows.routed) *
                 real(c.model.experts_per_token);
   rows.adds_up_over_tp = of_all && are_cut;
   rows.gathers_copies = !of_all && are_cut;

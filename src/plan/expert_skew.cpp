@@ -8,6 +8,7 @@
 #include "base/error.h"
 #include "base/parse_number.h"
 #include "base/real.h"
+#include "plan/rank_groups.h"
 
 namespace echelon {
 
@@ -16,28 +17,29 @@ static double over_mean(const std::vector<double>& ranks) {
   return *std::max_element(ranks.begin(), ranks.end()) * real(std::ssize(ranks)) / sum;
 }
 
-double busiest_rank(const ExpertSkew& load, const Mesh& mesh) {
+double busiest_rank(const ExpertSkew& load, const Mesh& mesh, const Machine& machine) {
   if (mesh.ep == 1) return 1;
   if (load.shares.empty()) return std::min<double>(load.imbalance, mesh.ep);  // which has all then
-  if (load.is_placed) return placed_experts(load, mesh).busiest;
+  if (load.is_placed) return placed_experts(load, mesh, machine).busiest;
   const std::size_t ranks = static_cast<std::size_t>(mesh.ep), each = load.shares.size() / ranks;
   std::vector<double> held(ranks);
   for (std::size_t e = 0; e < each * ranks; ++e) held[e / each] += load.shares[e];
   return over_mean(held);
 }
 
-static int nodes_of(const ExpertSkew& load, const Mesh& mesh) {
-  return std::max(1, mesh.expert_ranks() / std::max(1, load.node));
+static int nodes_of(const Mesh& mesh, const Machine& machine) {
+  const WorstPlaced worst = worst_placed(expert_groups(mesh), machine.node_of(mesh.num_ranks()));
+  return worst.fewest == worst.most ? static_cast<int>(worst.across) : 1;
 }
 
-ExpertPlacement placement_of(const ExpertSkew& load, const Mesh& mesh) {
+ExpertPlacement placement_of(const ExpertSkew& load, const Mesh& mesh, const Machine& machine) {
   const std::int64_t each = std::ssize(load.shares) / mesh.ep;
-  return place_experts(load.shares, mesh.ep, each + load.replicas, nodes_of(load, mesh), load.groups);
+  return place_experts(load.shares, mesh.ep, each + load.replicas, nodes_of(mesh, machine), load.groups);
 }
 
-PlacedExperts placed_experts(const ExpertSkew& load, const Mesh& mesh) {
-  return load.memo.find(load.shares, {mesh.ep, nodes_of(load, mesh), load.replicas, load.groups}, [&] {
-    const ExpertPlacement placed = placement_of(load, mesh);
+PlacedExperts placed_experts(const ExpertSkew& load, const Mesh& mesh, const Machine& machine) {
+  return load.memo.find(load.shares, {mesh.ep, nodes_of(mesh, machine), load.replicas, load.groups}, [&] {
+    const ExpertPlacement placed = placement_of(load, mesh, machine);
     return PlacedExperts{placed.busiest, placed.shared_slots(), placed.most_copies()};
   });
 }

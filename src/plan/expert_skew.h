@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "plan/expert_placement.h"
+#include "spec/machine.h"
 #include "spec/mesh.h"
 
 namespace echelon {
@@ -54,18 +55,18 @@ struct ExpertSkew {
   // e / (E / ranks).
   bool is_placed = false;
   std::int64_t replicas = 0;  // further experts that each rank keeps, copies of those with most load
-  int node = 1;               // ranks of a node
   std::int64_t groups = 1;    // of experts, under node-limited routing
   mutable PlacementMemo memo{};
 };
 
-// Placed by their load, with `replicas`.
-ExpertPlacement placement_of(const ExpertSkew& load, const Mesh& mesh);
+// Placed by their load, with `replicas`: on the nodes of the expert group that lies worst, where it has as
+// many ranks on each; nodes that have more of it than others count for nothing.
+ExpertPlacement placement_of(const ExpertSkew& load, const Mesh& mesh, const Machine& machine);
 // The same in numbers, made once for all meshes that are alike in it.
-PlacedExperts placed_experts(const ExpertSkew& load, const Mesh& mesh);
+PlacedExperts placed_experts(const ExpertSkew& load, const Mesh& mesh, const Machine& machine);
 
 // Load of the busiest of the ranks that hold experts over the mean. 1 where one rank holds all.
-double busiest_rank(const ExpertSkew& load, const Mesh& mesh);
+double busiest_rank(const ExpertSkew& load, const Mesh& mesh, const Machine& machine);
 
 // Experts that a rank keeps over those that it would without copies.
 double kept_experts(const ExpertSkew& load, const Mesh& mesh);

@@ -74,7 +74,7 @@ ordered_json plan_json(const Estimate& e, const Workload& work) {
         {"bytes", e.host_bytes}, {"traffic_bytes", e.host_traffic}, {"seconds", e.host_seconds}};
   if (const ExpertSkew& load = work.expert_load;
       e.plan.mesh.ep > 1 && (load.imbalance > 1 || !load.shares.empty()))
-    object["expert_load"] = {{"busiest_over_mean", busiest_rank(load, e.plan.mesh)},
+    object["expert_load"] = {{"busiest_over_mean", busiest_rank(load, e.plan.mesh, work.machine)},
                              {"placed_by_load", load.is_placed},
                              {"replicas_per_rank", load.replicas}};
   if (const auto& a = e.documents) {
@@ -188,7 +188,7 @@ std::string placed_text(const Estimate& e, const Workload& work) {
                                       : fmt::format("with {} further on each rank, {}", replicas,
                                                     replicas == 1 ? "a copy of one that has most"
                                                                   : "copies of those that have most"),
-                        busiest_rank(other.expert_load, e.plan.mesh), seconds(placed.seconds),
+                        busiest_rank(other.expert_load, e.plan.mesh, work.machine), seconds(placed.seconds),
                         100 * (placed.seconds / e.seconds - 1),
                         static_cast<double>(placed.memory.total() - e.memory.total()) / 1e9);
   }
@@ -339,7 +339,7 @@ std::string explain_winner(const SearchResult& result, const Workload& work) {
                  interval.distance == Distance::measured
                      ? fmt::format("as far as {} was off {}", work.software.name, interval.why)
                      : fmt::format("{}; {}", work.software.name, interval.why));
-  if (const double busiest = busiest_rank(work.expert_load, e.plan.mesh); busiest > 1) {
+  if (const double busiest = busiest_rank(work.expert_load, e.plan.mesh, work.machine); busiest > 1) {
     fmt::format_to(out, "experts: all wait for the rank with {:.2f} of the mean load\n", busiest);
     if (!work.expert_load.shares.empty()) text += placed_text(e, work);
   }

@@ -627,11 +627,11 @@ class Pricer {
 
   // Copies on their way to experts, or back. Each sends its own; all wait for the rank that gets most.
   void exchange_copies(const ExpertRows& count) {
-    const double skew = busiest_rank(w_.expert_load, mesh_), sent = real(m_.expert_width()),
+    const double skew = busiest_rank(w_.expert_load, mesh_, w_.machine), sent = real(m_.expert_width()),
                  bytes = count.copies * sent * width_,
                  rows = count.copies / skew / real(m_.experts_per_token) * sent * width_;
     const int ep = mesh_.ep;
-    const RankGroups groups = groups_of(ep, expert_stride());
+    const RankGroups groups = expert_groups(mesh_);
     if (ep > 1) {
       double seconds = 0, away = 0;
       if (w_.software.sends_tokens_once) {
@@ -711,8 +711,6 @@ class Pricer {
                          mesh_.expert_cut() * width_;
     passes(2 * bytes, 2 * bytes);
   }
-  // Expert groups are laid over neighbouring ranks of tp (where experts are not cut over it), cp and dp.
-  std::int64_t expert_stride() const { return mesh_.expert_cut(); }
   RankGroups groups_of(std::int64_t size, std::int64_t stride) const {
     return {size, stride, mesh_.num_ranks()};
   }

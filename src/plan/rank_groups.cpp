@@ -10,6 +10,8 @@ std::int64_t whole_steps(std::int64_t length, std::int64_t step) { return (lengt
 
 }  // namespace
 
+RankGroups expert_groups(const Mesh& mesh) { return {mesh.ep, mesh.expert_cut(), mesh.num_ranks()}; }
+
 WorstPlaced worst_placed(const RankGroups& groups, std::int64_t unit) {
   const auto [size, apart, job] = groups;
   const std::int64_t ranks = size * apart;

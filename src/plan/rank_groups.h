@@ -4,6 +4,8 @@
 
 #include <cstdint>
 
+#include "spec/mesh.h"
+
 namespace echelon {
 
 // Groups of `size` ranks that are `stride` ranks apart: every block of size x stride ranks of a job is
@@ -12,6 +14,10 @@ struct RankGroups {
   std::int64_t size = 1, stride = 1;
   std::int64_t job = 0;  // ranks of it; of fewer than two blocks there is one, whose first rank is the job's
 };
+
+// Of ranks that share out a layer's experts: neighbours along tp (where experts are not cut over it), cp and
+// dp.
+RankGroups expert_groups(const Mesh& mesh);
 
 // How the group lies that is placed worst: the worst of each number among the groups that one unit does not
 // hold, or the whole group where each is in one.

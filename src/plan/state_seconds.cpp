@@ -122,7 +122,7 @@ double StateSeconds::exposed(const Plan& c, const ShareCounts& counts, double la
 StateSeconds::Copies StateSeconds::copies(const Plan& c, const ShareCounts& counts) const {
   const ExpertSkew& load = work_.expert_load;
   if (load.replicas == 0 || c.mesh.ep == 1 || counts.routed <= 0) return {};
-  const PlacedExperts placed = placed_experts(load, c.mesh);
+  const PlacedExperts placed = placed_experts(load, c.mesh, work_.machine);
   const int ranks = std::min(placed.most_copies, c.mesh.ep);
   if (ranks == 1) return {};
   const double slots = real(std::ssize(load.shares)) / c.mesh.ep + real(load.replicas);
