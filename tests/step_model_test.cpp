@@ -184,6 +184,26 @@ TEST(OpSeconds, OnlyRingsOverNodesWait) {
   EXPECT_NEAR(slow.ring_wait(Verb::all_gather, {32}), 3e-3, 1e-12);
 }
 
+// A ring over 4 leaves of 32 nodes leaves each leaf once; of a tree over 16 four levels of nine do.
+TEST(OpSeconds, HopsTakeTheLatencyOfTheTierThatTheyCross) {
+  const Software software;
+  Machine machine = load_machine("h100");
+  const double bandwidth = 45e9;
+  machine.tiers = {{8, 360e9, 0, 1, 0}, {256, bandwidth, 1e-6, 1, 2e-6}, {8192, bandwidth, 100e-6, 1, 30e-6}};
+  machine.collective_seconds = 0;
+  const OpSeconds ops(machine, software, Precision::bf16);
+  const auto gather = [&](std::int64_t size, std::int64_t stride) {
+    return ops.collective(Verb::all_gather, 0, {size, stride, size * stride});
+  };
+  EXPECT_NEAR(gather(32, 8), 31 * 3e-6, 1e-12);
+  EXPECT_NEAR(gather(128, 8), 127 / 128.0 * (124 * 3e-6 + 4 * 130e-6), 1e-12);
+  EXPECT_NEAR(gather(4, 256), 3 * 130e-6, 1e-12);  // each in a leaf of its own
+  EXPECT_NEAR(ops.ring_wait(Verb::all_gather, {128, 8, 1024}), 127 / 128.0 * (124 * 2e-6 + 4 * 30e-6), 1e-12);
+  EXPECT_EQ(ops.ring_wait(Verb::all_gather, {8, 1, 8}), 0);
+  EXPECT_NEAR(ops.collective(Verb::all_reduce, 0, {512, 8, 4096}), (4 * 9 + 8) * (5 * 1e-6 + 4 * 100e-6) / 9,
+              1e-12);
+}
+
 // NCCL's rings go through all ranks, seven hops of eight inside a node; where hops count for more than bytes,
 // trees are faster.
 TEST(OpSeconds, LargeAllReducesOverNodesGoAroundAllRanks) {

@@ -138,10 +138,36 @@ double OpSeconds::slowest_hop(const RankGroups& groups, double rings, std::size_
   return least;
 }
 
-double OpSeconds::hops(Verb verb, double ranks, std::size_t tier) const {
-  const Tier& links = machine_.tiers[tier];
+double OpSeconds::near_hops(Verb verb, double ranks) const {
+  const Tier& links = machine_.tiers[0];
   if (verb == Verb::all_reduce) return all_reduce_hops(ranks) * links.latency_seconds;
   return (ranks - 1) * (links.latency_seconds + links.ring_seconds);
+}
+
+// A ring leaves each unit of a tier once; each level of a tree joins twice as many.
+double OpSeconds::far_hop(Hops hops, const RankGroups& groups, const WorstPlaced& nodes, std::size_t outer,
+                          double Tier::*of) const {
+  if (outer == 0) return machine_.tiers[0].*of;  // of a machine whose file says of no others
+  double sum = 0, all = 0, units = real(nodes.across);
+  for (std::size_t tier = 1; tier <= outer; ++tier) {
+    const double joined = tier < outer ? real(placed(groups, tier).across) : 1,
+                 crossing = hops == Hops::of_tree ? std::log2(units / joined)
+                            : tier < outer        ? units - joined
+                                                  : units;
+    sum += crossing * machine_.tiers[tier].*of;
+    all += crossing;
+    units = joined;
+  }
+  return sum / all;
+}
+
+double OpSeconds::far_hops(Verb verb, const RankGroups& groups, const WorstPlaced& nodes,
+                           std::size_t outer) const {
+  const double across = real(nodes.across);
+  if (verb == Verb::all_reduce)
+    return all_reduce_hops(across) * far_hop(Hops::of_tree, groups, nodes, outer, &Tier::latency_seconds);
+  return (across - 1) * (far_hop(Hops::of_ring, groups, nodes, outer, &Tier::latency_seconds) +
+                         far_hop(Hops::of_ring, groups, nodes, outer, &Tier::ring_seconds));
 }
 
 double OpSeconds::moved(Verb verb, double bytes, double ranks, double rate, double longer) {
@@ -166,9 +192,10 @@ double OpSeconds::moved_over_nodes(Verb verb, double bytes, const RankGroups& gr
 }
 
 double OpSeconds::ring_wait(Verb verb, const RankGroups& groups) const {
-  if (verb == Verb::all_reduce) return 0;
   const WorstPlaced nodes = in_nodes(groups);
-  return real(nodes.across - 1) * machine_.tiers[tier_of(groups, nodes)].ring_seconds;
+  if (verb == Verb::all_reduce || nodes.across == 1) return 0;
+  return real(nodes.across - 1) *
+         far_hop(Hops::of_ring, groups, nodes, tier_of(groups, nodes), &Tier::ring_seconds);
 }
 
 double OpSeconds::collective(Verb verb, double bytes, const RankGroups& groups) const {
@@ -191,16 +218,16 @@ double OpSeconds::collective(Verb verb, double bytes, const RankGroups& groups) 
     };
     return std::max(sending(real(nodes.fewest)), sending(most));
   }
-  if (nodes.across == 1) return start + hops(verb, most, 0) + moved_inside(verb, bytes, most);
+  if (nodes.across == 1) return start + near_hops(verb, most) + moved_inside(verb, bytes, most);
   const double moving = moved_over_nodes(verb, bytes, groups, nodes, outer);
-  if (verb != Verb::all_reduce) return start + hops(verb, most, 0) + hops(verb, across, outer) + moving;
+  const double by_units = near_hops(verb, most) + far_hops(verb, groups, nodes, outer);
+  if (verb != Verb::all_reduce) return start + by_units + moving;
   // NCCL takes the faster: its ring goes through all ranks, of which one hop in so many leaves the node; its
   // trees make fewer hops, but keep the links less busy.
   const double of_node = ranks / across,
-               ring_hops = 2 * (ranks - 1) *
-                           ((of_node - 1) * links.latency_seconds + far_links.latency_seconds) / of_node,
-               tree_hops = hops(verb, most, 0) + hops(verb, across, outer);
-  return start + std::min(ring_hops + moving, tree_hops + tree_slowness * moving);
+               far_latency = far_hop(Hops::of_ring, groups, nodes, outer, &Tier::latency_seconds),
+               ring_hops = 2 * (ranks - 1) * ((of_node - 1) * links.latency_seconds + far_latency) / of_node;
+  return start + std::min(ring_hops + moving, by_units + tree_slowness * moving);
 }
 
 double OpSeconds::dispatch(double bytes, double ranks, double nodes, const RankGroups& groups) const {

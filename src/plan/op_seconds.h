@@ -71,8 +71,13 @@ class OpSeconds {
   const Software& software() const { return software_; }
 
  private:
-  // What a collective's hops take among ranks that one tier joins, and what its bytes take at this rate.
-  double hops(Verb verb, double ranks, std::size_t tier) const;
+  // What a collective's hops take inside a node and between nodes, and what its bytes take at this rate.
+  double near_hops(Verb verb, double ranks) const;
+  double far_hops(Verb verb, const RankGroups& groups, const WorstPlaced& nodes, std::size_t outer) const;
+  // What a tier has, as the mean over hops between nodes of the tiers that they cross.
+  enum class Hops { of_ring, of_tree };
+  double far_hop(Hops hops, const RankGroups& groups, const WorstPlaced& nodes, std::size_t outer,
+                 double Tier::*of) const;
   static double moved(Verb verb, double bytes, double ranks, double rate, double longer = 1);
   double moved_inside(Verb verb, double bytes, double ranks) const;
   // What bytes take in groups that lie so in nodes.
