@@ -373,10 +373,72 @@ TEST(LaunchFiles, BridgesRecipesHaveTheirModels) {
     EXPECT_NE(yaml.find(fmt::format("  pipeline_model_parallel_size: {}\n", best.plan.mesh.pp())),
               std::string::npos);
     EXPECT_NE(yaml.find("  mtp_num_layers: null\n"), std::string::npos);  // which some recipes have
-    expect_refusal([&] { launch_files("megatron-core", best, r.work); }, {"--model ", model, "not written"});
+    if (!r.work.plan.model.latent_attention())
+      expect_refusal([&] { launch_files("megatron-core", best, r.work); },
+                     {"--model ", model, "not written"});
   }
   SearchRequest none = request_of("olmo2-7b", 8, 64, "current", {});
   expect_refusal([&] { files_of("megatron-bridge", none); }, {"--model olmo2-7b", "not written"});
+}
+
+// Latent attention: YaRN's numbers are those by which the configuration of transformers multiplies scores,
+// and a factor of 1 scales nothing.
+TEST(LaunchFiles, MegatronsLatentAttention) {
+  const auto planned = [](const char* model) {
+    SearchRequest r =
+        request_of(model, 16, 64, "current",
+                   {{"tp", "2"}, {"pp", "2"}, {"zero", "1"}, {"schedule", "1f1b"}, {"micro-batch", "1"}});
+    r.work.machine.memory_bytes = 1e13;
+    return r;
+  };
+  const auto starts = [&](const char* model, const Pins& expected) {
+    SCOPED_TRACE(model);
+    const std::string command = files_of("megatron-core", planned(model)).at("launch.sh");
+    for (const auto& [flag, value] : expected) EXPECT_EQ(value_of(command, flag), value) << flag;
+    const checks::MegatronArguments arguments(command);
+    EXPECT_EQ(arguments.world(), 16);
+    EXPECT_EQ(value_of(command, "--group-query-attention"), "-");
+  };
+  starts("deepseek-v3", {{"--multi-latent-attention", ""},
+                         {"--qk-layernorm", ""},
+                         {"--q-lora-rank", "1536"},
+                         {"--kv-lora-rank", "512"},
+                         {"--qk-head-dim", "128"},
+                         {"--qk-pos-emb-head-dim", "64"},
+                         {"--v-head-dim", "128"},
+                         {"--rope-type", "yarn"},
+                         {"--rotary-scaling-factor", "1"},
+                         {"--rotary-base", "10000"},
+                         {"--moe-router-score-function", "sigmoid"},
+                         {"--moe-router-enable-expert-bias", ""},
+                         {"--moe-router-topk-scaling-factor", "2.5"},
+                         {"--moe-router-num-groups", "8"},
+                         {"--moe-layer-freq", "\"([0]*3+[1]*58)\""}});
+  starts("deepseek-v2-lite", {{"--q-lora-rank", "-"},
+                              {"--rotary-scaling-factor", "40"},
+                              {"--mscale", "0.707"},
+                              {"--mscale-all-dim", "0.707"},
+                              {"--moe-router-score-function", "-"},
+                              {"--moe-router-pre-softmax", ""}});
+  starts("kimi-k2", {{"--rotary-base", "50000"}, {"--moe-router-num-groups", "-"}});
+
+  const auto refused = [&](const char* model, const auto& change, const char* words) {
+    SearchRequest r = planned(model);
+    change(r.work.plan.model);
+    expect_refusal([&] { files_of("megatron-core", r); }, {"--model ", model, words});
+  };
+  const auto as_it_is = [](ModelSpec&) {};
+  refused("glm-4.7-flash", as_it_is, "epsilon of 1e-05");
+  refused("deepseek-v2", as_it_is, "sum of their 1 best scores");
+  refused(
+      "deepseek-v2-lite", [](ModelSpec& m) { m.rope.original_length = 8192; }, "positions are scaled");
+  refused(
+      "deepseek-v3", [](ModelSpec& m) { m.scales.attention = 0.1; }, "scores are scaled");
+  for (const char* program : {"torchtitan", "nanotron"}) {
+    SearchRequest r = request_of("deepseek-v3", 16, 64, program, {{"micro-batch", "1"}});
+    r.work.machine.memory_bytes = 1e13;
+    expect_refusal([&] { files_of(program, r); }, {"deepseek-v3"});
+  }
 }
 
 TEST(LaunchFiles, NanotronsAndDeepSpeeds) {

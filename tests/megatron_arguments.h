@@ -92,6 +92,7 @@ class MegatronArguments {
           {"--fp4-format", "e2m1"},
           {"--position-embedding-type", "learned_absolute rope yarn mrope relative none"},
           {"--normalization", "LayerNorm RMSNorm"},
+          {"--rope-type", "rope yarn"},
           {"--transformer-impl", "local transformer_engine inference_optimized"},
           {"--tokenizer-type", "NullTokenizer"},
           {"--moe-token-dispatcher-type", "allgather alltoall flex"},
@@ -117,6 +118,7 @@ class MegatronArguments {
                                "squared-relu",
                                "add-qkv-bias",
                                "qk-layernorm",
+                               "multi-latent-attention",
                                "moe-grouped-gemm",
                                "moe-router-enable-expert-bias",
                                "moe-router-pre-softmax",
@@ -146,6 +148,11 @@ class MegatronArguments {
                                "kv-channels",
                                "max-position-embeddings",
                                "num-query-groups",
+                               "q-lora-rank",
+                               "kv-lora-rank",
+                               "qk-head-dim",
+                               "qk-pos-emb-head-dim",
+                               "v-head-dim",
                                "rotary-base",
                                "num-experts",
                                "moe-router-topk",
@@ -163,9 +170,10 @@ class MegatronArguments {
                                "make-vocab-size-divisible-by",
                                "log-interval"})
         map["--" + std::string(flag)] = "int";
-      for (const char* flag : {"norm-epsilon", "init-method-std", "attention-dropout", "hidden-dropout", "lr",
-                               "rope-scaling-factor", "moe-aux-loss-coeff", "optimizer-offload-fraction",
-                               "moe-router-topk-scaling-factor"})
+      for (const char* flag :
+           {"norm-epsilon", "init-method-std", "attention-dropout", "hidden-dropout", "lr",
+            "rope-scaling-factor", "moe-aux-loss-coeff", "optimizer-offload-fraction",
+            "moe-router-topk-scaling-factor", "rotary-scaling-factor", "mscale", "mscale-all-dim"})
         map["--" + std::string(flag)] = "float";
       return map;
     }();
@@ -228,6 +236,8 @@ class MegatronArguments {
     // Megatron-Core 0.16, for which these are written; up to 0.15 the former alone.
     ask(groups % tp == 0 || tp % groups == 0, "query groups are a multiple or a divisor of tp");
     ask(!has("--num-query-groups") || has("--group-query-attention"), "query groups are asked for");
+    ask(!has("--multi-latent-attention") || !has("--group-query-attention"),
+        "latent attention has keys of all heads");
     divides(tp, "--ffn-hidden-size");
     ask(number("--make-vocab-size-divisible-by", 128) == padded_vocabulary_multiple,
         "the vocabulary is padded as it is priced");

@@ -63,9 +63,12 @@ void check_launched(const LaunchRequest& r) {
                  recompute_name(plan.recompute));
 }
 
-void check_plain_llama(const LaunchRequest& r, bool runs_hybrids) {
+void check_plain_llama(const LaunchRequest& r, bool is_megatron) {
   const ModelSpec& m = r.model();
-  const bool is_hybrid = runs_hybrids && !m.layer_pattern.empty();
+  const bool is_hybrid = is_megatron && !m.layer_pattern.empty(),
+             runs_latent = is_megatron && !is_hybrid && m.latent_attention();
+  ScaleSpec factors = m.scales;
+  if (runs_latent) factors.attention = 0;
   const auto lacks = [&](bool has, const char* what) {
     if (has) not_launched(r, "--model {}: has {}, which is not written for this program", m.name, what);
   };
@@ -76,7 +79,7 @@ void check_plain_llama(const LaunchRequest& r, bool runs_hybrids) {
   lacks(m.qk_norm_turned, "norms of queries and keys behind their rotation");
   lacks(m.rope.query_growth != 0, "queries that grow with their position");
   lacks(m.caps.attention > 0 || m.caps.logits > 0, "soft caps");
-  lacks(!(m.scales == ScaleSpec{}), "factors of Granite's kind");
+  lacks(!(factors == ScaleSpec{}), "factors of Granite's kind");
   lacks(m.rope.unturned_every > (is_hybrid ? 1 : 0), "layers without positions");
   lacks(m.norms_less_one, "Gemma's norms");
   lacks(m.family == Family::llama && m.norm_kind != NormKind::rms,
@@ -86,7 +89,7 @@ void check_plain_llama(const LaunchRequest& r, bool runs_hybrids) {
   lacks(m.embedding_norm, "a norm behind the embedding");
   lacks(m.parallel_residual, "attention and MLP of the same input");
   lacks(m.interleaved_rope, "rotary positions that turn neighbours");
-  lacks(m.latent_attention(), "latent attention");
+  lacks(m.latent_attention() && !runs_latent, "latent attention");
   lacks(!is_hybrid && m.state_space.heads > 0, "layers with a state space");
   lacks(m.state_space.is_delta(), "layers of the gated delta rule");
   lacks(m.short_conv.kernel > 0, "layers with a short convolution");
@@ -103,7 +106,7 @@ void check_plain_llama(const LaunchRequest& r, bool runs_hybrids) {
   lacks(m.mlp_bias, "biases of MLPs");
   lacks(m.experts == Experts::gpt_oss, "experts with biases");
   lacks(m.shared_gate, "a gate of what all tokens share");
-  lacks(!is_hybrid && m.experts != Experts::none && m.router.scores == RouterScores::sigmoid,
+  lacks(!is_megatron && m.experts != Experts::none && m.router.scores == RouterScores::sigmoid,
         "routers of sigmoids");
   lacks(!m.latent_attention() && m.rotary_dim > 0, "heads of which a part is turned");
 }

@@ -1,4 +1,5 @@
 // Megatron-Core's pretrain_gpt.py, and Megatron-Bridge's overrides.
+#include <cmath>
 #include <set>
 #include <utility>
 
@@ -29,6 +30,57 @@ void check_hybrid(const LaunchRequest& r) {
       not_launched(r, "--tp {}: does not divide the {} of state spaces of {}, as it must there", tp,
                    counted(s.groups, "group"), m.name);
   }
+}
+
+// YaRN's numbers of latent attention, whose positions are always of its kind there: a factor of 1 scales
+// nothing. Scores are multiplied by the square of what mscale_all_dim makes, what is turned by what mscale
+// makes over that (megatron/core/transformer/multi_latent_attention.py).
+struct Yarn {
+  double factor = 1, mscale = 1, mscale_all_dim = 0;
+};
+Yarn yarn_of(const ModelSpec& m) {
+  if (m.rope.scaling == RopeScaling::none) return {};
+  const double growth = 0.1 * std::log(m.rope.factor), scale = m.scales.attention,
+               all = scale > 0 ? std::sqrt(scale * std::sqrt(static_cast<double>(m.head_dim))) : 1;
+  // They are written as they were before they were multiplied.
+  const auto rounded = [](double value) { return std::round(value * 1e9) / 1e9; };
+  return {m.rope.factor, rounded((m.rope.attention_factor * all - 1) / growth), rounded((all - 1) / growth)};
+}
+
+// What of latent attention is no flag: its configuration's own defaults count (megatron/core/transformer/
+// transformer_config.py).
+void check_latent(const LaunchRequest& r) {
+  const ModelSpec& m = r.model();
+  const RopeSpec& rope = m.rope;
+  const bool is_scaled = rope.scaling != RopeScaling::none;
+  if (is_scaled && (rope.scaling != RopeScaling::yarn || rope.original_length != 4096 ||
+                    rope.beta_fast != 32 || rope.beta_slow != 1 || !rope.whole_pairs || rope.factor <= 1))
+    not_launched(r, "--model {}: its positions are scaled as no flag says", m.name);
+  if (!is_scaled && m.scales.attention != 0)
+    not_launched(r, "--model {}: its scores are scaled as no flag says", m.name);
+  if (m.norm_eps != m.head_norm_eps())
+    not_launched(r, "--model {}: its norms have an epsilon of {}, and those of what is compressed {}", m.name,
+                 m.norm_eps, m.head_norm_eps());
+  if (m.qk_norm || m.num_kv_heads != m.num_heads)
+    not_launched(r, "--model {}: has latent attention with {}, as no flag says", m.name,
+                 m.qk_norm ? "norms of heads" : "fewer key/value heads");
+}
+
+Settings latent_settings(const ModelSpec& m) {
+  const auto number = [](auto value) { return fmt::format("{}", value); };
+  const Yarn yarn = yarn_of(m);
+  Settings s{{"multi-latent-attention", ""},
+             {"qk-layernorm", ""},
+             {"kv-lora-rank", number(m.kv_rank)},
+             {"qk-head-dim", number(m.head_dim - m.rotary_dim)},
+             {"qk-pos-emb-head-dim", number(m.rotary_dim)},
+             {"v-head-dim", number(m.value_head_dim)},
+             {"rope-type", "yarn"},
+             {"rotary-scaling-factor", number(yarn.factor)},
+             {"mscale", number(yarn.mscale)},
+             {"mscale-all-dim", number(yarn.mscale_all_dim)}};
+  if (m.q_rank > 0) s.emplace_back("q-lora-rank", number(m.q_rank));
+  return s;
 }
 
 // What of a router is no flag (megatron/core/transformer/moe/moe_utils.py).
@@ -67,7 +119,9 @@ bool has_recipe(const ModelSpec& m) {
 void check_model(const LaunchRequest& r) {
   check_plain_llama(r, true);
   if (is_hybrid(r)) check_hybrid(r);
-  if (r.model().rope.scaling != RopeScaling::none && r.model().rope.scaling != RopeScaling::llama3)
+  if (r.model().latent_attention())
+    check_latent(r);
+  else if (r.model().rope.scaling != RopeScaling::none && r.model().rope.scaling != RopeScaling::llama3)
     not_launched(r, "--model {}: its positions are scaled as no flag says", r.model().name);
   check_router(r);
 }
@@ -220,6 +274,10 @@ Settings model_settings(const LaunchRequest& r) {
   if (m.activation == Activation::relu2) s.emplace_back("squared-relu", "");
   if (m.qkv_bias) s.emplace_back("add-qkv-bias", "");
   if (m.qk_norm) s.emplace_back("qk-layernorm", "");
+  if (m.latent_attention()) {
+    const Settings latent = latent_settings(m);
+    s.insert(s.end(), latent.begin(), latent.end());
+  }
   if (m.experts == Experts::none) return s;
   s.insert(s.end(), {{"num-experts", number(m.num_experts)},
                      {"moe-router-topk", number(m.experts_per_token)},

@@ -36,9 +36,9 @@ template <class... Args>
 // What no program but this one runs: refused for all.
 void check_launched(const LaunchRequest& r);
 // A decoder in Llama's form; the model's own where this says nothing. RequestError for what the flags of
-// these programs do not say. `runs_hybrids`: of a program that runs layers of one part each, whose own checks
-// say of which kind.
-void check_plain_llama(const LaunchRequest& r, bool runs_hybrids = false);
+// these programs do not say. `is_megatron`: of Megatron, which runs layers of one part each, latent attention
+// and routers of sigmoids, and whose own checks say of which kind.
+void check_plain_llama(const LaunchRequest& r, bool is_megatron = false);
 
 // The first lines of launch.sh.
 std::string launch_head(const LaunchRequest& r);
