@@ -1,5 +1,6 @@
 #include "plan/step_model.h"
 
+#include <fmt/format.h>
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -1083,6 +1084,45 @@ TEST(StepModel, AStageOfAHybridHasItsOwnLayers) {
     for (const MemoryTerm& term : e.memory_terms) counted += term.total();
     EXPECT_NEAR(counted, static_cast<double>(e.memory.total()), 8) << first;
   }
+}
+
+// Of a V a rank takes what its two stages take together: no layer that moves makes the slowest rank faster.
+TEST(StepModel, OfAVRanksAreEvened) {
+  for (const char* name : {"llama-3-8b", "nemotron-h-tiny"})
+    for (const char* schedule : {"zb-v", "v-half", "dualpipev", "dualpipe"}) {
+      Workload work = workload(name, 64);
+      Plan c = work.plan;
+      c.mesh.set(Axis::pp, 4);
+      c.micro_batch = 1;
+      c.schedule = schedule;
+      c.balance_layers = true;
+      SCOPED_TRACE(fmt::format("{} {}", name, schedule));
+      StepModel model(work);
+      if (!model.schedule_problem(c).empty()) continue;
+      const auto slowest = [&](const Plan& plan) {
+        const std::vector<StageTimes> stages = model.estimate(plan).costs.stages;
+        double most = 0;
+        for (std::size_t s = 0; s < stages.size(); ++s) {
+          double sum = 0;
+          for (const StageTimes& t : {stages[s], stages[stages.size() - 1 - s]})
+            sum += t.forward + t.backward_input + t.backward_weight;
+          most = std::max(most, sum);
+        }
+        return most;
+      };
+      Plan moved = c;
+      moved.layers_per_stage = model.estimate(c).layers;
+      moved.balance_layers = false;
+      const double found = slowest(moved);
+      const std::size_t stages = moved.layers_per_stage.size();
+      for (std::size_t from = 0; from < stages; ++from)
+        for (std::size_t to = 0; to < stages; ++to) {
+          if (from == to || moved.layers_per_stage[from] == 1) continue;
+          --moved.layers_per_stage[from], ++moved.layers_per_stage[to];
+          EXPECT_GE(slowest(moved), found * (1 - 1e-9)) << from << " to " << to;
+          ++moved.layers_per_stage[from], --moved.layers_per_stage[to];
+        }
+    }
 }
 
 // No split has a faster slowest stage than the one that is chosen, and the bound stays below the step.

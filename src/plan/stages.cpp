@@ -138,6 +138,13 @@ std::vector<std::int64_t> balanced(const LayersByKind& by_kind, const std::vecto
   return layers;
 }
 
+// Two stages on each rank, as far from either end.
+bool is_v(const ScheduleFacts& facts) {
+  return std::all_of(facts.uses.begin(), facts.uses.end(), [&](const std::vector<StageUse>& uses) {
+    return uses.size() == 2 && uses[0].stage + uses[1].stage + 1 == facts.num_stages;
+  });
+}
+
 double largest_stage(const ParameterCounts& counts, const Plan& c, const RankShare& rank,
                      const std::vector<StageUse>& uses, const std::vector<PerKind>& layers) {
   const auto all = [](const ShareCounts& share) { return share.common + share.routed; };
@@ -264,7 +271,7 @@ const LayerPrices& Stages::prices(const Plan& c, const Recompute& recompute) {
 }
 
 std::vector<std::int64_t> Stages::layers(const Plan& c, const ScheduleFacts& facts,
-                                         const std::vector<const LayerPrices*>& prices) const {
+                                         const std::vector<const LayerPrices*>& prices) {
   const std::int64_t total = c.model.num_layers;
   if (!c.layers_per_stage.empty()) return c.layers_per_stage;
   const auto stages = static_cast<std::size_t>(facts.num_stages);
@@ -286,9 +293,38 @@ std::vector<std::int64_t> Stages::layers(const Plan& c, const ScheduleFacts& fac
   const std::vector<LayerSeconds> ends =
       c.cuts_vocabulary() ? std::vector{t.norm} : std::vector{t.head, t.loss};
   for (const LayerSeconds& end : ends) extra.back() += end.forward.total() + end.backward();
+  if (is_v(facts)) return balanced_v(facts, prices, extra);
   return by_kind().are_mixed()
              ? balanced(by_kind(), cost, extra)
              : moved_from_ends(std::move(layers), by_kind().kinds().size() - 1, cost, extra);
+}
+
+const std::vector<std::int64_t>& Stages::balanced_v(const ScheduleFacts& facts,
+                                                    const std::vector<const LayerPrices*>& prices,
+                                                    const std::vector<double>& extra) {
+  std::vector<std::vector<StagePart>> ranks;
+  for (const auto& uses : facts.uses) {
+    auto& own = ranks.emplace_back();
+    for (const StageUse& use : uses) own.push_back({static_cast<std::size_t>(use.stage), use.share});
+  }
+  const auto [found, is_new] = balanced_v_.try_emplace({prices, ranks});
+  if (!is_new) return found->second;
+  StageCosts costs{{}, std::vector<std::size_t>(extra.size()), extra};
+  std::vector<const LayerPrices*> listed;  // whose layers' costs are there
+  for (std::size_t r = 0; r < ranks.size(); ++r) {
+    const auto at = std::find(listed.begin(), listed.end(), prices[r]);
+    const auto list = static_cast<std::size_t>(at - listed.begin());
+    if (at == listed.end()) {
+      listed.push_back(prices[r]);
+      std::vector<double>& of_layers = costs.layers.emplace_back();
+      for (std::int64_t k = 0; k < by_kind().num_layers(); ++k) {
+        const LayerSeconds& layer = prices[r]->seconds.layer[by_kind().of(k)];
+        of_layers.push_back(layer.forward.total() + layer.backward());
+      }
+    }
+    for (const StagePart& part : ranks[r]) costs.of_stage[part.stage] = list;
+  }
+  return found->second = balance_layers(ranks, costs).layers;
 }
 
 LayerSeconds Stages::stage_seconds(const Plan& c, const LayerPrices& p,

@@ -6,6 +6,7 @@
 #include <optional>
 #include <string>
 #include <tuple>
+#include <utility>
 #include <vector>
 
 #include "plan/footprint.h"
@@ -14,6 +15,7 @@
 #include "plan/schedule_shelf.h"
 #include "plan/state_seconds.h"
 #include "plan/workload.h"
+#include "schedule/balance.h"
 #include "schedule/simulate.h"
 
 namespace echelon {
@@ -94,7 +96,12 @@ class Stages {
   void bound(const Plan& c, StageShape& shape) const;
   // `prices`: of each rank.
   std::vector<std::int64_t> layers(const Plan& c, const ScheduleFacts& facts,
-                                   const std::vector<const LayerPrices*>& prices) const;
+                                   const std::vector<const LayerPrices*>& prices);
+  // Of a V a rank takes what its two stages take together: ranks are evened, as this trainer does. `extra`:
+  // of each stage beside its layers.
+  const std::vector<std::int64_t>& balanced_v(const ScheduleFacts& facts,
+                                              const std::vector<const LayerPrices*>& prices,
+                                              const std::vector<double>& extra);
   std::vector<const LayerPrices*> rank_prices(const Plan& c);
   LayerSeconds stage_seconds(const Plan& c, const LayerPrices& p, const std::vector<std::int64_t>& layers,
                              const PerKind& by_kind, std::size_t stage) const;
@@ -110,6 +117,10 @@ class Stages {
   std::vector<Recompute> recomputed_;  // kinds that were priced, of which a key has the place
   std::map<PriceKey, LayerPrices> prices_;
   std::map<int, ParameterCounts> counts_;
+  // By the prices of each rank, and its stages.
+  std::map<std::pair<std::vector<const LayerPrices*>, std::vector<std::vector<StagePart>>>,
+           std::vector<std::int64_t>>
+      balanced_v_;
   std::map<std::pair<const ScheduleFacts*, std::vector<std::int64_t>>,
            std::vector<std::vector<RankShare::InFlight>>>
       in_flight_;

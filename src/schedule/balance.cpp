@@ -17,30 +17,20 @@ namespace {
 using namespace balance_detail;
 using std::size_t;
 
-BalanceProblem make_problem(const Schedule& schedule, const std::vector<double>& layers, double first_extra,
-                            double last_extra, const std::vector<double>& in_first) {
-  const auto sums_of = [](const std::vector<double>& costs) {
-    std::vector<double> sums{0};
-    for (double cost : costs) {
+BalanceProblem make_problem(const std::vector<Shares>& ranks, const StageCosts& costs) {
+  BalanceProblem problem;
+  for (const std::vector<double>& layers : costs.layers) {
+    check(layers.size() == costs.layers[0].size(), "a cost of each layer");
+    std::vector<double>& sums = problem.sums.emplace_back(1, 0);
+    for (double cost : layers) {
       check(std::isfinite(cost) && cost >= 0, "a layer's cost");
       sums.push_back(sums.back() + cost);
     }
-    return sums;
-  };
-  BalanceProblem problem;
-  problem.before = sums_of(layers);
-  problem.before_in_first = sums_of(in_first);
-  check(std::isfinite(first_extra) && first_extra >= 0 && std::isfinite(last_extra) && last_extra >= 0,
-        "a stage's extra cost");
-  problem.extra.assign(static_cast<size_t>(schedule.num_stages), 0);
-  problem.extra.front() += first_extra;
-  problem.extra.back() += last_extra;
-  for (const auto& list : schedule.ranks) {
-    std::map<size_t, double> forwards;
-    for (const Instruction& i : list)
-      if (i.op == Op::F) ++forwards[static_cast<size_t>(i.stage)];
-    Shares shares;
-    for (const auto& [stage, count] : forwards) shares.push_back({stage, count / schedule.num_microbatches});
+  }
+  problem.sums_of_stage = costs.of_stage;
+  for (double extra : costs.extra) check(std::isfinite(extra) && extra >= 0, "a stage's extra cost");
+  problem.extra = costs.extra;
+  for (const Shares& shares : ranks) {
     if (shares.empty()) continue;
     problem.ranks.push_back(shares);
     ++problem.num_ranks;
@@ -50,10 +40,27 @@ BalanceProblem make_problem(const Schedule& schedule, const std::vector<double>&
   return problem;
 }
 
+std::vector<Shares> shares_of(const Schedule& schedule) {
+  std::vector<Shares> ranks;
+  for (const auto& list : schedule.ranks) {
+    std::map<size_t, double> forwards;
+    for (const Instruction& i : list)
+      if (i.op == Op::F) ++forwards[static_cast<size_t>(i.stage)];
+    Shares& shares = ranks.emplace_back();
+    for (const auto& [stage, count] : forwards) shares.push_back({stage, count / schedule.num_microbatches});
+  }
+  return ranks;
+}
+
 // The mean over ranks; and of each rank its least, one layer in each stage.
 double simple_bound(const BalanceProblem& problem) {
-  const double all =
-      problem.before_in_first.back() + std::accumulate(problem.extra.begin(), problem.extra.end(), 0.0);
+  double all = std::accumulate(problem.extra.begin(), problem.extra.end(), 0.0);
+  for (size_t k = 0; k < problem.num_layers(); ++k) {
+    double least = std::numeric_limits<double>::infinity();
+    for (size_t list : problem.sums_of_stage)
+      least = std::min(least, problem.sums[list][k + 1] - problem.sums[list][k]);
+    all += least;
+  }
   double bound = all / static_cast<double>(problem.num_ranks);
   if (problem.num_stages() == 1) return bound;
   for (const Shares& rank : problem.ranks) {
@@ -128,14 +135,29 @@ std::optional<std::vector<size_t>> owners(const BalanceProblem& problem) {
   return owner;
 }
 
+// Whether a layer costs a rank the same, whichever it is, and in whichever of its stages.
+bool are_alike(const BalanceProblem& problem) {
+  std::vector<double> costs;  // of each list
+  for (const std::vector<double>& sums : problem.sums) {
+    costs.push_back(sums[1]);
+    for (size_t k = 1; k < problem.num_layers(); ++k)
+      if (std::abs(sums[k + 1] - sums[k] - sums[1]) > rounding * sums.back()) return false;
+  }
+  return std::all_of(problem.ranks.begin(), problem.ranks.end(), [&](const Shares& rank) {
+    return std::all_of(rank.begin(), rank.end(), [&](const Share& share) {
+      return costs[problem.sums_of_stage[share.stage]] == costs[problem.sums_of_stage[rank[0].stage]];
+    });
+  });
+}
+
 // Layers that are all alike: a rank's cost depends on how many it has. Giving every layer to the rank that is
 // least with it keeps the most least. Then the stages are filled evenly within what that allows each rank.
 Counts balance_alike(const BalanceProblem& problem, const std::vector<size_t>& owner) {
-  const double layer = problem.before[1];
   std::vector<double> fixed(problem.ranks.size(), 0), each(problem.ranks.size(), 0);
   Counts counts(problem.num_stages(), 1);
   for (size_t r = 0; r < problem.ranks.size(); ++r)
     for (const Share& share : problem.ranks[r]) {
+      const double layer = problem.sums[problem.sums_of_stage[share.stage]][1];
       fixed[r] += share.part * (problem.extra[share.stage] + layer);
       each[r] = std::max(each[r], share.part * layer);
     }
@@ -164,24 +186,17 @@ Counts balance_alike(const BalanceProblem& problem, const std::vector<size_t>& o
 
 }  // namespace
 
-Balance balance_layers(const Schedule& schedule, const std::vector<double>& layer_costs, double first_extra,
-                       double last_extra, const std::vector<double>& in_first) {
-  const auto num_layers = static_cast<std::int64_t>(layer_costs.size());
-  if (num_layers < schedule.num_stages)
-    refuse("{} has {} stages of at least one layer, and there are {} layers", schedule.name,
-           schedule.num_stages, num_layers);
-  check(in_first.empty() || in_first.size() == layer_costs.size(), "a cost of each layer");
-  const std::vector<double>& first_costs = in_first.empty() ? layer_costs : in_first;
-  const BalanceProblem problem = make_problem(schedule, layer_costs, first_extra, last_extra, first_costs);
+Balance balance_layers(const std::vector<std::vector<StagePart>>& ranks, const StageCosts& costs) {
+  const BalanceProblem problem = make_problem(ranks, costs);
+  const auto num_layers = static_cast<std::int64_t>(problem.num_layers()),
+             num_stages = static_cast<std::int64_t>(problem.num_stages());
+  check(num_layers >= num_stages, "each stage has a layer");
   Balance balance;
-  for (int s = 0; s < schedule.num_stages; ++s)
-    balance.layers.push_back(split_range(num_layers, schedule.num_stages, s).size());
-  const bool is_alike =
-      first_costs == layer_costs &&
-      std::all_of(layer_costs.begin(), layer_costs.end(), [&](double c) { return c == layer_costs[0]; });
+  for (std::int64_t s = 0; s < num_stages; ++s)
+    balance.layers.push_back(split_range(num_layers, num_stages, s).size());
   const auto owner = owners(problem);
   double bound = simple_bound(problem);
-  if (owner && is_alike) {
+  if (owner && are_alike(problem)) {
     balance.layers = balance_alike(problem, *owner);
     bound = slowest(problem, balance.layers);
   } else {
@@ -194,6 +209,23 @@ Balance balance_layers(const Schedule& schedule, const std::vector<double>& laye
   balance.slowest = slowest(problem, balance.layers);
   balance.lower_bound = std::min(bound, balance.slowest);
   return balance;
+}
+
+Balance balance_layers(const Schedule& schedule, const std::vector<double>& layer_costs, double first_extra,
+                       double last_extra, const std::vector<double>& in_first) {
+  const auto num_layers = static_cast<std::int64_t>(layer_costs.size());
+  if (num_layers < schedule.num_stages)
+    refuse("{} has {} stages of at least one layer, and there are {} layers", schedule.name,
+           schedule.num_stages, num_layers);
+  const auto stages = static_cast<size_t>(schedule.num_stages);
+  StageCosts costs{{layer_costs}, std::vector<size_t>(stages, 0), std::vector<double>(stages, 0)};
+  costs.extra.front() += first_extra;
+  costs.extra.back() += last_extra;
+  if (!in_first.empty()) {
+    costs.layers.push_back(in_first);
+    costs.of_stage.front() = 1;
+  }
+  return balance_layers(shares_of(schedule), costs);
 }
 
 }  // namespace echelon

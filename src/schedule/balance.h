@@ -2,12 +2,28 @@
 // pipeline is as slow as its slowest rank. The output layer alone costs as much as several layers.
 #pragma once
 
+#include <compare>
+#include <cstddef>
 #include <cstdint>
 #include <vector>
 
 #include "schedule/schedule.h"
 
 namespace echelon {
+
+// A stage that a rank runs, and of how many of the microbatches.
+struct StagePart {
+  std::size_t stage = 0;
+  double part = 1;
+  auto operator<=>(const StagePart&) const = default;
+};
+
+// What layers cost: `of_stage` says which of the lists of each layer's cost counts in a stage.
+struct StageCosts {
+  std::vector<std::vector<double>> layers;
+  std::vector<std::size_t> of_stage;
+  std::vector<double> extra;  // of each stage, beside its layers
+};
 
 struct Balance {
   std::vector<std::int64_t> layers;  // of each stage: consecutive layers, at least one
@@ -28,5 +44,7 @@ struct Balance {
 // there are fewer layers than stages.
 Balance balance_layers(const Schedule& schedule, const std::vector<double>& layer_costs, double first_extra,
                        double last_extra, const std::vector<double>& in_first = {});
+// The same of ranks that run these stages.
+Balance balance_layers(const std::vector<std::vector<StagePart>>& ranks, const StageCosts& costs);
 
 }  // namespace echelon

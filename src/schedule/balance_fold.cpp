@@ -90,18 +90,18 @@ class Fold {
   void take_right(size_t level, size_t left, size_t stage, const char* from, std::pair<size_t, size_t> ends,
                   double allowed, double capacity) {
     char* to = &reached_[level][cell(left, 0)];
-    const auto at = problem_.before.begin();
-    const auto behind = std::upper_bound(at + static_cast<std::ptrdiff_t>(left), problem_.before.end(),
-                                         problem_.before[left] + capacity);
+    const auto at = problem_.before().begin();
+    const auto behind = std::upper_bound(at + static_cast<std::ptrdiff_t>(left), problem_.before().end(),
+                                         problem_.before()[left] + capacity);
     const auto top = static_cast<size_t>(behind - at);
     size_t done = left, lowest = left;
     for (size_t right = std::max(ends.first, left + 1); right <= ends.second; ++right) {
       if (from[right] == 0) continue;
       if (done == left) {
-        const double least = problem_.before[right] + problem_.extra[stage] - allowed / part(stage);
-        const double slack = rounding * problem_.before.back();
+        const double least = problem_.before()[right] + problem_.extra[stage] - allowed / part(stage);
+        const double slack = rounding * problem_.before().back();
         lowest = static_cast<size_t>(
-            std::lower_bound(at + static_cast<std::ptrdiff_t>(left), problem_.before.end(), least - slack) -
+            std::lower_bound(at + static_cast<std::ptrdiff_t>(left), problem_.before().end(), least - slack) -
             at);
       }
       while (lowest < right && cost(stage, lowest, right) > allowed) ++lowest;
@@ -142,6 +142,8 @@ class Fold {
 
 bool is_fold(const BalanceProblem& problem) {
   const size_t last = problem.num_stages() - 1;
+  for (size_t s = 1; s < last; ++s)
+    if (problem.sums_of_stage[s] != problem.sums_of_stage[last]) return false;
   for (const Shares& rank : problem.ranks)
     if (rank.size() > 2 || (rank.size() == 2 && rank[0].stage + rank[1].stage != last)) return false;
   constexpr size_t most_cells = 20'000'000;

@@ -6,6 +6,8 @@
 #include <cstdint>
 #include <vector>
 
+#include "schedule/balance.h"
+
 namespace echelon::balance_detail {
 
 using std::size_t;
@@ -13,32 +15,31 @@ using Counts = std::vector<std::int64_t>;
 
 constexpr double rounding = 1e-12;  // of sums of costs, relative
 
-struct Share {
-  size_t stage = 0;
-  double part = 1;  // of the microbatches
-  auto operator<=>(const Share&) const = default;
-};
+using Share = StagePart;
 using Shares = std::vector<Share>;  // of one rank, by stage
 
 struct BalanceProblem {
-  std::vector<double> before;  // cost of the layers before layer k; the last one: of all
-  std::vector<double> before_in_first;  // the same of layers in the first stage
+  // Cost of the layers before layer k, the last one of all: as in each stage.
+  std::vector<std::vector<double>> sums;
+  std::vector<size_t> sums_of_stage;
   std::vector<double> extra;   // of each stage
   std::vector<Shares> ranks;   // those that differ
   size_t num_ranks = 0;        // with those that are alike
 
   size_t num_stages() const { return extra.size(); }
-  size_t num_layers() const { return before.size() - 1; }
+  size_t num_layers() const { return sums[0].size() - 1; }
+  // In all stages but the first, where these are alike.
+  const std::vector<double>& before() const { return sums[sums_of_stage.back()]; }
   double cost(size_t stage, size_t begin, size_t end) const {
-    const std::vector<double>& sums = stage == 0 ? before_in_first : before;
-    return sums[end] - sums[begin] + extra[stage];
+    const std::vector<double>& of = sums[sums_of_stage[stage]];
+    return of[end] - of[begin] + extra[stage];
   }
 };
 
 double slowest(const BalanceProblem& problem, const Counts& counts);
 
-// Whether each rank has one stage, or two in a V (k and S-1-k), and not too many layers to look at all
-// splits.
+// Whether each rank has one stage, or two in a V (k and S-1-k), layers cost the same in all stages but the
+// first, and there are not too many to look at all splits.
 bool is_fold(const BalanceProblem& problem);
 // The least that the slowest rank of a fold can need: improves `counts` until no split has less, and raises
 // `bound`, which no split goes below, to that. `owner`: of each stage its place among the ranks.
