@@ -991,6 +991,18 @@ TEST(HuggingFaceConfig, IsOfTheTypeThatSaysTheModel) {
   EXPECT_EQ(written("granite-hybrid", {{"layer_types", {"attention", "attention", "attention"}}}),
             "granitemoehybrid");
   EXPECT_EQ(written("glm4-moe-lite", {{"mlp_layer_types", {"sparse", "sparse"}}}), "deepseek_v3");
+  // Which layers have a window by default is said layer by layer: of few layers another rule says it too.
+  for (const char* fixture : {"cwm", "gemma2", "gemma3", "vaultgemma", "olmo3", "gpt-oss", "granite-swa"})
+    for (const int layers : {1, 2, 3, 6})
+      for (const int window : {5, 1000})
+        written(fixture, {{"layer_types", "left out"},
+                          {"layer_rope_theta", "left out"},
+                          {"num_hidden_layers", layers},
+                          {"sliding_window", window}});
+  ModelSpec one_layer = load_model("gpt-oss-tiny");
+  one_layer.num_layers = 1;
+  EXPECT_EQ(json::parse(hugging_face_config(one_layer, DType::f32))["layer_types"],
+            json{"sliding_attention"});
   // transformers heeds the types of layers of some models alone.
   const auto refused = [&](const char* fixture, const json& changes, const std::vector<std::string>& words) {
     expect_refusal([&] { model_from_hugging_face(changed(fixture, changes).dump(), "x/config.json"); },

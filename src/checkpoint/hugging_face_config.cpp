@@ -9,6 +9,7 @@
 
 #include "base/error.h"
 #include "checkpoint/hugging_face.h"
+#include "spec/config_window.h"
 #include "spec/model_types.h"
 
 namespace echelon {
@@ -22,6 +23,7 @@ void refuse_inexpressible(const ModelSpec& model, const std::string& type, const
   ModelSpec meant = model_from_hugging_face(config, fmt::format("model {} as config.json", model.name));
   meant.name = model.name;
   if (model.num_mlp_layers() == 0) meant.mlp_hidden = model.mlp_hidden;                 // of no layer
+  if (plain_window(meant) == plain_window(model)) meant.window = model.window;          // in other words
   meant.mtp_weight = model.mtp_weight;                                                  // a training's affair
   if (model.state_space.is_delta()) meant.state_space.chunk = model.state_space.chunk;  // of cost alone
   for (const auto& [field, here, there] : differences(model, meant))

@@ -15,6 +15,14 @@ std::optional<WindowSpec> window_of(const std::vector<bool>& in, std::int64_t si
   return window;
 }
 
+WindowSpec plain_window(const ModelSpec& m) {
+  if (m.window.size == 0 || (m.window.size >= m.max_seq && m.rope.local_theta == 0)) return {};
+  std::vector<bool> in(static_cast<std::size_t>(m.num_layers));
+  for (std::int64_t layer = 0; layer < m.num_layers; ++layer)
+    in[static_cast<std::size_t>(layer)] = m.window.in(layer);
+  return *window_of(in, m.window.size);
+}
+
 WindowSpec read_window(const Config& config, bool in_all, bool typed, ModelSpec& m) {
   std::vector<bool> in(static_cast<std::size_t>(m.num_layers), in_all);
   if (config.has("layer_types")) {

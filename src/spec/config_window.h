@@ -12,6 +12,10 @@ namespace echelon {
 // The window of so many layers, of those that are in it; none where no rule of WindowSpec says which.
 std::optional<WindowSpec> window_of(const std::vector<bool>& in, std::int64_t size);
 
+// A model's window as a list of its layers would say it: of so few layers a rule may leave out none, or all;
+// and one that no sequence fills is none, unless layers that have it have positions of their own.
+WindowSpec plain_window(const ModelSpec& m);
+
 // Layers with a window, by layer_types where they are named: all, or all but each n-th, or but the first of
 // each n. Where transformers does not heed them (not `typed`) they may only say what is so anyway. A window
 // that no trained sequence fills is none; returns it all the same.

@@ -8,6 +8,7 @@
 #include "base/error.h"
 #include "base/json_text.h"
 #include "base/utf8.h"
+#include "spec/config_window.h"
 #include "spec/model_type_readers.h"
 
 namespace echelon {
@@ -98,6 +99,7 @@ ModelSpec model_of(const Json& given, const std::string& where) {
   m.name = model_name(where, type.name);
   config.only_boolean("is_causal", true);
   type.read(config, m);
+  m.window = plain_window(m);
   m.init_std = config.real_or("initializer_range", 0.02);
   try {
     validate(m);

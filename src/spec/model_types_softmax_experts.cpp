@@ -37,10 +37,8 @@ void read_gpt_oss(const Config& config, ModelSpec& m) {
     m.rope.whole_pairs = false;
     m.rope.attention_factor = default_attention_factor(m.rope);
   }
-  if (!config.has("layer_types")) {
+  if (!config.has("layer_types"))
     m.window = {config.names("sliding_window") ? config.integer("sliding_window") : 128, 2};
-    if (m.window.size >= m.max_seq) m.window = {};
-  }
   m.experts = Experts::gpt_oss;
   m.num_experts = config.integer("num_local_experts");
   m.experts_per_token =

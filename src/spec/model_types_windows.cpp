@@ -19,7 +19,6 @@ void read_granite_windows(const Config& config, ModelSpec& m) {
     read_window(config, false, true, m);
   else
     m.window = {config.integer_or("sliding_window", window), 4, true};
-  if (m.window.size >= m.max_seq) m.window = {};
   const char* const key = "layer_rope_theta";
   if (!config.has(key)) return;
   const std::vector<double> thetas = numbers(config, key);
@@ -38,11 +37,7 @@ void read_gemma(const Config& config, double theta, std::int64_t full_every, Mod
   config.required("head_dim");
   config.required("query_pre_attn_scalar");
   read_llama(config, {.activation = Activation::geglu, .typed = true, .rope_theta = theta, .tied = true}, m);
-  if (!config.has("layer_types")) {
-    // As many layers as this have no full one.
-    m.window = {config.integer("sliding_window"), full_every > m.num_layers ? 0 : full_every};
-    if (full_every == 1) m.window = {};
-  }
+  if (!config.has("layer_types")) m.window = {config.integer("sliding_window"), full_every};
   m.scales.embedding = std::sqrt(static_cast<double>(m.hidden));
   const std::int64_t scalar = config.integer("query_pre_attn_scalar");
   if (scalar != m.head_dim) m.scales.attention = 1 / std::sqrt(static_cast<double>(scalar));
@@ -96,11 +91,8 @@ void read_olmo3(const Config& config, ModelSpec& m) {
     config.only_real("rope_theta", theta);  // transformers would take another one in layers without a window
   m.rope.local_theta = config.real_or("rope_theta", theta);
   read_llama(config, {.typed = true, .rope_theta = theta, .norm_eps = 1e-5}, m);
-  if (!config.has("layer_types")) {
+  if (!config.has("layer_types"))
     m.window = {config.names("sliding_window") ? config.integer("sliding_window") : 4096, 4};
-    // This many layers have no full one.
-    if (m.num_layers < m.window.full_every) m.window.full_every = 0;
-  }
   m.norm_place = NormPlace::after;
   m.qk_norm = m.qk_norm_whole = true;
 }
@@ -121,7 +113,6 @@ void read_cwm(const Config& config, ModelSpec& m) {
   if (!config.has("rope_scaling")) config.required("rope_parameters");  // and scale positions
   read_llama(config, {.typed = true, .rope_theta = 1e6, .norm_eps = 1e-5}, m);
   if (!config.has("layer_types")) m.window = {config.integer("sliding_window"), 4, true};
-  if (m.window.size >= m.max_seq) m.window = {};
 }
 
 // Granite's factors, windows and sinks.
