@@ -987,6 +987,8 @@ TEST(HuggingFaceConfig, IsOfTheTypeThatSaysTheModel) {
   EXPECT_EQ(written("hunyuan-moe", {{"moe_topk", {2, 2}}}), "hunyuan_v1_moe");
   EXPECT_EQ(written("minimax-m2", {{"rope_parameters", "left out"}, {"rotary_dim", 2}}), "minimax_m2");
   EXPECT_EQ(written("deepseek-v3", {{"model_type", "kimi_k2"}}), "deepseek_v3");
+  EXPECT_EQ(written("nemotron-h", {{"layers_block_type", {"linear_attention", "linear_attention"}}}),
+            "nemotron_h");
   EXPECT_EQ(written("glm4-moe-lite", {{"hidden_size", 26}}), "deepseek_v3");
   EXPECT_EQ(written("granite-hybrid", {{"layer_types", {"attention", "attention", "attention"}}}),
             "granitemoehybrid");
@@ -1015,6 +1017,7 @@ TEST(HuggingFaceConfig, IsOfTheTypeThatSaysTheModel) {
   refused("glm4-moe-lite", {{"first_k_dense_replace", 2}}, {"first_k_dense_replace", "only 1"});
   refused("dots1", {{"layer_types", mixed}, {"sliding_window", 4}}, {"layer_types", "full_attention"});
   refused("hunyuan-moe", {{"moe_topk", {2, 1}}}, {"moe_topk", "the same one"});
+  refused("nemotron-h", {{"tie_word_embeddings", true}}, {"tie_word_embeddings = true", "only false is"});
   refused("exaone-moe", {{"mlp_layer_types", {"sparse", "dense"}}}, {"mlp_layer_types"});
   refused("exaone-moe", {{"layer_types", sliding}, {"sliding_window", 1000}},
           {"sliding_window = 1000", "less than max_position_embeddings"});

@@ -100,7 +100,8 @@ const std::vector<ModelType>& model_types() {
       {{"mamba2", "Mamba2ForCausalLM", mixer_names(), false, false, "backbone."},
        read_mamba2,
        [](M m) {
-         return m.num_layers > 0 && m.num_state_space_layers() == m.num_layers && !m.layer_pattern.empty();
+         return m.num_layers > 0 && m.num_state_space_layers() == m.num_layers && !m.layer_pattern.empty() &&
+                m.activation != Activation::relu2;  // Nemotron-H's
        }},
       {{"nemotron_h", "NemotronHForCausalLM", mixer_names(), true, false, "backbone."},
        read_nemotron_h,

@@ -237,7 +237,8 @@ void read_nemotron_h(const Config& config, ModelSpec& m) {
   m.mlp_hidden = config.integer("intermediate_size");
   m.vocab = config.integer("vocab_size");
   m.max_seq = config.integer("max_position_embeddings");
-  m.tied_embedding = config.boolean_or("tie_word_embeddings", false);
+  config.only_boolean("tie_word_embeddings", false);  // transformers has an output matrix, whatever it says
+  m.tied_embedding = false;
   m.norm_eps = config.real_or("layer_norm_epsilon", 1e-5);
   m.rope.unturned_every = 1;
   m.activation = Activation::relu2;
