@@ -914,6 +914,9 @@ TEST(HuggingFaceConfig, KeysHaveBothTheirNames) {
                                              {"gpt-neo", "num_layers", "num_hidden_layers"},
                                              {"mixtral", "num_local_experts", "num_experts"},
                                              {"deepseek-v3", "n_routed_experts", "num_local_experts"},
+                                             {"glm4-moe-lite", "qk_rope_head_dim", "head_dim"},
+                                             {"granite-hybrid", "layer_types", "layers_block_type"},
+                                             {"internlm3", "attention_bias", "qkv_bias"},
                                              {"hunyuan-moe", "moe_topk", "num_experts_per_tok"}}) {
     json config = json::parse(read_text((fixtures / fixture / "config.json").string()));
     const std::string usual = to_toml(model_from_hugging_face(config.dump(), "x/config.json"));
@@ -985,6 +988,10 @@ TEST(HuggingFaceConfig, IsOfTheTypeThatSaysTheModel) {
   EXPECT_EQ(written("exaone-moe", {{"layer_types", "left out"}, {"sliding_window_pattern", 4}}),
             "exaone_moe");
   EXPECT_EQ(written("hunyuan-moe", {{"moe_topk", {2, 2}}}), "hunyuan_v1_moe");
+  EXPECT_EQ(
+      written("internlm3",
+              {{"qkv_bias", true}, {"bias", true}, {"attention_bias", "left out"}, {"mlp_bias", "left out"}}),
+      "llama");
   EXPECT_EQ(written("minimax-m2", {{"rope_parameters", "left out"}, {"rotary_dim", 2}}), "minimax_m2");
   EXPECT_EQ(written("deepseek-v3", {{"model_type", "kimi_k2"}}), "deepseek_v3");
   EXPECT_EQ(written("nemotron-h", {{"layers_block_type", {"linear_attention", "linear_attention"}}}),
@@ -1041,6 +1048,9 @@ TEST(HuggingFaceConfig, IsOfTheTypeThatSaysTheModel) {
   refused("deepseek-v3", {{"head_dim", 2}}, {"head_dim = 2", "qk_rope_head_dim = 4"});
   refused("youtu", {{"head_dim", 2}}, {"head_dim = 2", "qk_rope_head_dim = 4"});
   refused("gemma3", {{"rope_scaling", {{"rope_type", "linear"}, {"factor", 4.0}}}}, {"rope_scaling", "null"});
+  refused("sarvam-moe", {{"head_dim", "left out"}}, {"head_dim is missing"});
+  refused("qwen2-window", {{"layer_types", "left out"}, {"sliding_window", "left out"}},
+          {"sliding_window is missing"});
   // It heeds none of these, or computes something else.
   for (const char* fixture : {"olmo3", "gemma3"})
     refused(fixture, {{"rope_parameters", {{"rope_type", "default"}, {"rope_theta", 777.0}}}},
@@ -1072,6 +1082,13 @@ TEST(HuggingFaceConfig, IsOfTheTypeThatSaysTheModel) {
   const auto read = [&](const char* fixture, const json& changes) {
     return model_from_hugging_face(changed(fixture, changes).dump(), "x");
   };
+  EXPECT_EQ(read("qwen3-moe", {{"head_dim", "left out"}}).head_dim, 6);  // of 24 for 4
+  const json windowed{{"use_sliding_window", true}, {"sliding_window", 5}, {"max_window_layers", 28}};
+  EXPECT_EQ(read("qwen3-moe", windowed).window, WindowSpec{5});
+  EXPECT_EQ(read("gpt-oss", {{"rope_parameters", "left out"}, {"original_max_position_embeddings", 16}})
+                .rope.original_length,
+            16);
+  EXPECT_EQ(read("afmoe", {{"num_local_experts", 2}}).num_experts, 8);
   yarn["truncate"] = nullptr;
   EXPECT_FALSE(read("llama", {{"rope_parameters", yarn}}).rope.whole_pairs);
   yarn.erase("truncate");

@@ -71,6 +71,11 @@ constexpr TwoNames two_names[] = {
     {"sarvam_moe", "n_routed_experts", "num_experts"},
     {"sarvam_moe", "n_shared_experts", "num_shared_experts"},
     {"sarvam_moe", "attention_bias", "use_qkv_bias"},
+    {"glm4_moe_lite", "qk_rope_head_dim", "head_dim"},
+    {"granitemoehybrid", "layer_types", "layers_block_type"},
+    {"internlm3", "attention_bias", "qkv_bias"},
+    {"internlm3", "mlp_bias", "bias"},
+    {"qwen3_vl_moe_text", "num_local_experts", "num_experts"},
 };
 
 // The configuration with each such key under both its names. Two values, of which transformers takes one,

@@ -30,9 +30,11 @@ double read_query_growth(const Config& config, ModelSpec& m) {
 void read_llama_relative(const Config& config, ModelSpec& m) {
   for (const char* key : {"num_key_value_heads", "head_dim"})
     config.required(key);  // transformers would take numbers of its own
-  for (const char* key : {"qkv_bias", "bias", "use_sliding_window"}) config.only_boolean(key, false);
+  config.only_boolean("use_sliding_window", false);
   config.only_null("clip_qkv");
   read_llama(config, {.norm_eps = 1e-5, .biased = false, .mlp_biased = true}, m);
+  config.only_boolean("qkv_bias", m.qkv_bias);
+  config.only_boolean("bias", m.mlp_bias);
 }
 
 // EXAONE 3 and 3.5: a Llama whose files have names of their own.
@@ -70,6 +72,7 @@ void read_qwen(const Config& config, bool qwen2, bool typed, ModelSpec& m) {
   if (!qwen2) config.required("head_dim");  // transformers would take 128
   const bool window = config.boolean_or("use_sliding_window", false);
   if (window && !config.has("layer_types")) {
+    if (!config.names("sliding_window")) config.required("sliding_window");  // transformers would take 4096
     // transformers' default of 28 would leave a deeper model's last layers alone.
     if (config.required("max_window_layers") != 0 &&
         config.integer("max_window_layers") < config.integer("num_hidden_layers"))

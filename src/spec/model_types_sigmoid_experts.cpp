@@ -54,6 +54,7 @@ void read_dots1(const Config& config, ModelSpec& m) {
 // Sarvam: GLM-4.5's layers with whole heads turned.
 void read_sarvam(const Config& config, ModelSpec& m) {
   constexpr double theta = 8e6;
+  config.required("head_dim");  // transformers would take 64
   Json whole = config.object();
   whole.emplace("n_shared_experts", 1);
   whole.emplace("routed_scaling_factor", 2.5);
@@ -141,7 +142,7 @@ void read_afmoe(const Config& config, ModelSpec& m) {
   m.experts = Experts::deepseek;
   m.num_dense_layers = config.has(dense) && config.required(dense) == 0 ? 0 : config.integer_or(dense, 1);
   if (m.num_dense_layers >= m.num_layers) config.wrong(dense, fmt::format("0 to {}", m.num_layers - 1));
-  m.num_experts = config.integer(one_of(config, "num_experts", "num_local_experts"));
+  m.num_experts = config.integer("num_experts");
   m.num_shared_experts = config.integer_or("num_shared_experts", 2);
   m.experts_per_token = config.integer("num_experts_per_tok");
   m.expert_hidden = config.integer("moe_intermediate_size");

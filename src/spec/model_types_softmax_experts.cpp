@@ -33,7 +33,7 @@ void read_gpt_oss(const Config& config, ModelSpec& m) {
   if (!config.has("rope_scaling") && !config.has("rope_parameters")) {
     m.rope.scaling = RopeScaling::yarn;
     m.rope.factor = 32;
-    m.rope.original_length = 4096;
+    m.rope.original_length = config.integer_or("original_max_position_embeddings", 4096);
     m.rope.whole_pairs = false;
     m.rope.attention_factor = default_attention_factor(m.rope);
   }
@@ -58,9 +58,15 @@ void read_qwen2_moe(const Config& config, ModelSpec& m) {
   if (m.experts != Experts::none) read_gated_shared_expert(config, m);
 }
 
+// Without a width of heads they share the layer's, and a window is in all layers.
 void read_qwen3_moe(const Config& config, ModelSpec& m) {
-  read_qwen(config, false, false, m);
-  read_qwen_experts(config, m);
+  Json whole = config.object();
+  if (!config.names("head_dim"))
+    whole["head_dim"] = even_head_dim(config, "num_attention_heads", "hidden_size");
+  whole["max_window_layers"] = 0;
+  const Config all(whole, config.where());
+  read_qwen(all, false, false, m);
+  read_qwen_experts(all, m);
 }
 
 // The text of a Qwen3-VL with experts.
