@@ -699,6 +699,17 @@ TEST(HuggingFaceConfig, OfAModelThatSeesImagesTheTextModelIsRead) {
       const json of = {{"model_type", type}, {"text_config", text_config}, {"tie_word_embeddings", tied}};
       EXPECT_EQ(model_from_hugging_face(of.dump(), "x/config.json").tied_embedding, tied) << type;
     }
+  // Where it says nothing of a Gemma 3 it is, whatever the text says; of a Qwen2-VL where either says so.
+  json tie = {{"model_type", "gemma3"},
+              {"text_config", json::parse(read_text((fixtures / "gemma3/config.json").string()))}};
+  tie["text_config"]["tie_word_embeddings"] = false;
+  EXPECT_TRUE(model_from_hugging_face(tie.dump(), "x/config.json").tied_embedding);
+  tie = {{"model_type", "qwen2_vl"},
+         {"text_config", json::parse(read_text((fixtures / "qwen2-window/config.json").string()))},
+         {"tie_word_embeddings", false}};
+  EXPECT_FALSE(model_from_hugging_face(tie.dump(), "x/config.json").tied_embedding);
+  tie["text_config"]["tie_word_embeddings"] = true;
+  EXPECT_TRUE(model_from_hugging_face(tie.dump(), "x/config.json").tied_embedding);
   // What a published configuration leaves out is as in every other Gemma 3.
   const ModelSpec few = model_from_hugging_face(
       R"({"model_type": "gemma3", "text_config": {"hidden_size": 2560, "intermediate_size": 10240,

@@ -20,7 +20,7 @@ Json text_of_gemma3(const Config& config) {
                 {"sliding_window", 4096}};
   whole.update(text);
   whole["model_type"] = "gemma3_text";
-  take_tie(config, whole);
+  whole["tie_word_embeddings"] = config.boolean_or("tie_word_embeddings", true);
   return whole;
 }
 
@@ -56,6 +56,16 @@ Json text_of_qwen(const Config& config, const char* type, bool windowed, double 
   return whole;
 }
 
+// Of a Qwen2-VL or 2.5, whose output matrix is the embedding's where the text alone says so too.
+Json text_of_qwen2(const Config& config) {
+  Json whole = text_of_qwen(config, "qwen2", true, 1e6, 1e-5);
+  const bool tied =
+      config.has("text_config") &&
+      Config(config.required("text_config"), config.where()).boolean_or("tie_word_embeddings", false);
+  if (tied) whole["tie_word_embeddings"] = true;
+  return whole;
+}
+
 struct VisionType {
   const char* name;
   Json (*text)(const Config& config);
@@ -63,8 +73,8 @@ struct VisionType {
 constexpr VisionType all_vision_types[] = {
     {"gemma3", text_of_gemma3},
     {"mistral3", text_of_mistral3},
-    {"qwen2_vl", [](const Config& config) { return text_of_qwen(config, "qwen2", true, 1e6, 1e-5); }},
-    {"qwen2_5_vl", [](const Config& config) { return text_of_qwen(config, "qwen2", true, 1e6, 1e-5); }},
+    {"qwen2_vl", text_of_qwen2},
+    {"qwen2_5_vl", text_of_qwen2},
     {"qwen3_vl", [](const Config& config) { return text_of_qwen(config, "qwen3", false, 5e5, 1e-6); }},
     {"qwen3_vl_moe",
      [](const Config& config) { return text_of_qwen(config, "qwen3_vl_moe_text", false, 5e5, 1e-6); }},
