@@ -1060,6 +1060,18 @@ TEST(HuggingFaceConfig, IsOfTheTypeThatSaysTheModel) {
   refused("youtu", {{"head_dim", 2}}, {"head_dim = 2", "qk_rope_head_dim = 4"});
   refused("gemma3", {{"rope_scaling", {{"rope_type", "linear"}, {"factor", 4.0}}}}, {"rope_scaling", "null"});
   refused("sarvam-moe", {{"head_dim", "left out"}}, {"head_dim is missing"});
+  for (const char* fixture : {"ernie4-5", "smollm3", "seed-oss"})
+    refused(fixture, {{"num_key_value_heads", "left out"}}, {"num_key_value_heads is missing"});
+  // It heeds the key on top alone, and has one way of scaling.
+  const char* const original = "original_max_position_embeddings";
+  refused("phi3-longrope", {{original, "left out"}}, {original, "is missing"});
+  refused("phi3", {{"rope_scaling", {{"type", "linear"}, {"factor", 2.0}}}},
+          {"type = \"linear\"", "only longrope is"});
+  ModelSpec narrow =
+      model_from_hugging_face(changed("phi3-longrope", json::object()).dump(), "x/config.json");
+  narrow.hidden *= 2;
+  expect_refusal([&] { hugging_face_config(narrow, DType::f32); },
+                 {"transformers has no phi3", "hidden = 24"});
   refused("qwen2-window", {{"layer_types", "left out"}, {"sliding_window", "left out"}},
           {"sliding_window is missing"});
   // It heeds none of these, or computes something else.

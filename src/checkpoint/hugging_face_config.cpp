@@ -36,11 +36,12 @@ void refuse_inexpressible(const ModelSpec& model, const std::string& type, const
 
 // What transformers' classes of these types ask for, though it decides nothing where head_dim is said.
 void refuse_uneven_heads(const ModelSpec& m, const std::string& type) {
-  // Of these it is head_dim.
-  for (const char* one : {"stablelm", "helium"})
-    if (type == one && m.attention_width() != m.hidden)
-      refuse("model {}: transformers has no {} with num_heads x head_dim = {} x {}; legal: hidden = {}",
-             m.name, type, m.num_heads, m.head_dim, m.hidden);
+  // Of these it is head_dim, or what factors of positions are counted by.
+  const bool shared =
+      type == "stablelm" || type == "helium" || (type == "phi3" && m.rope.scaling == RopeScaling::longrope);
+  if (shared && m.attention_width() != m.hidden)
+    refuse("model {}: transformers has no {} with num_heads x head_dim = {} x {}; legal: hidden = {}", m.name,
+           type, m.num_heads, m.head_dim, m.attention_width());
   const bool asks = type == "gemma2" || type == "gemma3_text" || type == "vaultgemma" ||
                     type == "deepseek_v2" || type == "arcee" || type == "hyperclovax";
   if (!asks || m.hidden % m.num_heads == 0) return;

@@ -88,6 +88,8 @@ void read_qwen(const Config& config, bool qwen2, bool typed, ModelSpec& m) {
 
 // SmolLM3: layers without positions, each n-th. These alone would have a window.
 void read_smollm3(const Config& config, ModelSpec& m) {
+  if (!config.names("num_key_value_heads"))
+    config.required("num_key_value_heads");  // transformers would take 4
   if (config.has("sliding_window") && !config.has("layer_types"))
     config.only_boolean("use_sliding_window", false);
   read_llama(config, {.rope_theta = 2e6, .tied = true, .biased = false, .mlp_biased = true}, m);
@@ -113,6 +115,7 @@ void read_olmo2(const Config& config, ModelSpec& m) {
 // Biases of attention's inputs by default, of what it hands on and of MLPs on request.
 void read_seed_oss(const Config& config, ModelSpec& m) {
   config.required("head_dim");  // transformers would take 128
+  if (!config.names("num_key_value_heads")) config.required("num_key_value_heads");  // and 8
   read_llama(config, {.biased = true, .mlp_biased = true, .dropped = true}, m);
   m.attention_out_bias = config.boolean_or("attention_out_bias", false);
 }
@@ -123,6 +126,13 @@ void read_phi3(const Config& config, ModelSpec& m) {
   config.only_real("resid_pdrop", 0.0);
   config.only_real("embd_pdrop", 0.0);
   read_llama(config, {.windowed = true, .norm_eps = 1e-5, .rotary_part = 1.0}, m);
+  if (m.rope.scaling == RopeScaling::none) return;
+  const char* const key = rope_key(config);
+  const std::string where = fmt::format("{}, {}", config.where(), key);
+  const Config rope(config.required(key), where);
+  if (m.rope.scaling != RopeScaling::longrope)
+    rope.wrong(rope.has("rope_type") ? "rope_type" : "type", "longrope");
+  config.required("original_max_position_embeddings");  // transformers would take 4096, whatever rope says
 }
 
 // GLM-4 of 2024 and, with norms behind attention and MLP too, of 2025.
@@ -137,6 +147,7 @@ void read_glm(const Config& config, bool glm4, ModelSpec& m) {
 
 void read_ernie(const Config& config, ModelSpec& m) {
   config.required("head_dim");  // transformers would take 128
+  if (!config.names("num_key_value_heads")) config.required("num_key_value_heads");  // and 2
   m.interleaved_rope = true;
   read_llama(config,
              {.rope_theta = 500000, .norm_eps = 1e-5, .tied = true, .biased = false, .bias_key = "use_bias"},
