@@ -1112,6 +1112,9 @@ TEST(HuggingFaceConfig, IsOfTheTypeThatSaysTheModel) {
                 .rope.original_length,
             16);
   EXPECT_EQ(read("afmoe", {{"num_local_experts", 2}}).num_experts, 8);
+  const json scaling{{"type", "default"}, {"partial_rotary_factor", 0.34}};
+  EXPECT_EQ(read("gpt-neox", {{"rope_scaling", scaling}}).rotary_dim, 2);
+  refused("gpt-neox", {{"rope_scaling", {{"type", "linear"}, {"factor", 2.0}}}}, {"type", "only default is"});
   yarn["truncate"] = nullptr;
   EXPECT_FALSE(read("llama", {{"rope_parameters", yarn}}).rope.whole_pairs);
   yarn.erase("truncate");

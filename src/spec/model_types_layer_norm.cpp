@@ -1,5 +1,6 @@
 // Types whose layers have LayerNorm, with weights or without: the first GPTs, and relatives of Llama.
 #include "spec/config_llama.h"
+#include "spec/config_rope.h"
 #include "spec/config_window.h"
 #include "spec/model_type_readers.h"
 
@@ -141,11 +142,10 @@ void read_neox(const Config& config, ModelSpec& m) {
   m.parallel_residual = config.boolean_or("use_parallel_residual", true);
   m.rope.theta = config.real_or("rotary_emb_base", 1e4);
   double part = config.real_or("rotary_pct", 0.25);
-  config.only_null("rope_scaling");
-  if (config.has("rope_parameters")) {
-    const std::string where = config.where() + ", rope_parameters";
-    const Config rope(config.required("rope_parameters"), where);
-    rope.only_text("rope_type", "default", {"default"});
+  if (const char* const key = rope_key(config); config.has(key)) {
+    const std::string where = fmt::format("{}, {}", config.where(), key);
+    const Config rope(config.required(key), where);
+    rope.only_text(rope.has("rope_type") ? "rope_type" : "type", "default", {"default"});
     m.rope.theta = rope.real_or("rope_theta", m.rope.theta);
     part = rope.real_or("partial_rotary_factor", part);
   }
