@@ -1062,6 +1062,9 @@ TEST(HuggingFaceConfig, IsOfTheTypeThatSaysTheModel) {
   refused("sarvam-moe", {{"head_dim", "left out"}}, {"head_dim is missing"});
   for (const char* fixture : {"ernie4-5", "smollm3", "seed-oss"})
     refused(fixture, {{"num_key_value_heads", "left out"}}, {"num_key_value_heads is missing"});
+  refused("granite", {{"attention_multiplier", 0.0}}, {"attention_multiplier = 0.0", "other than 0"});
+  refused("gemma2", {{"attn_logit_softcapping", 0.0}}, {"attn_logit_softcapping = 0.0", "null"});
+  refused("falcon-h1", {{"key_multiplier", 0.0}}, {"key_multiplier = 0.0", "other than 0"});
   // It heeds the key on top alone, and has one way of scaling.
   const char* const original = "original_max_position_embeddings";
   refused("phi3-longrope", {{original, "left out"}}, {original, "is missing"});

@@ -71,13 +71,17 @@ std::vector<std::int64_t> attention_layers(const Config& config, const std::vect
 void read_granite_factors(const Config& config, ModelSpec& m) {
   m.scales.embedding = config.real_or("embedding_multiplier", 1);
   const double attention = config.real_or("attention_multiplier", 1);
+  if (attention == 0) config.wrong("attention_multiplier", "a number other than 0");
   m.scales.attention = attention == 1 / std::sqrt(static_cast<double>(m.head_dim)) ? 0 : attention;
   m.scales.residual = config.real_or("residual_multiplier", 1);
   m.scales.logits_divisor = config.real_or("logits_scaling", 1);
 }
 
 double read_cap(const Config& config, const char* key, double otherwise) {
-  return config.names(key) && !config.has(key) ? 0 : config.real_or(key, otherwise);
+  if (config.names(key) && !config.has(key)) return 0;
+  const double cap = config.real_or(key, otherwise);
+  if (!(cap > 0)) config.wrong(key, "null or a number above 0");
+  return cap;
 }
 
 }  // namespace echelon

@@ -152,6 +152,8 @@ void read_falcon_h1(const Config& config, ModelSpec& m) {
   if (!(logits > 0)) config.wrong("lm_head_multiplier", "a number above 0");
   scales.logits_divisor = 1 / logits;
   const double in = config.real_or("attention_in_multiplier", 1), keys = config.real_or("key_multiplier", 1);
+  if (in * in * keys == 0)
+    config.wrong(keys == 0 ? "key_multiplier" : "attention_in_multiplier", "a number other than 0");
   if (const double of_scores = in * in * keys; of_scores != 1)
     scales.attention = of_scores / std::sqrt(static_cast<double>(m.head_dim));
   scales.attention_out = in * config.real_or("attention_out_multiplier", 1);
