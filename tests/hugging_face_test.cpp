@@ -950,6 +950,18 @@ TEST(HuggingFaceConfig, AnEmptyScalingLeavesPositionsToTheOtherKey) {
   EXPECT_GT(larger.rope.theta, 1e6);
   config["rope_scaling"] = json::object();
   EXPECT_EQ(to_toml(model_from_hugging_face(config.dump(), "x/config.json")), to_toml(larger));
+  // Where that says nothing either positions are as the type has them.
+  config = json::parse(read_text((fixtures / "gpt-oss/config.json").string()));
+  config.erase("rope_parameters");
+  config["rope_scaling"] = json::object();
+  EXPECT_EQ(model_from_hugging_face(config.dump(), "x/config.json").rope.factor, 32);
+  for (const char* fixture : {"cwm", "apertus"}) {
+    config = json::parse(read_text((fixtures / fixture / "config.json").string()));
+    config.erase("rope_parameters");
+    config["rope_scaling"] = json::object();
+    expect_refusal([&] { model_from_hugging_face(config.dump(), "x/config.json"); },
+                   {"rope_parameters is missing"});
+  }
 }
 
 // Heads are as wide as the sizes say: transformers would turn a part of another width.

@@ -207,7 +207,7 @@ void read_hyperclovax(const Config& config, ModelSpec& m) {
 
 // Apertus: an activation that learns, and norms of heads.
 void read_apertus(const Config& config, ModelSpec& m) {
-  if (!config.has("rope_scaling")) config.required("rope_parameters");  // transformers would scale positions
+  config.required(rope_key(config));  // transformers would scale positions
   read_llama(config, {.activation = Activation::xielu, .rope_theta = 12e6, .norm_eps = 1e-5}, m);
   m.qk_norm = true;
 }

@@ -6,6 +6,7 @@
 
 #include "spec/config_experts.h"
 #include "spec/config_llama.h"
+#include "spec/config_rope.h"
 #include "spec/config_window.h"
 #include "spec/model_type_readers.h"
 
@@ -30,7 +31,7 @@ void read_gpt_oss(const Config& config, ModelSpec& m) {
   config.required("head_dim");  // transformers would take 64
   m.attention_sinks = true;
   read_llama(config, {.typed = true, .rope_theta = theta, .norm_eps = 1e-5, .biased = true}, m);
-  if (!config.has("rope_scaling") && !config.has("rope_parameters")) {
+  if (!config.has(rope_key(config))) {
     m.rope.scaling = RopeScaling::yarn;
     m.rope.factor = 32;
     m.rope.original_length = config.integer_or("original_max_position_embeddings", 4096);

@@ -3,6 +3,7 @@
 #include <cmath>
 
 #include "spec/config_llama.h"
+#include "spec/config_rope.h"
 #include "spec/config_window.h"
 #include "spec/model_type_readers.h"
 
@@ -110,7 +111,7 @@ void read_exaone4(const Config& config, ModelSpec& m) {
 void read_cwm(const Config& config, ModelSpec& m) {
   for (const char* key : {"num_key_value_heads", "head_dim"})
     config.required(key);                                               // transformers would take 8 and 128
-  if (!config.has("rope_scaling")) config.required("rope_parameters");  // and scale positions
+  config.required(rope_key(config));                                    // and scale positions
   read_llama(config, {.typed = true, .rope_theta = 1e6, .norm_eps = 1e-5}, m);
   if (!config.has("layer_types")) m.window = {config.integer("sliding_window"), 4, true};
 }
