@@ -1101,6 +1101,12 @@ TEST(HuggingFaceConfig, IsOfTheTypeThatSaysTheModel) {
       {{"rope_parameters",
         {{"full_attention", yarn}, {"sliding_attention", {{"rope_type", "default"}, {"rope_theta", 1e4}}}}}},
       {"truncate = false", "only true is"});
+  const json part{{"rope_type", "default"}, {"rope_theta", 1e4}, {"partial_rotary_factor", 0.5}};
+  refused(
+      "mellum",
+      {{"rope_parameters",
+        {{"full_attention", part}, {"sliding_attention", {{"rope_type", "default"}, {"rope_theta", 1e4}}}}}},
+      {"partial_rotary_factor = 0.5", "only 1 is"});
   for (const char* fixture : {"llama", "gpt2", "gpt-neox", "mixtral"})
     refused(fixture, {{"is_causal", false}}, {"is_causal = false", "only true is"});
   // What a file leaves out is as transformers has it, and rope_scaling alone counts where both are there.

@@ -104,6 +104,8 @@ void read_rope(const Config& config, double theta, std::optional<double> rotary_
       read_rope_scaling(rope, "full_attention", m);
       const Config local(rope.required("sliding_attention"), where);
       local.only_text("rope_type", "default", {"default"});
+      for (const char* kind : {"full_attention", "sliding_attention"})
+        rotary_part_of(Config(rope.required(kind), where), rotary_part);
       m.rope.local_theta = local.real_or("rope_theta", m.rope.local_theta);
       continue;
     }
