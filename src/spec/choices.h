@@ -1,4 +1,4 @@
-// Enums whose values have names, numbered from 0: the names stand beside the enum.
+// Enums whose values have names. Values count from 0, and their names stand beside the enum.
 #pragma once
 
 #include <fmt/format.h>
@@ -21,7 +21,7 @@ constexpr const char* name_of(E value) {
   return choice_names<E>[static_cast<std::size_t>(value)];
 }
 
-// RequestError naming `field` and the legal names.
+// The value with this name. RequestError naming `field` and the legal names if there is none.
 template <class E>
 E parse_choice(const std::string& text, const std::string& field) {
   for (std::size_t i = 0; i < choice_names<E>.size(); ++i)

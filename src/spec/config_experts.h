@@ -1,4 +1,4 @@
-// What config.json says of experts and their routers, where several types share it.
+// Reads experts and routers from config.json: the parts that several model types share.
 #pragma once
 
 #include "spec/config_json.h"
@@ -6,34 +6,34 @@
 
 namespace echelon {
 
-// Layers with an MLP in place of experts: so many, the first ones.
+// How many of the first layers have a dense MLP instead of experts.
 std::int64_t read_dense_layers(const Config& config, std::int64_t otherwise);
 
-// As mlp_layer_types has them, or so many.
+// The same from mlp_layer_types, or `otherwise` where that key is missing.
 std::int64_t read_dense_kinds(const Config& config, std::int64_t otherwise);
 
-// A module that predicts one more token. Where the key is missing transformers would take 1, but of weights
-// that are there alone.
+// The multi-token prediction module. Where the key is missing transformers assumes one, but only if its
+// weights are there.
 void read_module(const Config& config, ModelSpec& m);
 
-// As DeepSeek calls them, behind `dense` layers with MLPs.
+// DeepSeek's keys, with `dense` layers that have MLPs before those with experts.
 void read_deepseek_experts(const Config& config, std::int64_t dense, double scale, ModelSpec& m);
 
-// Of `best` of a group's scores.
+// Node-limited routing: each group is ranked by the sum of its `best` highest scores.
 void read_groups(const Config& config, std::int64_t groups, std::int64_t most, std::int64_t best,
                  ModelSpec& m);
 
-// By sigmoids, and biases beside them, of the best groups (DeepSeek-V3).
+// Sigmoid scores with selection biases and groups (DeepSeek-V3).
 void read_sigmoid_routing(const Config& config, bool normalise, std::int64_t groups, std::int64_t most,
                           ModelSpec& m);
 
-// Qwen's, in every layer, or after the first ones.
+// Qwen's experts, in every layer or after the first ones.
 void read_qwen_experts(const Config& config, ModelSpec& m);
 
-// A shared expert of a width of its own, weighed by a gate.
+// A shared expert with a width of its own and a sigmoid gate.
 void read_gated_shared_expert(const Config& config, ModelSpec& m);
 
-// Granite's, whose weights are a softmax over the logits of those that are chosen.
+// Granite's experts, whose weights are a softmax over the logits of the chosen ones.
 void read_granite_experts(const Config& config, std::int64_t shared, ModelSpec& m);
 
 }  // namespace echelon

@@ -1,4 +1,5 @@
-// The keys of a config.json of transformers: read, with a default where there is one, or refused by name.
+// Reads the keys of a config.json of transformers: a missing key gets its default or is refused by name, and
+// so is a value that is not supported.
 #pragma once
 
 #include <fmt/format.h>
@@ -22,11 +23,11 @@ class Config {
 
   bool has(const char* key) const { return object_.contains(key) && !object_.at(key).is_null(); }
 
-  bool names(const char* key) const { return object_.contains(key); }  // null, it may be
+  bool names(const char* key) const { return object_.contains(key); }  // the key may be null
 
   std::int64_t integer(const char* key) const {
-    constexpr std::int64_t largest =
-        2147483647;  // sums of products of sizes then stay in range until validate()
+    // So that sums of products of sizes stay in range until validate().
+    constexpr std::int64_t largest = 2147483647;
     const Json& value = required(key);
     const bool whole = value.is_number_integer();
     const bool fits =
@@ -42,7 +43,7 @@ class Config {
     if (!required(key).is_number()) wrong(key, "a number");
     return required(key).get<double>();
   }
-  // null is false, as it is to transformers.
+  // null counts as false, as in transformers.
   bool boolean_or(const char* key, bool otherwise) const {
     if (!has(key)) return !names(key) && otherwise;
     if (!required(key).is_boolean()) wrong(key, "true or false");
@@ -73,7 +74,7 @@ class Config {
     if (has(key)) wrong(key, "null");
   }
   [[noreturn]] void wrong(const char* key, const std::string& supported) const {
-    const Json& given = names(key) ? object_.at(key) : required(key);  // null, it may be
+    const Json& given = names(key) ? object_.at(key) : required(key);  // may be null
     const std::string value = given.dump(-1, ' ', false, Json::error_handler_t::replace);
     refuse("{}: {} = {} is not supported: only {} is", where_, key, value, supported);
   }
@@ -89,23 +90,24 @@ class Config {
   const std::string& where_;
 };
 
-// Of heads that share a width evenly.
+// The width of one head: `width_key` divided by `heads_key`, which must divide it.
 std::int64_t even_head_dim(const Config& config, const char* heads_key, const char* width_key);
 
 // A list of numbers.
 std::vector<double> numbers(const Config& config, const char* key);
 
-// The layers of a list, rising: in any order, and twice, transformers takes them too.
+// A list of layer numbers, sorted and without duplicates; transformers accepts them in any order and
+// repeated.
 std::vector<std::int64_t> listed_layers(const Config& config, const char* key, const std::string& legal,
                                         std::int64_t num_layers);
 
-// A list of one for each layer.
+// A list with one entry for each layer.
 const Json& one_for_each_layer(const Config& config, const char* key, std::int64_t num_layers);
 
-// A number for all layers, or a list of the same one for each.
+// A number for all layers, given once or as a list of equal entries.
 std::int64_t same_in_all(const Config& config, const char* key);
 
-// What transformers calls otherwise elsewhere; both names are read.
+// Whichever of two keys is there: some versions of transformers use the other name.
 const char* one_of(const Config& config, const char* name, const char* other);
 
 }  // namespace echelon

@@ -1,4 +1,4 @@
-// What config.json says of layers of a Llama's kind, which most types have.
+// Reads Llama-like layers from config.json; most model types have them.
 #pragma once
 
 #include <optional>
@@ -10,38 +10,38 @@
 
 namespace echelon {
 
-// What a type has where its files name nothing, and which of the choices it has.
+// The defaults of a model type where its files do not say, and which of the optional features it has.
 struct LlamaDefaults {
   Activation activation = Activation::swiglu;
-  bool windowed = false;  // where sliding_window is named
-  bool typed = false;     // its layers are of the kinds that layer_types says
+  bool windowed = false;  // has a window if sliding_window is given
+  bool typed = false;     // layer_types decides each layer's kind
   double rope_theta = 10000.0, norm_eps = 1e-6;
   bool tied = false;
-  std::optional<bool> biased = {};  // all of attention; without a value its family has no such choice
-  bool gelu_is_tanh = false;        // its files say "gelu" and mean that
-  bool mlp_biased = false;          // where mlp_bias says so; its family has the choice
+  std::optional<bool> biased = {};  // all of attention; empty: its family has no such choice
+  bool gelu_is_tanh = false;        // "gelu" in its files means the tanh form
+  bool mlp_biased = false;          // MLPs have biases if mlp_bias says so, a choice of its family
   const char* norm_eps_key = "rms_norm_eps";
   const char* bias_key = "attention_bias";
   const char* mlp_hidden_key = "intermediate_size";
-  std::optional<double> rotary_part = {};  // without a value its family turns whole heads
-  bool rotary_part_on_top = true;          // beside rope_parameters too
-  bool dropped = false;                    // its dropout is left out
-  std::int64_t head_dim = 0;               // which other keys say; 0: as usual
-  bool mixed = false;                      // layer_types say which layers have attention
+  std::optional<double> rotary_part = {};  // empty: its family rotates whole heads
+  bool rotary_part_on_top = true;          // also read at top level, beside rope_parameters
+  bool dropped = false;                    // its dropout is ignored
+  std::int64_t head_dim = 0;               // given by other keys; 0: as usual
+  bool mixed = false;                      // layer_types says which layers have attention
 };
 
-// Sizes, biases, positions and windows. What else a type has its own reader adds.
+// Reads sizes, biases, positions and windows. The type's own reader adds the rest.
 void read_llama(const Config& config, const LlamaDefaults& defaults, ModelSpec& m);
 
-// Of a `mixed` type: the layers whose layer_types are `attention`, where others are `other`; older names
-// stand behind newer ones.
+// The attention layers of a `mixed` type: those whose layer_types are `attention`, where all others must be
+// `other`. Each list has newer names before older ones.
 std::vector<std::int64_t> attention_layers(const Config& config, const std::vector<std::string>& attention,
                                            const std::vector<std::string>& other, std::int64_t num_layers);
 
-// Granite's.
+// Granite's scale factors.
 void read_granite_factors(const Config& config, ModelSpec& m);
 
-// A limit of scores or logits; null: none.
+// A soft cap of scores or logits; null: none.
 double read_cap(const Config& config, const char* key, double otherwise);
 
 }  // namespace echelon

@@ -1,4 +1,4 @@
-// What config.json says of rotary positions.
+// Reads rotary positions from config.json.
 #pragma once
 
 #include <optional>
@@ -8,12 +8,11 @@
 
 namespace echelon {
 
-// Which of rope_scaling and rope_parameters says how positions are scaled: the former, where it says
-// anything.
+// The key that says how positions are scaled: rope_scaling if it says anything, else rope_parameters.
 const char* rope_key(const Config& config);
 
-// `rotary_part`: of a head that is turned, where none is named; without a value the type turns whole heads.
-// `heeded`: not of rope_parameters alone, as Bamba's is.
+// `rotary_part`: the default part of a head that is rotated; empty: the type rotates whole heads. `heeded`:
+// whether transformers reads the part at top level too, and not only in rope_parameters, as Bamba's.
 void read_rope(const Config& config, double theta, std::optional<double> rotary_part, bool heeded,
                ModelSpec& m);
 

@@ -1,4 +1,4 @@
-// What config.json says of windows, and of the layers that have them.
+// Reads sliding windows from config.json, and which layers have them.
 #pragma once
 
 #include <optional>
@@ -9,19 +9,20 @@
 
 namespace echelon {
 
-// The window of so many layers, of those that are in it; none where no rule of WindowSpec says which.
+// The WindowSpec that gives these layers (true: has a window) a window of `size`; empty if no rule of
+// WindowSpec does.
 std::optional<WindowSpec> window_of(const std::vector<bool>& in, std::int64_t size);
 
-// A model's window as a list of its layers would say it: of so few layers a rule may leave out none, or all;
-// and one that no sequence fills is none, unless layers that have it have positions of their own.
+// A model's window as a list of its layers would give it: of few layers, a rule may leave out none, or all. A
+// window as long as the longest trained sequence is none, unless layers with it have positions of their own.
 WindowSpec plain_window(const ModelSpec& m);
 
-// Layers with a window, by layer_types where they are named: all, or all but each n-th, or but the first of
-// each n. Where transformers does not heed them (not `typed`) they may only say what is so anyway. A window
-// that no trained sequence fills is none; returns it all the same.
+// Which layers have a window: by layer_types if given, all, or all but the last or the first of each n. If
+// transformers ignores these keys for the type (not `typed`), they may only repeat what holds anyway. A
+// window as long as the longest trained sequence is left out of the model, but returned all the same.
 WindowSpec read_window(const Config& config, bool in_all, bool typed, ModelSpec& m);
 
-// A window in all layers but each fourth, by default, and positions in these alone.
+// By default, windows in all layers but each fourth, and rotary positions only in the layers with a window.
 void read_turned_windows(const Config& config, ModelSpec& m, std::int64_t otherwise = 4096,
                          const char* interval = "sliding_window_pattern");
 

@@ -8,8 +8,8 @@
 
 namespace echelon {
 
-// i16: what weights are rounded off by (base/split_weight.h). u8: a packed payload. Both are moved, and
-// numbers of neither are computed with.
+// i16: the rounding errors of bf16 weights (base/split_weight.h). u8: packed payloads. Both are only stored
+// and moved; no arithmetic uses them.
 enum class DType { f32, f64, bf16, i32, i16, u8 };
 
 constexpr std::int64_t element_bytes(DType dtype) {
@@ -28,7 +28,7 @@ constexpr const char* dtype_name(DType dtype) {
                                 : "u8";
 }
 
-// The dtype of Wide<T>: what numbers of `dtype` are computed, summed and kept as statistics in.
+// The dtype of Wide<T>: in which numbers of `dtype` are computed and summed, and their statistics kept.
 constexpr DType wide(DType dtype) { return dtype == DType::bf16 ? DType::f32 : dtype; }
 
 template <class T>

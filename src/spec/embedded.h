@@ -1,4 +1,4 @@
-// Files of configs/ that are compiled into the binary (cmake/embed.cmake writes the definitions).
+// The files of configs/ that are compiled into the binary (cmake/embed.cmake generates the definitions).
 #pragma once
 
 #include <cstddef>

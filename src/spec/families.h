@@ -1,4 +1,5 @@
-// A family: from a model's sizes to its blocks, with the names that transformers gives their parameters.
+// The model families: each turns a model's sizes into its blocks, with transformers' names for the
+// parameters.
 #pragma once
 
 #include "spec/block.h"
@@ -11,14 +12,14 @@ struct Gpt2 {
   static BlockProgram head(const ModelSpec& model);
 };
 
-// GPT-NeoX, and Pythia with it.
+// GPT-NeoX, which includes Pythia.
 struct Neox {
   static BlockProgram embedding(const ModelSpec& model);
   static BlockProgram layer(const ModelSpec& model, std::int64_t layer);
   static BlockProgram head(const ModelSpec& model);
 };
 
-// Also its mixtures: Mixtral's and DeepSeek's.
+// Also the mixtures of experts built on it: Mixtral's and DeepSeek's.
 struct Llama {
   static BlockProgram embedding(const ModelSpec& model);
   static BlockProgram layer(const ModelSpec& model, std::int64_t layer);

@@ -1,4 +1,4 @@
-// A plain struct of numbers, texts and switches as a flat TOML table: each field is declared once.
+// Reads and writes a plain struct of numbers and switches as a flat TOML table. Each field is declared once.
 #pragma once
 
 #include <fmt/format.h>
@@ -27,8 +27,8 @@ struct Field {
   double least = 0, most = 1e30;  // of numbers
 };
 
-// Reads those that the table has; `seen` gets their keys. RequestError naming the key, the value and what is
-// legal.
+// Reads the fields that the table has and adds their keys to `seen`. RequestError naming the key, the value
+// and what is legal.
 template <class T>
 void read_fields(const toml::table& table, const std::vector<Field<T>>& fields, const std::string& where,
                  T& into, std::set<std::string>& seen) {
@@ -64,7 +64,7 @@ std::string write_fields(const T& from, const std::vector<Field<T>>& fields) {
   return text;
 }
 
-// A list that says something where it is empty, too.
+// An optional list: an empty list in the file differs from none.
 template <class Value, class Entry>
 void read_list(const toml::table& table, const char* key, const std::string& where,
                std::optional<std::vector<Entry>>& into, std::set<std::string>& seen) {
@@ -90,7 +90,7 @@ std::string list_text(const char* key, const std::optional<std::vector<Entry>>& 
     return fmt::format("{} = [{}]\n", key, fmt::join(*list, ", "));
 }
 
-// RequestError where one names what is no key of the table.
+// RequestError if an entry is not a key of the table.
 inline void read_provenance(const toml::table& table, const std::string& where, Provenance& into,
                             std::set<std::string>& seen) {
   for (const auto& [key, list] :

@@ -1,5 +1,5 @@
-// What of a model a training changes. A frozen parameter has a value and nothing else: no gradient, no
-// optimizer state, no product for its gradient, nothing that travels of it but what ZeRO 3 gathers.
+// Which parameters training changes. A frozen parameter has only its value: no gradient and no optimizer
+// state, and no communication except that ZeRO 3 gathers it.
 #pragma once
 
 #include <cstdint>
@@ -12,9 +12,9 @@ struct BlockProgram;
 struct ModelSpec;
 struct ParamSpec;
 
-// Low-rank adaptation (Hu et al. 2021, https://arxiv.org/abs/2106.09685): all that the model has is frozen,
+// Low-rank adaptation (LoRA; Hu et al. 2021, https://arxiv.org/abs/2106.09685): the whole model is frozen,
 // and beside a matrix W two small ones are trained, A (rank, in) and B (out, rank): y = x W^T + alpha / rank
-// (x A^T) B^T. B starts as zero, so that nothing changes at first.
+// (x A^T) B^T. B starts as zero, so that the model is unchanged at first.
 struct Lora {
   std::int64_t rank = 0;  // 0: none
   double alpha = 0;
@@ -24,13 +24,13 @@ struct Lora {
 };
 
 struct FineTuning {
-  // Patterns of the shell (*, ?, [...]) over the names of parameters; what one of them matches is frozen.
+  // Shell patterns (*, ?, [...]) over parameter names; parameters that match one are frozen.
   std::vector<std::string> freeze;
   Lora lora;
   bool operator==(const FineTuning&) const = default;
 };
 
-// "none", or the patterns with commas between them.
+// "none", or the patterns separated by commas.
 std::string freeze_text(const FineTuning& tuning);
 std::vector<std::string> parse_freeze(const std::string& text);
 bool matches(const std::string& pattern, const std::string& name);
@@ -38,23 +38,24 @@ bool matches(const std::string& pattern, const std::string& name);
 std::string lora_text(const Lora& lora);
 Lora parse_lora(const std::string& text, const std::string& field);
 
-// Marks the block's parameters that are frozen, and puts adapters beside its matrices. What backward passes
-// read for gradients that nobody takes is read no more.
+// Marks the block's frozen parameters, adds LoRA adapters to its matrices, and drops the backward reads that
+// only gradients of frozen parameters needed.
 void tune(BlockProgram& program, const ModelSpec& model);
 
-// The embedding and the layers from the first one on that have nothing that is trained, in them or before
-// them, and no routers, whose backward passes count: gradients need not come so far.
+// How many blocks the backward pass need not reach: the embedding and the first layers, as long as nothing in
+// them or before them is trained and they have no routers, whose losses have gradients. 0 if the embedding is
+// trained.
 std::int64_t idle_blocks(const ModelSpec& model);
 
-// Matrices of every layer that may have adapters.
+// The matrices of all layers that may have adapters.
 std::vector<ParamSpec> adaptable_matrices(const ModelSpec& model);
-// The name of a matrix without ".weight": what adapters are named after.
+// A matrix's name without ".weight"; its adapters are named after it.
 std::string module_of(const ParamSpec& weight);
 
-// What is wrong with these for the model; empty: nothing.
+// What is wrong with the patterns or the adapters for this model; empty words: nothing.
 struct TuningProblem {
   std::string words;
-  std::vector<std::string> legal;  // values to give in place
+  std::vector<std::string> legal;  // values to give instead
 };
 TuningProblem freeze_problem(const ModelSpec& model);
 TuningProblem lora_problem(const ModelSpec& model);

@@ -1,5 +1,5 @@
-// Which units of parameters ZeRO 3 gathers, and which it lets go of, as their uses follow one another. The
-// run and its predictions both walk through this.
+// When ZeRO 3 gathers units of parameters and when it frees them, given the order in which they are used. The
+// run and its predictions both follow this.
 #pragma once
 
 #include <cstddef>
@@ -8,17 +8,17 @@
 
 namespace echelon {
 
-// While a unit is used, the units of the next `ahead` uses are there or on their way; a unit whose use is
-// over stays if it is one of them.
+// While a unit is in use, the units of the next `ahead` uses are present or on their way. After its use a
+// unit stays only if it is one of these.
 class GatherWindow {
  public:
   GatherWindow() = default;
   GatherWindow(std::vector<int> uses, int ahead);
 
-  // Each returns the units to gather, or to let go of, in order.
+  // Each call returns the units to gather or to free, in order.
   std::vector<int> begin();        // before the first use
-  std::vector<int> use(int unit);  // InvariantError unless it is the next one
-  std::vector<int> done();         // that use is over
+  std::vector<int> use(int unit);  // InvariantError unless `unit` is the next use
+  std::vector<int> done();         // the current use is over
   bool finished() const { return next_ == uses_.size(); }
 
  private:
@@ -26,7 +26,7 @@ class GatherWindow {
 
   std::vector<int> uses_;
   std::size_t ahead_ = 0;
-  std::size_t next_ = 0;  // the use that is under way, or comes next
+  std::size_t next_ = 0;  // the current use, or the next one
   std::set<int> there_;
 };
 

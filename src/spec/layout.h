@@ -38,8 +38,7 @@ struct Transition {
   bool operator==(const Transition&) const = default;
 };
 
-// The row of the conjugate table. Throws InvariantError for a pair that the table does not have (e.g. I ->
-// P).
+// Looks a pair up in the conjugate table. InvariantError if the table does not have it (for example I -> P).
 Transition transition(const Placement& from, const Placement& to);
 
 }  // namespace echelon

@@ -1,4 +1,4 @@
-// Bytes of one rank by category: predicted by plan/memory, measured by tensor/arena, one type for both.
+// The bytes of one rank by category. One type for what plan/memory predicts and what tensor/arena measures.
 #pragma once
 
 #include <array>
@@ -21,8 +21,8 @@ struct Memory {
   bool operator==(const Memory&) const = default;
 };
 
-// What a rank's activations do on the host, where they are offloaded: bytes that go there and come back, and
-// that lie there at most. Predicted and measured too.
+// Bytes of offloaded activations: sent to the host, brought back, and held there at most. Predicted and
+// measured alike.
 struct HostActivations {
   std::int64_t out = 0, back = 0, most = 0;
   bool operator==(const HostActivations&) const = default;

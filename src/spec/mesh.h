@@ -8,14 +8,15 @@
 namespace echelon {
 
 enum class Axis { pp, dp, cp, tp, ep };
-// The axes that ranks are counted by. Expert groups (ep) are laid over dp x cp: not an axis of their own.
+// The axes that number the ranks. Expert parallelism (ep) has no axis of its own: its groups lie within dp x
+// cp.
 inline constexpr std::array<Axis, 4> all_axes{Axis::pp, Axis::dp, Axis::cp, Axis::tp};
-// The groups that bytes are counted by.
+// The axes by which sent bytes are counted.
 inline constexpr std::array<Axis, 5> traffic_axes{Axis::pp, Axis::dp, Axis::cp, Axis::tp, Axis::ep};
 const char* axis_name(Axis axis);  // "pp", "dp", "cp", "tp", "ep"
 
-// Axes from the outermost (ranks far apart) to the innermost (neighbouring ranks). The order is data: tp is
-// innermost so that its groups sit inside a node, pp outermost because it moves the least.
+// Axes from the outermost (ranks far apart) to the innermost (neighbouring ranks). A mesh can reorder them.
+// tp is innermost so that its groups sit inside a node; pp is outermost because it moves the least.
 inline constexpr std::array<Axis, 4> default_axis_order{Axis::pp, Axis::dp, Axis::cp, Axis::tp};
 
 // Where a rank stands.
@@ -26,10 +27,10 @@ struct Coordinates {
 struct Mesh {
   std::array<int, 4> sizes{1, 1, 1, 1};  // indexed by Axis
   std::array<Axis, 4> order = default_axis_order;
-  // Ranks that routed experts are spread over: blocks of so many neighbours of the dp x cp group.
+  // The number of ranks that routed experts are spread over: blocks of `ep` neighbours in the dp x cp group.
   int ep = 1;
-  // Ranks that each of these experts is cut over; 0: all tp ranks, as MLPs are, which is what training here
-  // does.
+  // The number of ranks that each routed expert is cut over; 0: all tp ranks, like MLPs, which is what this
+  // trainer does.
   int etp = 0;
 
   int size(Axis axis) const { return axis == Axis::ep ? ep : sizes[static_cast<std::size_t>(axis)]; }
@@ -39,7 +40,9 @@ struct Mesh {
   int cp() const { return size(Axis::cp); }
   int tp() const { return size(Axis::tp); }
   int expert_cut() const { return etp == 0 ? tp() : etp; }
-  int expert_ranks() const { return ep * expert_cut(); }  // that hold all experts of a layer once
+  int expert_ranks() const {
+    return ep * expert_cut();
+  }  // ranks that together hold every expert of a layer once
   int num_ranks() const;
 
   // Position of `rank` along `axis`, 0 <= result < size(axis).
@@ -51,12 +54,13 @@ struct Mesh {
   Coordinates coordinates(int rank) const;
   int rank_at(const Coordinates& at) const;
 
-  // Ranks that hold the same parameters, each on tokens of its own: the dp and cp axes together, over which
-  // gradients are summed and ZeRO cuts state. A rank's index there is dp * size(cp) + cp.
+  // The ranks that hold the same parameters and compute different tokens: the dp and cp axes together.
+  // Gradients are summed over them and ZeRO shards state over them. A rank's index there is dp * size(cp) +
+  // cp.
   int dp_cp_size() const { return size(Axis::dp) * size(Axis::cp); }
   int dp_cp_index(const Coordinates& at) const { return at.dp * size(Axis::cp) + at.cp; }
-  std::vector<int> dp_cp_group(int rank) const;  // by that index
-  // A rank's place in its expert group, and how many ranks hold the same experts.
+  std::vector<int> dp_cp_group(int rank) const;  // in the order of that index
+  // A rank's index in its expert group, and how many ranks hold the same experts.
   int ep_index(const Coordinates& at) const { return dp_cp_index(at) % ep; }
   int expert_replicas() const { return dp_cp_size() / ep; }
 
@@ -65,7 +69,7 @@ struct Mesh {
   bool operator==(const Mesh&) const = default;
 };
 
-// Throws RequestError unless every size is at least 1.
+// RequestError unless every size is at least 1.
 void validate(const Mesh& mesh);
 
 }  // namespace echelon

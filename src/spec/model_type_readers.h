@@ -1,6 +1,7 @@
-// What the files model_types_*.cpp hold: how the config.json of each of transformers' types (model_type) is
-// read. A type is a reader, in the file of what its layers have, and declared here; and a row in
-// model_types.cpp, with its names in transformers and which models are written as it.
+// Declares what the files model_types_*.cpp define: how to read the config.json of each model type of
+// transformers (model_type). A type is a reader function, declared here and defined in the file named after
+// what its layers have, and a row in model_types.cpp with its names in transformers and the models that are
+// written as it.
 #pragma once
 
 #include <string>
@@ -53,19 +54,20 @@ ModelReader read_lfm2, read_lfm2_moe;
 
 struct ModelType : TransformersType {
   ModelReader* read;
-  // Whether a model is written as this type, where none before it in the table is.
+  // Whether a model is written as this type, if no earlier row of the table matches.
   bool (*is)(const ModelSpec& m);
 };
 
-// Each behind those that are special cases of it.
+// All types; special cases come before the types that they are cases of.
 const std::vector<ModelType>& model_types();
 
-// model_types_vision.cpp: types that see images, and what a configuration says of a text model, which others
-// are as a whole.
+// model_types_vision.cpp: types with vision, and the part of a configuration that describes the text model
+// (all of it for other types).
 std::vector<std::string> vision_type_names();
 Json text_of(const Json& object, const std::string& where);
 
-// model_types_refused.cpp: with what it has that no block here is, where that is known.
+// model_types_refused.cpp: RequestError that names, where known, the feature of the type that no block here
+// has.
 [[noreturn]] void refuse_model_type(const std::string& where, const std::string& type);
 
 }  // namespace echelon

@@ -1,5 +1,5 @@
-// The types of models that transformers has (model_type in config.json) and that are read and written here:
-// what each is called there, and what its files have otherwise than ModelSpec says.
+// The model types of transformers (model_type in config.json) that can be read and written: their names
+// there, and how their files differ from ModelSpec.
 #pragma once
 
 #include <string>
@@ -12,29 +12,28 @@ struct ModelSpec;
 
 struct TransformersType {
   const char* name;
-  const char* architecture;  // its class
-  // Parts of names of parameters: ours, and its files', of which parameters that are one tensor there share
-  // one. Each is replaced in turn.
+  const char* architecture;  // the class in transformers
+  // Replacements in parameter names, applied in turn: our part of a name, and the files'. Parameters that are
+  // one tensor in the files map to the same name.
   std::vector<std::pair<const char*, const char*>> renamed = {};
-  // Routers choose by biases, which are beside the parameters.
+  // Routers have selection biases, stored beside the parameters.
   bool router_biases = false;
-  // Configurations may have a module that predicts one more token, with the number of the layer behind the
-  // last.
+  // A configuration may have a multi-token prediction module, stored as the layer after the last.
   bool predicts_more = false;
-  // What names begin with in place of "model.", though they may begin with that too; nullptr: that alone.
+  // A prefix of names in place of "model.", though files may use that too; nullptr: "model." only.
   const char* prefix = nullptr;
-  // The experts of a layer are two tensors: of each expert gate and up, one behind the other, and down.
+  // A layer's experts are two tensors: gate and up of each expert, one after the other, and down.
   bool stacked_experts = false;
-  // Where its experts are two tensors of a layer, these are (experts, in, out).
+  // If so, the two tensors are (experts, in, out).
   bool turned_experts = false;
-  // Positions turn the other way, as ours do where the two halves of each head of queries and keys change
-  // places.
+  // Rotations have the opposite sign, which is ours with the two halves of each query and key head swapped.
   bool turns_back = false;
 };
 
-// As which a model is written. Whether a configuration of this type says the whole model is not said by this.
+// The type as which a model is written. It does not promise that a configuration of this type can express the
+// whole model.
 const TransformersType& transformers_type(const ModelSpec& model);
-// That of a configuration, or of its text where it sees images: by whose names its files are read.
+// The type of a configuration, or of its text model if it has vision: its names are those in the files.
 const TransformersType& transformers_type_of(const std::string& config_json, const std::string& where);
 
 }  // namespace echelon

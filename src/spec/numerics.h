@@ -4,8 +4,8 @@
 
 namespace echelon {
 
-// How sums are grouped: in whatever way is fastest on the mesh, or by logical indices alone, so that every
-// mesh that is not refused has the same bits (docs/invariance.md).
+// How sums are grouped. ordinary: in whatever way is fastest on the mesh. invariant: by logical indices only,
+// so that every accepted mesh gives the same bits (docs/invariance.md).
 enum class Numerics { ordinary, invariant };
 template <>
 inline constexpr std::array choice_names<Numerics>{"ordinary", "invariant"};

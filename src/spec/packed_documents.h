@@ -1,5 +1,5 @@
-// Documents of the lengths that a data set has, packed one behind the other into sequences. Under a document
-// mask a token sees those of its own document alone, so sequences of as many tokens are not as much work.
+// Documents with the lengths of a data set, packed one after the other into sequences. Under a document mask
+// a token sees only its own document, so sequences of equal length differ in work.
 #pragma once
 
 #include <cstdint>
@@ -8,7 +8,7 @@
 
 namespace echelon {
 
-// A histogram: so many documents of each length in tokens, lengths rising.
+// A histogram of document lengths in tokens, lengths rising.
 struct DocumentLengths {
   struct Entry {
     std::int64_t length = 0;
@@ -20,15 +20,15 @@ struct DocumentLengths {
   double mean() const;  // of a document
 };
 
-// From lines of a length, or of a length and how many documents have it, between blanks or commas; what
-// follows # is a comment. RequestError naming `where` and the line.
+// Parses lines of a length, or of a length and a count, separated by blanks or commas; # starts a comment.
+// RequestError naming `where` and the line.
 DocumentLengths read_document_lengths(const std::string& text, const std::string& where);
 
-// Where the documents of a sequence begin, in rising order; the first at 0.
+// Positions where the documents of a sequence begin, rising; the first is 0.
 using DocumentStarts = std::vector<std::int64_t>;
 
-// Sequences as this trainer's data has them: documents of these lengths in a random order, one behind the
-// other, and cut where a sequence ends. The same for the same arguments.
+// Sequences as this trainer packs them: documents of these lengths in random order, one after the other, cut
+// where a sequence ends. Deterministic: equal arguments give equal results.
 std::vector<DocumentStarts> pack_documents(const DocumentLengths& lengths, std::int64_t seq_len,
                                            std::int64_t sequences);
 

@@ -1,5 +1,5 @@
-// What is to be run, as data: model, mesh, batch, precision. `train` and `verify` take it from flags or a
-// TOML file; the memory and traffic predictions and the trainer itself read the same struct.
+// A plan as data: the model, mesh, batch, precision and all other choices of a run. `train` and `verify` read
+// it from flags or a TOML file; the memory and traffic predictions and the trainer use the same struct.
 #pragma once
 
 #include <cstdint>
@@ -21,19 +21,19 @@
 
 namespace echelon {
 
-// Tokens whose logits exist at once in the output layer: large enough for the matrix product, small enough to
-// be little memory. A GPU is filled by no fewer.
+// Tokens whose logits exist at once in the output layer: enough for an efficient matrix product, few enough
+// to take little memory. A GPU needs at least this many to be busy.
 inline std::int64_t logits_chunk_rows(Device device) { return device == Device::cpu ? 512 : 2048; }
 
-// Size of gradients that are reduced together: as much as hides the latency of many small messages (Li et al.
-// 2020).
+// Gradients are reduced in buckets of this size: large enough to amortize the latency of a collective (Li et
+// al. 2020).
 inline constexpr std::int64_t default_bucket_bytes = std::int64_t{25} << 20;
 
-// Elements of each moment that a guessed optimizer step works on at a time.
+// Elements of each moment that a speculative optimizer step works on at a time.
 inline constexpr std::int64_t guessed_moments = 1 << 16;
 
-// What lies in a file that is mapped into memory instead of in memory: moments; what layers keep from their
-// forward to their backward passes; both.
+// What is kept in a memory-mapped file instead of in memory: the optimizer's moments, the activations that
+// layers keep for the backward pass, or both.
 enum class Offload { none, optimizer, activations, both };
 template <>
 inline constexpr std::array choice_names<Offload>{"none", "optimizer", "activations", "both"};
@@ -41,66 +41,68 @@ inline constexpr std::array choice_names<Offload>{"none", "optimizer", "activati
 // "optimizer state and activations"
 const char* offloaded_words(Offload offload);
 
-// What `plan` priced a plan for, so that it can price it again; nothing of it trains. Empty where nobody did.
+// What `plan` predicted this plan for, so that it can predict it again. Training ignores it. Empty if `plan`
+// did not make it.
 struct Priced {
   std::string machine, software, dtype;
-  int node = 0;  // devices of a node
+  int node = 0;  // devices per node
   bool operator==(const Priced&) const = default;
 };
 
 struct Plan {
   ModelSpec model;
   Mesh mesh;
-  bool sequence_parallel = false;  // effective only where tp > 1
-  std::int64_t global_batch = 1;   // sequences of one step, over all data-parallel ranks
-  std::int64_t micro_batch = 1;    // sequences of one microbatch; the last one of a rank may be smaller
+  bool sequence_parallel = false;  // takes effect only with tp > 1
+  std::int64_t global_batch = 1;   // sequences of a step, over all data-parallel ranks
+  std::int64_t micro_batch = 1;    // sequences of a microbatch; the last one of a rank may be smaller
   std::int64_t seq_len = 1;
   PrecisionRecipe precision;
   Numerics numerics = Numerics::ordinary;
   PipelineRecompute recompute;
   std::string schedule = "1f1b";  // of the pipeline, where pp > 1
-  // A schedule of one's own in text form (schedule/text.h); `schedule` is then its name.
+  // A custom schedule in text form (schedule/text.h), named by `schedule`; empty: a built-in one.
   std::string schedule_text;
-  int chunks = 0;  // model chunks of a pipeline rank; 0: the schedule's own number
+  int chunks = 0;  // model chunks of each pipeline rank; 0: as many as the schedule has by default
   std::vector<std::int64_t> layers_per_stage;  // empty: even, or
-  bool balance_layers = false;  // so that the slowest rank has least to do, output layer included
-  bool vocabulary_parallel =
-      false;  // the output layer is cut over the pipeline's ranks (schedule/vocabulary.h)
-  // Whether the optimizer's step waits for all pipeline ranks; without it a wrong step is taken back exactly.
+  // Distributes layers so that the slowest rank has the least work, output layer included.
+  bool balance_layers = false;
+  // Cuts the output layer over the pipeline ranks (schedule/vocabulary.h).
+  bool vocabulary_parallel = false;
+  // Whether the optimizer step waits for the gradient norm of all pipeline ranks. Without the wait, a step
+  // that turns out to be wrong is undone exactly.
   bool optimizer_barrier = true;
-  // ZeRO (parallel/zero.h): what of the data-parallel state is cut over ranks instead of held by each. 1:
-  // optimizer state, 2: gradients too, 3: parameters too.
+  // ZeRO stage (parallel/zero.h): which data-parallel state is sharded instead of replicated. 1: optimizer
+  // state, 2: gradients too, 3: parameters too.
   int zero = 0;
-  int hsdp = 1;           // replicas of the group that it is cut over: blocks of dp / hsdp neighbouring ranks
-  int zero_prefetch = 1;  // layer groups that ZeRO 3 gathers ahead of the one that computes
-  // Gradients that are reduced together along dp, at least, where nothing is cut; ZeRO reduces layer by
-  // layer.
+  int hsdp = 1;  // replicas of the sharding group, which is then a block of dp / hsdp neighbouring ranks
+  int zero_prefetch = 1;  // layer groups that ZeRO 3 gathers ahead of use
+  // Least size of a gradient bucket along dp without ZeRO; ZeRO reduces layer by layer.
   std::int64_t bucket_bytes = default_bucket_bytes;
-  Compression compression;  // of the gradients that travel along dp
+  Compression compression;  // of gradients along dp
   Offload offload = Offload::none;
-  std::string offload_directory;  // of the file; empty: the system's place for temporary files
-  Balancing balancing;            // of a mixture's experts
+  std::string offload_directory;  // for the file; empty: the system's directory for temporary files
+  Balancing balancing;            // of a mixture of experts
   Priced priced;
 
   bool offloads_optimizer() const { return offload == Offload::optimizer || offload == Offload::both; }
   bool offloads_activations() const { return offload == Offload::activations || offload == Offload::both; }
 
   bool shards_sequence() const { return sequence_parallel && mesh.size(Axis::tp) > 1; }
-  // Context parallelism (parallel/context_parallel.h), where cp > 1.
+  // Context parallelism (parallel/context_parallel.h), with cp > 1.
   ContextKind context_kind = ContextKind::ring;
   ContextBalance context_balance = ContextBalance::zigzag;
-  int ulysses = 1;  // hybrid: neighbouring cp ranks that exchange heads
+  int ulysses = 1;  // hybrid: the number of neighbouring cp ranks that exchange heads
   AttentionMask mask = AttentionMask::causal;
-  int document_end =
-      -1;  // the token that ends a document; -1: the last one of bytes' and GPT-2's vocabularies
+  // The token that ends a document; -1: the last one, as in the byte and GPT-2 vocabularies.
+  int document_end = -1;
 
   std::int32_t end_of_document() const {
     return document_end >= 0 ? document_end : static_cast<std::int32_t>(model.vocab - 1);
   }
   // Tokens of a sequence that each rank holds.
   std::int64_t tokens_here() const { return seq_len / mesh.size(Axis::cp); }
-  // Ranks that the data-parallel state is cut over: blocks of neighbours, and of a block those that hold the
-  // same routed experts.
+  // How many ranks the data-parallel state is sharded over: blocks of neighbours. Routed experts are sharded
+  // over those of a block that hold the same ones.
   int shards() const { return zero == 0 ? 1 : mesh.dp_cp_size() / hsdp; }
   Shards all_shards() const { return {shards(), zero_stage() == 0 ? 1 : shards() / mesh.ep}; }
   Shards shard_index(const Coordinates& at) const {
@@ -108,32 +110,33 @@ struct Plan {
     return {index, zero_stage() == 0 ? 0 : index / mesh.ep};
   }
   bool cuts_vocabulary() const { return vocabulary_parallel && mesh.pp() > 1; }
-  // What is in effect: over one rank there is nothing to cut.
+  // The ZeRO stage in effect: 0 if there is only one rank to shard over.
   int zero_stage() const { return shards() == 1 ? 0 : zero; }
 };
 
-// Throws RequestError naming the flag, the value and the legal values when this plan cannot be run exactly;
-// with those that it calls legal it passes.
+// RequestError naming the flag, the value and the legal values if this plan cannot be run exactly. The plan
+// passes with the values that the message calls legal.
 void validate(const Plan& plan);
 
-// Whether two passes that a schedule overlaps (DualPipe) change places where tokens travel to experts on
-// other ranks: computation of one hides the exchange of the other. Not where parameters are gathered for
-// their uses one after another.
+// Whether two passes that a schedule overlaps (DualPipe) alternate where tokens travel to experts on other
+// ranks, so that computation of one hides the exchange of the other. Not if parameters are gathered for their
+// uses in order.
 bool interleaves_pairs(const Plan& plan);
 
-// Sequences of the global batch that data-parallel rank `dp_rank` computes: sample numbers [begin, end).
+// The sequences of the global batch that data-parallel rank `dp_rank` computes, as sample numbers [begin,
+// end).
 Range dp_samples(const Plan& plan, int dp_rank);
 
-// At most, of any rank: its microbatch, or its share of the batch where that is less.
+// The most sequences that a rank computes at once: a microbatch, or its share of the batch if that is less.
 std::int64_t sequences_at_once(const Plan& plan);
 
-// Samples of each microbatch of that rank, in order. From ZeRO 2 on the ranks that share state must meet
-// in every microbatch, and so must those that share experts: those that have fewer get empty ones after the
-// others.
+// The samples of each microbatch of a data-parallel rank, in order. Ranks that share experts must meet in
+// every microbatch, and from ZeRO 2 on so must ranks that share state: those with fewer microbatches get
+// empty ones at the end.
 std::vector<Range> microbatches(const Plan& plan, int dp_rank);
 
-// RequestError naming the key, its value and what is legal. Fields that the text does not have are as where
-// no flag is given.
+// Parses a plan. Missing fields get the defaults of their flags. RequestError naming the key, its value and
+// what is legal.
 Plan plan_from_toml(const std::string& text, const std::string& where);
 std::string to_toml(const Plan& plan);
 

@@ -1,5 +1,5 @@
-// The fields of a Plan, each declared once: files, flags, pins of the planner, help and refusals read this
-// list. A new field is a member of Plan and an entry here.
+// The fields of a Plan, each declared once. Files, flags, the planner's constraints, help and refusals all
+// read this list. A new field is a member of Plan and an entry here.
 #pragma once
 
 #include <string>
@@ -13,7 +13,7 @@
 
 namespace echelon {
 
-// A value that has a text of its own.
+// A field with a text form of its own.
 struct TextMember {
   std::string (*write)(const Plan&);
   // RequestError naming `field` and what is legal.
@@ -27,23 +27,23 @@ using PlanMember = std::variant<bool& (*)(Plan&), int& (*)(Plan&), std::int64_t&
                                 double& (*)(Plan&), std::string& (*)(Plan&), Bytes, TextMember>;
 
 enum class FieldUse {
-  file,    // no flag
+  file,    // only in files, without a flag
   train,   // a flag of train and verify
-  both,    // of plan too
-  pinned,  // of plan too, which searches for it where it is not given
-  plan     // of plan alone, which searches for it
+  both,    // also a flag of plan
+  pinned,  // also a flag of plan, which searches over the field unless it is given
+  plan     // a flag of plan alone, which searches over the field
 };
 
 struct PlanField {
-  const char* key;  // in TOML; "mesh.dp" stands in a table
+  const char* key;  // in TOML; "mesh.dp" is dp in the table mesh
   PlanMember member;
   std::string help;
   FieldUse use = FieldUse::train;
   double least = 0, most = 0;     // of numbers
-  const char* priced = nullptr;   // the values that the planner prices, by '|'; null: all
-  const char* heading = nullptr;  // in --help; null: among the common flags
+  const char* priced = nullptr;   // values that the planner can predict, separated by '|'; null: all
+  const char* heading = nullptr;  // its section of --help; null: the common flags
 
-  std::string name() const;  // its flag, without dashes
+  std::string name() const;  // the flag without dashes
   std::string flag() const { return "--" + name(); }
   std::string values() const;  // as --help shows them
   bool is_number() const;
@@ -53,10 +53,10 @@ struct PlanField {
 };
 
 const std::vector<PlanField>& plan_fields();
-// The one that has this flag; null: none.
+// The field with this flag name; null: none.
 const PlanField* find_field(std::string_view name);
 
-// `use` gets its value: a bool, a number or a text.
+// Calls `use` with the field's value: a bool, a number or a text.
 template <class Use>
 auto with_value(const PlanField& field, const Plan& plan, const Use& use) {
   return std::visit(
@@ -72,12 +72,13 @@ auto with_value(const PlanField& field, const Plan& plan, const Use& use) {
       field.member);
 }
 
-// As its flag takes it; empty for what has no name, as the even split of layers.
+// The value as its flag takes it; empty for one that has no text, such as the even split of layers.
 std::string text_of(const PlanField& field, const Plan& plan);
-// RequestError naming `where` unless the text is of such a value. Numbers may be out of range.
+// Sets the field from text. RequestError naming `where` if the text is of the wrong type; numbers are not
+// checked for range.
 void read_text(const PlanField& field, Plan& plan, const std::string& text, const std::string& where);
 
-// A number that is in no plan, whatever the other fields are.
+// Whether the field's number is legal in no plan, whatever the other fields are.
 bool is_out_of_range(const PlanField& field, const Plan& plan);
 // "from 0 to 3", "of at least 1"
 std::string range_text(const PlanField& field);

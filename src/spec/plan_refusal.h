@@ -1,5 +1,5 @@
-// Why a plan cannot be, and what to try instead. Whoever knows all that a plan must pass keeps of the
-// remedies those that pass it.
+// Why a plan is refused, and what to try instead. Of the suggested remedies, the user sees those with which
+// the plan passes all checks.
 #pragma once
 
 #include <fmt/format.h>
@@ -14,8 +14,8 @@
 
 namespace echelon {
 
-// Another value of a plan's field, which may stand for all below or above it, or for all its divisors; or of
-// another flag, which is not tried.
+// A suggestion: another value for a plan's field (or all values up to it, all from it on, or all its
+// divisors), or for another flag, which is then not tried out.
 struct Remedy {
   enum class Kind { value, at_most, at_least, divisors };
   std::string field, value;
@@ -26,12 +26,12 @@ Remedy remedy(std::string field, const T& value, Remedy::Kind kind = Remedy::Kin
   return {std::move(field), fmt::format("{}", value), kind};
 }
 
-// Its value cannot be with all the others as they are.
+// The value of `field` is impossible as long as all the others stay as they are.
 struct Refusal {
   std::string field, problem;
   std::vector<Remedy> remedies{};
 
-  // With each of the divisors.
+  // The remedies, with `divisors` expanded into one remedy for each divisor.
   std::vector<Remedy> all_remedies() const;
 };
 template <class... Args>
@@ -43,20 +43,20 @@ Refusal refused(std::string field, std::vector<Remedy> remedies, fmt::format_str
 // "--tp 3: the 4 heads do not divide"
 std::string sentence(const Plan& plan, const Refusal& refusal);
 
-// "--tp 3: the 4 heads do not divide; legal: 1, 2, 4": of the flag that is refused values alone, of other
-// flags their names too.
+// "--tp 3: the 4 heads do not divide; legal: 1, 2, 4". Remedies for the refused flag appear as values only,
+// others with their flag's name.
 class PlanRefusal : public RequestError {
  public:
   PlanRefusal(const Plan& plan, const Refusal& refusal);
-  // Of a flag that changes nothing: "--chunks 2: has no effect with --pp 1; leave it out, or give --pp 2". Of
-  // the remedies the first is shown.
+  // For a flag that changes nothing: "--chunks 2: has no effect with --pp 1; leave it out, or give --pp 2".
+  // The message shows only the first remedy.
   static PlanRefusal without_effect(const std::string& field, const std::string& sentence,
                                     std::vector<Remedy> remedies);
 
   const std::string& field() const { return field_; }
   const std::vector<Remedy>& remedies() const { return remedies_; }
   bool is_idle() const { return is_idle_; }
-  // The same with fewer.
+  // The same refusal with other remedies.
   PlanRefusal with(std::vector<Remedy> remedies) const;
 
  private:
@@ -67,17 +67,17 @@ class PlanRefusal : public RequestError {
   bool is_idle_ = false;
 };
 
-// Throws it of a plan.
+// Throws the refusal of a plan's field.
 template <class... Args>
 [[noreturn]] void refuse_field(const Plan& plan, std::string field, std::vector<Remedy> remedies,
                                fmt::format_string<Args...> form, Args&&... args) {
   throw PlanRefusal(plan, refused(std::move(field), std::move(remedies), form, std::forward<Args>(args)...));
 }
 
-// `check` throws for a plan that cannot be; the field that a remedy sets is told too, and "" where none is.
-// Of a PlanRefusal's remedies those stay with which the whole plan passes. Where none does, those stay after
-// which something else is refused, which has remedies of its own; a flag without effect can be left out
-// instead.
+// Runs `check`, and rethrows its PlanRefusal with only the remedies that help: those with which the whole
+// plan passes or, if none does, those after which something else is refused, which has remedies of its own.
+// (A flag without effect can simply be left out, so it keeps only the first kind.) `check` throws for a plan
+// that is impossible; it is also given the field that the remedy sets, or "".
 using PlanCheck = std::function<void(const Plan& plan, const std::string& also_given)>;
 void check_with_remedies(const Plan& plan, const PlanCheck& check);
 

@@ -1,4 +1,4 @@
-// Where the numbers of a machine's or a program's file come from.
+// The sources of the numbers in a machine's or a program's file.
 #pragma once
 
 #include <algorithm>
@@ -8,8 +8,8 @@
 
 namespace echelon {
 
-// Of a file's numbers which were measured on its user's own machine, which its source publishes, and which
-// were fitted to measured times, each by its key; all others are assumed.
+// Which keys of a file have numbers that were measured on the user's own machine, published by a source, or
+// fitted to measured times. All others are assumed.
 struct Provenance {
   std::optional<std::vector<std::string>> measured{}, published{}, fitted{};
 
@@ -22,7 +22,7 @@ struct Provenance {
   }
 };
 
-// Keys whose number is another one in `after` than in `before`, texts of one file, are fitted from now on.
+// Marks as fitted the keys whose numbers differ between `before` and `after`, two texts of one file.
 void mark_fitted(Provenance& provenance, const std::string& before, const std::string& after);
 
 }  // namespace echelon

@@ -1,5 +1,5 @@
-// What the backward pass makes again instead of keeping it (Chen et al. 2016; Korthikanti et al. 2022): a
-// list of a block's ops, whose outputs go when their last reader in the forward pass has read them.
+// Activation recomputation (Chen et al. 2016; Korthikanti et al. 2022): a list of a block's ops whose outputs
+// are freed after their last reader in the forward pass, and recomputed in the backward pass.
 #pragma once
 
 #include <cstddef>
@@ -14,7 +14,7 @@ struct ModelSpec;
 
 class Recompute {
  public:
-  // A norm's output and an activation's are always made again: it costs less than to keep them.
+  // Outputs of norms and activations are always recomputed: it costs less than keeping them.
   static const Recompute none;
   static const Recompute selective;  // attention's core: its output and log-sum-exp
   static const Recompute full;       // whole layers: only a layer's input is kept
@@ -31,10 +31,10 @@ class Recompute {
 
  private:
   bool everything_ = false;
-  std::vector<std::string> ops_;  // sorted, without those that always are
+  std::vector<std::string> ops_;  // sorted, without those that are always recomputed
 };
 
-// The same on all pipeline ranks, or one for each: 1F1B's first ranks hold more microbatches than its last.
+// One for all pipeline ranks, or one for each: the first ranks of 1F1B hold more microbatches than the last.
 class PipelineRecompute {
  public:
   PipelineRecompute(const Recompute& all = {}) : kinds_{all} {}
@@ -47,19 +47,19 @@ class PipelineRecompute {
   bool operator==(const PipelineRecompute&) const = default;
 
  private:
-  std::vector<Recompute> kinds_;  // one for all, or by rank
+  std::vector<Recompute> kinds_;  // one for all ranks, or one per rank
 };
 
 std::string recompute_name(const Recompute& recompute);
 std::string recompute_name(const PipelineRecompute& recompute);  // "full*2/none*2"
-// One for all ranks, or for each with `/` between, those of as many neighbours as stand behind a `*`:
-// full*2/none. Also Megatron's names of modules. RequestError naming `field` where it is no list; whether a
-// model has such ops is a question of its own.
+// Parses one list for all ranks, or one per rank separated by `/`, where `*n` repeats a list for n
+// neighbours: full*2/none. Megatron's module names are accepted too. RequestError naming `field` if it is no
+// such list; whether a model has these ops is checked separately (not_in_model()).
 Recompute parse_recompute(const std::string& text, const std::string& field);
 PipelineRecompute parse_pipeline_recompute(const std::string& text, const std::string& field);
-// Names and kinds of a model's ops that a list may have.
+// The names and kinds of a model's ops that a list may contain.
 std::vector<std::string> recompute_names(const ModelSpec& model);
-// The first of a list that no layer of the model has; empty where there is none.
+// The first entry that no layer of the model has; empty if there is none.
 std::string not_in_model(const Recompute& recompute, const ModelSpec& model);
 
 }  // namespace echelon

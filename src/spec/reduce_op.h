@@ -1,4 +1,4 @@
-// What becomes of the elements of several ranks.
+// How a reduction combines the elements of several ranks.
 #pragma once
 
 namespace echelon {

@@ -1,5 +1,5 @@
-// The pieces in which a rank's gradients are summed over its data-parallel group. Read by the trainer, its
-// parameter store, and the memory and traffic predictions.
+// The pieces in which a rank reduces its gradients over its data-parallel group. The trainer, its parameter
+// store, and the memory and traffic predictions read this.
 #pragma once
 
 #include <vector>
@@ -9,9 +9,9 @@
 
 namespace echelon {
 
-// In the order in which they are reduced; `groups` are the rank's layer groups. Without ZeRO: see
-// gradient_buckets(). With it the units of shard_units() that hold anything, the last layer group first, its
-// experts after it, and the whole parameters at the end, and the shard of each rank of a block.
+// The buckets in the order in which they are reduced; `groups` are the rank's layer groups. Without ZeRO: see
+// gradient_buckets(). With ZeRO: the units of shard_units() that are not empty, the last layer group first
+// and its experts after it, the whole parameters at the end; each with the shards of the ranks.
 std::vector<GradientBucket> reduction_buckets(const Plan& plan,
                                               const std::vector<std::vector<ParamSpec>>& groups, int tp_rank);
 

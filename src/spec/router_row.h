@@ -1,5 +1,5 @@
-// The arithmetic of TokenRouter on one token's numbers, where a device may run it too. E experts; all arrays
-// are the caller's.
+// The arithmetic of TokenRouter on one token's numbers, for host and device. E experts. The caller owns all
+// arrays.
 #pragma once
 
 #include <cmath>
@@ -15,12 +15,12 @@ struct RouterRules {
   std::int64_t experts = 0, k = 1;
 };
 
-// The log of the sum of the logits' exponentials, and the sum of the scores: 1 of a softmax.
+// The logits' log-sum-exp, and the sum of the scores (1 for a softmax).
 struct RouterSums {
   double log_sum, score_sum;
 };
 
-// softmax and scores (E) of logits (E).
+// Computes softmax and scores (E) from logits (E).
 ECHELON_HOST_DEVICE inline RouterSums score_experts(const RouterRules& r, const double* logits,
                                                     double* softmax, double* scores) {
   double max = logits[0];
@@ -37,7 +37,7 @@ ECHELON_HOST_DEVICE inline RouterSums score_experts(const RouterRules& r, const 
   return sums;
 }
 
-// The best of [begin, end) that is not taken yet, of equal ones the first; what is no number loses to every
+// Index of the largest value of [begin, end) that is not taken; the first of equal ones. NaN loses to every
 // number. -1: all are taken.
 ECHELON_HOST_DEVICE inline std::int64_t best_of(const double* values, std::int64_t begin, std::int64_t end,
                                                 const unsigned char* taken) {
@@ -50,19 +50,19 @@ ECHELON_HOST_DEVICE inline std::int64_t best_of(const double* values, std::int64
   return best;
 }
 
-// What choose_experts() works with: (E) and (groups).
+// Work space of choose_experts(): taken (E), group_sums (groups).
 struct ChoiceSpace {
   unsigned char* taken;
   unsigned char* seen;  // (the larger of E and groups)
   double* group_sums;
 };
 
-// ids (k) by `wanted` (E), the best first. False where there are fewer experts than it must choose.
+// Chooses ids (k), the best first, by `wanted` (E). False if fewer experts remain than it must choose.
 ECHELON_HOST_DEVICE inline bool choose_experts(const RouterRules& r, const double* wanted,
                                                const ChoiceSpace& space, std::int32_t* ids) {
   for (std::int64_t e = 0; e < r.experts; ++e) space.taken[e] = 0;
   if (r.spec.most_groups < r.spec.groups) {
-    // Experts outside of the best groups are taken beforehand.
+    // Experts outside the best groups count as taken.
     const std::int64_t size = r.experts / r.spec.groups, even = r.k / r.spec.most_groups;
     const std::int64_t counted = r.spec.group_best > 0 ? r.spec.group_best
                                  : even < 1            ? 1
@@ -95,7 +95,7 @@ ECHELON_HOST_DEVICE inline bool choose_experts(const RouterRules& r, const doubl
   return true;
 }
 
-// What the score of a chosen expert is multiplied by to be its weight.
+// The factor that turns the score of a chosen expert into its weight.
 ECHELON_HOST_DEVICE inline double weight_factor(const RouterRules& r, const double* scores,
                                                 const std::int32_t* ids) {
   double sum = r.spec.epsilon;
@@ -103,7 +103,7 @@ ECHELON_HOST_DEVICE inline double weight_factor(const RouterRules& r, const doub
   return r.spec.normalise ? r.spec.scale / sum : r.spec.scale;
 }
 
-// factors (E), or null: none.
+// A token's balance losses (RouterLosses). factors (E), or null for none.
 ECHELON_HOST_DEVICE inline double router_loss(const RouterRules& r, const RouterSums& sums,
                                               const double* scores, const double* factors, double z_loss) {
   double total = z_loss * sums.log_sum * sums.log_sum;
@@ -112,16 +112,16 @@ ECHELON_HOST_DEVICE inline double router_loss(const RouterRules& r, const Router
   return total;
 }
 
-// d_logits (E); d_weight(j) is the gradient of the weight of ids[j]. d_scores (E) is room to work in.
+// Computes d_logits (E); d_weight(j) is the gradient of the weight of ids[j]. d_scores (E) is work space.
 template <class DWeight>
 ECHELON_HOST_DEVICE void router_gradient(const RouterRules& r, const RouterSums& sums, const double* scores,
                                          const double* softmax, const std::int32_t* ids,
                                          const DWeight& d_weight, const double* factors, double z_loss,
                                          double loss_scale, double* d_scores, double* d_logits) {
   for (std::int64_t e = 0; e < r.experts; ++e) d_scores[e] = 0;
-  // weight = scale s / (epsilon + sum of the chosen s): d s = scale / (epsilon + sum) (d weight - <d weight,
-  // s> / (epsilon + sum)). Counted from the first, so that where all are equal, as the only one is, nothing
-  // is left but what epsilon takes of it, not even rounding.
+  // weight = scale s / (epsilon + sum of the chosen s), so d s = scale / (epsilon + sum) (d weight - <d
+  // weight, s> / (epsilon + sum)). d_weight is taken relative to its first element: if all are equal, as with
+  // one expert, only epsilon's share remains, without rounding errors.
   const double first_weight = r.spec.normalise ? d_weight(0) : 0;
   double sum = r.spec.epsilon, inner = 0;
   for (std::int64_t j = 0; j < r.k; ++j) {
@@ -134,7 +134,7 @@ ECHELON_HOST_DEVICE void router_gradient(const RouterRules& r, const RouterSums&
             ? r.spec.scale / sum *
                   (d_weight(j) - first_weight - inner / sum + first_weight * r.spec.epsilon / sum)
             : r.spec.scale * d_weight(j);
-  // p = s / sum of all s; counted in the same way.
+  // p = s / sum of all s; again relative to the first element.
   if (factors != nullptr) {
     double mean = 0;
     for (std::int64_t e = 0; e < r.experts; ++e)

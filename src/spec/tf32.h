@@ -1,5 +1,5 @@
-// TF32: what a device's tensor cores make of f32. Operands of products lose all but 10 bits of their
-// fractions; products are exact, sums f32. All else stays f32.
+// TF32, the tensor cores' format for f32 operands. Products round their operands to 10 fraction bits,
+// multiply exactly and sum in f32. All else stays f32.
 #pragma once
 
 #include "spec/precision.h"
@@ -8,10 +8,10 @@ namespace echelon {
 
 inline constexpr const char* tf32_name = "tf32";
 
-// Whether products of f32 are multiplied so.
+// Whether f32 products use TF32.
 inline bool multiplies_in_tf32(const PrecisionRecipe& precision) { return precision.name == tf32_name; }
 
-// What an operand may be off by, of its size: how devices round it, or whether they cut it off, is not said.
+// The relative error of an operand. It allows for truncation, since devices do not say how they round.
 inline constexpr double tf32_epsilon = 0x1p-10;
 
 }  // namespace echelon

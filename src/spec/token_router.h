@@ -1,6 +1,6 @@
-// Which experts one token goes to (Shazeer et al. 2017, https://arxiv.org/abs/1701.06538), what its balance
-// losses are, and their gradients: the arithmetic of Kernels, and of plan/routing_simulation. What is done to
-// numbers is in spec/router_row.h.
+// Chooses the experts of one token (Shazeer et al. 2017, https://arxiv.org/abs/1701.06538), and computes its
+// balance losses and their gradients. Kernels and plan/routing_simulation use this. The arithmetic is in
+// spec/router_row.h.
 #pragma once
 
 #include <cstdint>
@@ -12,13 +12,13 @@
 
 namespace echelon {
 
-// Losses of a router, as what they are of one token: sum over e of factors[e] p[e], plus z_loss times the
-// square of the logits' log-sum-exp. p are the scores, of sigmoids divided by their sum. Factors hold the
+// A router's losses, per token: the sum over e of factors[e] p[e], plus z_loss times the square of the
+// logits' log-sum-exp. p are the scores; sigmoid scores are divided by their sum. The factors contain the
 // counts of the token's scope, through which no gradient flows.
 struct RouterLosses {
   std::vector<double> factors = {};  // (scopes, E); empty: none
-  std::int64_t rows_per_scope = 1;   // a run of rows of the microbatch
-  std::int64_t first_row = 0;        // of the microbatch: where the rows at hand begin
+  std::int64_t rows_per_scope = 1;   // consecutive rows of the microbatch that form a scope
+  std::int64_t first_row = 0;        // of the microbatch: index of the first row here
   double z_loss = 0;
 };
 
@@ -33,7 +33,7 @@ class TokenRouter {
   std::int64_t num_experts() const { return experts_; }
   std::int64_t experts_per_token() const { return k_; }
 
-  // What is made of a token's logits (E): p = scores / score_sum. Used again from token to token.
+  // What a token's logits (E) yield, with p = scores / score_sum, and work space. Reused from token to token.
   struct Row {
     std::vector<double> scores, softmax;
     double log_sum = 0;    // of the logits' exponentials
@@ -44,22 +44,23 @@ class TokenRouter {
   RouterRules rules() const { return {spec_, experts_, k_}; }
   void score(std::span<const double> logits, Row& row) const;
 
-  // ids (k), the best first, and weights (k). `bias` (E, or empty) is added to the scores for the choice
-  // alone (Wang et al. 2024, https://arxiv.org/abs/2408.15664). Equal ones: the lower id first.
+  // Chooses ids (k), the best first, and their weights (k). `bias` (E, or empty) is added to the scores for
+  // the choice only (Wang et al. 2024, https://arxiv.org/abs/2408.15664). Ties: the lower id wins.
   void choose(Row& row, std::span<const double> bias, std::span<std::int32_t> ids,
               std::span<double> weights) const;
-  // Its parts: what the choice is made by, the choice, and the weights of one, whoever made it.
+  // The steps of choose(): the biased scores, the choice, and the weights of a choice, whoever made it.
   void want(Row& row, std::span<const double> bias) const;
   void choose_wanted(Row& row, std::span<std::int32_t> ids) const;
   void weigh(const Row& row, std::span<const std::int32_t> ids, std::span<double> weights) const;
-  // By how much the `wanted` of the row would have to move, up for `ids` and down for all others, for `ids`
-  // to be the choice: 0 where they are. Infinite where nothing makes them that.
+  // How far the row's `wanted` would have to move, up for `ids` and down for all others, to make `ids` the
+  // choice: 0 if they are the choice, infinite if no shift makes them so.
   double shift_to_choose(const Row& row, std::span<const std::int32_t> ids) const;
 
-  // Sum over e of factors[e] p[e], plus z_loss times the square of log_sum; factors (E, or empty: none).
+  // The sum over e of factors[e] p[e], plus z_loss times the square of log_sum. factors (E), or empty for
+  // none.
   double loss(const Row& row, std::span<const double> factors, double z_loss) const;
-  // d_logits (E) = the gradient through the weights, whose gradient is d_weights (k), plus loss_scale times
-  // that of loss(). The choice itself has none.
+  // d_logits (E) = the gradient through the weights, given d_weights (k), plus loss_scale times the gradient
+  // of loss(). The choice itself has no gradient.
   void backward(Row& row, std::span<const std::int32_t> ids, std::span<const double> d_weights,
                 std::span<const double> factors, double z_loss, double loss_scale,
                 std::span<double> d_logits) const;

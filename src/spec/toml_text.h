@@ -1,5 +1,5 @@
-// toml++ with its assertions thrown. Version 3.3 asserts on some texts that are not TOML (a lone "["), which
-// would end the program, or with NDEBUG be undefined.
+// toml++ with assertions that throw. Version 3.3 asserts on some texts that are not TOML (a lone "["), which
+// would abort the program, or with NDEBUG be undefined behaviour.
 #pragma once
 
 #ifndef TOML_HEADER_ONLY
@@ -39,7 +39,7 @@ inline toml::table parse_toml(const std::string& text, const std::string& where)
   }
 }
 
-// A value as it stands in the file, on one line.
+// A value as the file has it, on one line, cut short if long.
 inline std::string shown(const toml::node& node) {
   std::ostringstream text;
   text << toml::node_view<const toml::node>(&node);

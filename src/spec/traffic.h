@@ -1,4 +1,4 @@
-// Bytes that one rank sends, by mesh axis and verb: predicted by plan/traffic, measured by comm/recording.
+// Bytes that one rank sends, by mesh axis and verb. plan/traffic predicts them; comm/recording measures them.
 #pragma once
 
 #include <array>
@@ -30,41 +30,40 @@ struct Traffic {
     return cells[static_cast<std::size_t>(axis)][static_cast<std::size_t>(verb)];
   }
   std::int64_t bytes(Axis axis) const;
-  Traffic operator-(const Traffic& before) const;  // what was sent since
+  Traffic operator-(const Traffic& before) const;  // what was sent since `before`
   Traffic& operator+=(const Traffic& more);
-  Traffic operator/(std::int64_t steps) const;  // of one of so many equal steps
+  Traffic operator/(std::int64_t steps) const;  // of one of `steps` equal steps
   bool operator==(const Traffic&) const = default;
 };
 
-// Copies of tokens between a rank and the others of its expert group in the passes of a step: sent to their
-// experts, and got for the experts here.
+// Copies of tokens that a rank exchanges with the others of its expert group in the passes of a step: sent to
+// remote experts, and received for experts here.
 struct MovedCopies {
   std::int64_t forward_sent = 0, forward_received = 0, backward_sent = 0, backward_received = 0;
-  std::int64_t forward_rows = 0, backward_rows = 0;  // of the experts here, wherever they came from
-  // Once more, to make again what the experts were given, and what they made where an op behind reads it.
+  std::int64_t forward_rows = 0, backward_rows = 0;  // that the experts here processed, local copies included
+  // The same for recomputation: of the experts' inputs, and of their outputs if an op after them reads these.
   std::int64_t again_sent = 0, again_received = 0, again_rows = 0;
-  // Bytes sent over cp where each rank adds up a part of the experts' gradients, of the copies of all of them
-  // (parallel/whole_copies.h): of whole rows, and of parts.
+  // Bytes sent over cp when each rank sums part of the experts' gradients from the copies of all cp ranks
+  // (parallel/whole_copies.h): as whole rows, and as parts of rows.
   std::int64_t gathered_bytes = 0, exchanged_bytes = 0;
   MovedCopies& operator+=(const MovedCopies& more);
 };
 
-// What no plan says of a step's traffic, as the step recorded it.
+// What a step recorded about its traffic that no plan determines.
 struct DecidedByData {
   MovedCopies copies;
-  bool passes_again = false;  // a guess of the optimizer's step was taken back
+  bool passes_again = false;  // a speculative optimizer step was undone
 };
 
-// Bytes that rank `rank` of a group of n sends, where counts[i] elements belong to rank i (n =
-// counts.size()).
+// The bytes that rank `rank` of a group of n = counts.size() sends, if counts[i] elements belong to rank i.
 //   all_gather      own part to n-1 others                      (n-1) counts[rank]
 //   reduce_scatter  each other rank's part of its own buffer    total - counts[rank]
 //   all_reduce      reduce_scatter + all_gather, even cut       2 (n-1)/n of the buffer
-// These are the volumes of the ring algorithms, and the least possible.
+// These are the volumes of the ring algorithms, which are the least possible.
 std::int64_t bytes_sent(Verb verb, std::span<const std::int64_t> counts, int rank,
                         std::int64_t element_bytes);
 
-// The same for an all_reduce of `count` elements over `n` ranks, cut by split_range.
+// The same for an all_reduce of `count` elements over `n` ranks, cut by split_range().
 std::int64_t all_reduce_bytes_sent(std::int64_t count, int n, int rank, std::int64_t element_bytes);
 
 }  // namespace echelon
