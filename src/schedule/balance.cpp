@@ -52,7 +52,7 @@ std::vector<Shares> shares_of(const Schedule& schedule) {
   return ranks;
 }
 
-// The mean over ranks; and of each rank its least, one layer in each stage.
+// The lower bound: the mean over ranks, and each rank's least cost with one layer in each stage.
 double simple_bound(const BalanceProblem& problem) {
   double all = std::accumulate(problem.extra.begin(), problem.extra.end(), 0.0);
   for (size_t k = 0; k < problem.num_layers(); ++k) {
@@ -66,7 +66,7 @@ double simple_bound(const BalanceProblem& problem) {
   for (const Shares& rank : problem.ranks) {
     double least = 0;
     for (const Share& share : rank) {
-      // The stage has one of these layers: so many stages are before it and after it.
+      // One layer is in this stage; at least one is in each stage before and after it.
       const size_t last = problem.num_layers() - (problem.num_stages() - 1 - share.stage);
       double cheapest = std::numeric_limits<double>::infinity();
       const size_t from = share.stage + 1 == problem.num_stages() ? last - 1 : share.stage;
@@ -79,7 +79,7 @@ double simple_bound(const BalanceProblem& problem) {
   return bound;
 }
 
-// Moves single layers from stage to stage, all boundaries between them with it: first as long as the slowest
+// Moves single layers from stage to stage, shifting all boundaries in between: first as long as the slowest
 // rank gets faster, then towards the even split as long as it gets no slower.
 void improve(const BalanceProblem& problem, Counts& counts) {
   const size_t stages = counts.size();
@@ -123,7 +123,7 @@ void improve(const BalanceProblem& problem, Counts& counts) {
   }
 }
 
-// For each stage the differing rank that has it; nothing where ranks share only some of theirs.
+// By stage, the (distinct) rank that has it; empty if ranks share only some of their stages.
 std::optional<std::vector<size_t>> owners(const BalanceProblem& problem) {
   constexpr size_t nobody = std::numeric_limits<size_t>::max();
   std::vector<size_t> owner(problem.num_stages(), nobody);
@@ -150,8 +150,9 @@ bool are_alike(const BalanceProblem& problem) {
   });
 }
 
-// Layers that are all alike: a rank's cost depends on how many it has. Giving every layer to the rank that is
-// least with it keeps the most least. Then the stages are filled evenly within what that allows each rank.
+// All layers cost the same, so a rank's cost depends only on how many it has. Giving each layer to the rank
+// that is cheapest with it minimizes the largest cost. Then the stages are filled evenly within what this
+// allows each rank.
 Counts balance_alike(const BalanceProblem& problem, const std::vector<size_t>& owner) {
   std::vector<double> fixed(problem.ranks.size(), 0), each(problem.ranks.size(), 0);
   Counts counts(problem.num_stages(), 1);

@@ -1,5 +1,5 @@
-// How many layers each stage should have, so that the rank with the most work has as little as can be: a
-// pipeline is as slow as its slowest rank. The output layer alone costs as much as several layers.
+// Distributes layers over pipeline stages so that the busiest rank has as little work as possible: a pipeline
+// is as slow as its slowest rank, and the output layer alone costs as much as several layers.
 #pragma once
 
 #include <compare>
@@ -26,22 +26,22 @@ struct StageCosts {
 };
 
 struct Balance {
-  std::vector<std::int64_t> layers;  // of each stage: consecutive layers, at least one
-  // Work of one microbatch on the rank with the most, in the unit of the costs: of its stages together; of a
-  // stage on two ranks (DualPipe) each has the part of the microbatches that it runs.
+  std::vector<std::int64_t> layers;  // of each stage; at least one
+  // Work per microbatch of the busiest rank, in the unit of the costs: of all its stages. If a stage is on
+  // two ranks (DualPipe), each counts for its part of the microbatches.
   double slowest = 0;
-  // No split has less. Equal to `slowest`, which is then least, where all layers cost the same and ranks
-  // share all of their stages or none (every published schedule); and for layers of any costs where a rank
-  // has one stage, or two in a V, up to some 500 layers in 128 stages. Elsewhere (chunks of unlike layers)
-  // the split is as good as moving single layers makes it.
+  // No split has less than this. It equals `slowest`, which is then optimal, in two cases: all layers cost
+  // the same, and ranks share either all of their stages or none (every published schedule); or layers of any
+  // cost, where each rank has one stage, or two in a V, up to some 500 layers in 128 stages. Otherwise
+  // (chunks of unlike layers) the split is a local optimum: moving single layers does not improve it.
   double lower_bound = 0;
 };
 
-// `layer_costs`: of each layer; `first_extra`, `last_extra`: what the first and the last stage have beside
-// their layers; `in_first`: of each layer in the first stage, where that is another cost, no larger (layers
-// that are frozen have no backward pass there); empty: the same. Of several best splits one near the even
-// split, the larger stages first: the even split itself where it is as good as any. Throws RequestError where
-// there are fewer layers than stages.
+// `layer_costs`: one per layer. `first_extra`, `last_extra`: the cost of the first and the last stage besides
+// their layers. `in_first`: each layer's cost in the first stage, where it may be less (frozen layers have no
+// backward pass there); empty: the same. Of several optimal splits, it returns one near the even split with
+// the larger stages first; the even split itself if that is optimal. RequestError if there are fewer layers
+// than stages.
 Balance balance_layers(const Schedule& schedule, const std::vector<double>& layer_costs, double first_extra,
                        double last_extra, const std::vector<double>& in_first = {});
 // The same of ranks that run these stages.

@@ -1,4 +1,4 @@
-// Layers of any costs over ranks with one stage, or two in a V: the least for the slowest rank, exactly.
+// Exact balance of layers of any costs over ranks with one stage, or two in a V.
 #include <algorithm>
 #include <utility>
 
@@ -26,7 +26,7 @@ double slowest(const BalanceProblem& problem, const Counts& counts) {
 
 namespace {
 
-// Layers are taken off both ends: after k stages at either end [left, right) are left over.
+// Layers are taken off both ends: after k stages at either end, [left, right) remain.
 class Fold {
  public:
   Fold(const BalanceProblem& problem, const std::vector<size_t>& owner)
@@ -41,7 +41,7 @@ class Fold {
       capacity_[k] = capacity_[k + 1] + 1 / part(k) + (is_folded(k) ? 0 : 1 / part(last - k));
   }
 
-  // Empty when some rank needs more.
+  // Empty if some rank needs more.
   Counts split(double most) {
     reached_.assign(levels_ + 1, std::vector<char>((layers_ + 1) * (layers_ + 1), 0));
     reached_[0][cell(0, layers_)] = 1;
@@ -61,7 +61,7 @@ class Fold {
   }
   bool is_folded(size_t k) const { return owner_[k] == owner_[problem_.num_stages() - 1 - k]; }
 
-  // What the right stage may cost beside a left stage that costs so much.
+  // The most that the right stage may cost beside a left stage of this cost.
   double room(size_t k, double left_cost, double most) const {
     return is_folded(k) ? most - left_cost : most;
   }
@@ -86,7 +86,7 @@ class Fold {
   }
 
   // From each right end down to the lowest that the room allows, which rises with the end, as far as the
-  // ranks that are left can do what is left.
+  // remaining ranks can take the remaining layers.
   void take_right(size_t level, size_t left, size_t stage, const char* from, std::pair<size_t, size_t> ends,
                   double allowed, double capacity) {
     char* to = &reached_[level][cell(left, 0)];
@@ -155,7 +155,7 @@ void balance_fold(const BalanceProblem& problem, const std::vector<size_t>& owne
                   double& bound) {
   Fold fold(problem, owner);
   double found = slowest(problem, counts);
-  // Halves the interval between what is impossible and what was found, down to the rounding of costs.
+  // Bisects between what is impossible and what was found, down to the rounding of costs.
   for (double most = bound; found - bound > 1e-10 * found; most = (bound + found) / 2) {
     const Counts split = fold.split(most * (1 + rounding));
     if (split.empty()) {

@@ -1,4 +1,4 @@
-// Private to balance: its problem in plain arrays.
+// Private to balance: its problem as plain arrays.
 #pragma once
 
 #include <compare>
@@ -13,18 +13,19 @@ namespace echelon::balance_detail {
 using std::size_t;
 using Counts = std::vector<std::int64_t>;
 
-constexpr double rounding = 1e-12;  // of sums of costs, relative
+constexpr double rounding = 1e-12;  // relative error of sums of costs
 
 using Share = StagePart;
-using Shares = std::vector<Share>;  // of one rank, by stage
+using Shares = std::vector<Share>;  // of one rank, ordered by stage
 
 struct BalanceProblem {
-  // Cost of the layers before layer k, the last one of all: as in each stage.
+  // Lists of the cost of the layers before layer k; the last entry: of all layers. Each stage has one of
+  // them.
   std::vector<std::vector<double>> sums;
   std::vector<size_t> sums_of_stage;
-  std::vector<double> extra;   // of each stage
-  std::vector<Shares> ranks;   // those that differ
-  size_t num_ranks = 0;        // with those that are alike
+  std::vector<double> extra;  // by stage
+  std::vector<Shares> ranks;  // distinct ones only
+  size_t num_ranks = 0;       // duplicates included
 
   size_t num_stages() const { return extra.size(); }
   size_t num_layers() const { return sums[0].size() - 1; }
@@ -39,10 +40,10 @@ struct BalanceProblem {
 double slowest(const BalanceProblem& problem, const Counts& counts);
 
 // Whether each rank has one stage, or two in a V (k and S-1-k), layers cost the same in all stages but the
-// first, and there are not too many to look at all splits.
+// first, and there are few enough layers for the exact search.
 bool is_fold(const BalanceProblem& problem);
-// The least that the slowest rank of a fold can need: improves `counts` until no split has less, and raises
-// `bound`, which no split goes below, to that. `owner`: of each stage its place among the ranks.
+// Exact search for a fold: improves `counts` to an optimal split, and raises `bound` to its cost. `owner`: by
+// stage, the index of its rank in problem.ranks.
 void balance_fold(const BalanceProblem& problem, const std::vector<size_t>& owner, Counts& counts,
                   double& bound);
 

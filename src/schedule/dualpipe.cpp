@@ -1,7 +1,8 @@
 // DualPipe (DeepSeek-AI 2024, https://arxiv.org/abs/2412.19437): half of the microbatches enter at each end.
-// Stage s lives on rank s for those that enter at rank 0 (0 .. M/2-1) and on rank P-1-s for the others, so
-// parameters are held twice. A forward of one direction runs with a backward of the other, each hiding the
-// other's communication. P and M even, M >= 2P. Peak P+1 activations; bubble (P/2-1)(F&B + B+W - 3W).
+// Stage s is on rank s for those that enter at rank 0 (0 .. M/2-1) and on rank P-1-s for the others, so
+// parameters are held twice. A forward pass of one direction runs together with a backward pass of the other,
+// each hiding the other's communication. P and M are even, M >= 2P. Peak P+1 activations; bubble (P/2-1)(F&B
+// + B+W - 3W).
 #include <algorithm>
 
 #include "base/error.h"

@@ -1,4 +1,4 @@
-// Of many ranks the one that can start first: what schedulers ask who run all ranks at once.
+// Finds, of many ranks, the one that can start first: for schedulers that simulate all ranks at once.
 #pragma once
 
 #include <cstddef>
@@ -7,7 +7,8 @@
 
 namespace echelon {
 
-// The lowest of several. A tournament, replayed where one changes: a step takes the logarithm of the ranks.
+// Returns the lowest-numbered of equally early ranks. A tournament tree: set() takes time logarithmic in the
+// number of ranks.
 class FirstRank {
  public:
   static constexpr double never = std::numeric_limits<double>::infinity();
@@ -34,7 +35,7 @@ class FirstRank {
 
   std::size_t leaves_ = 1;
   std::vector<double> begin_;
-  std::vector<std::size_t> winner_;  // of each node; node k has 2k and 2k+1 below it
+  std::vector<std::size_t> winner_;  // of each node; the children of node k are 2k and 2k+1
 };
 
 }  // namespace echelon

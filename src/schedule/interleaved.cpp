@@ -1,11 +1,11 @@
-// Interleaved 1F1B (Narayanan et al. 2021, https://arxiv.org/abs/2104.04473): V chunks a rank, chunk c of
+// Interleaved 1F1B (Narayanan et al. 2021, https://arxiv.org/abs/2104.04473): V chunks per rank; chunk c of
 // rank r is stage cP+r. Microbatches go through the chunks in groups of N: all of a group through chunk 0,
-// then through chunk 1, ...; the backward pass takes the chunks the other way round. Bubble (P-1)(F+B+W)/V,
-// messages times V. Peak on rank r (2(P-r-1) + (V-1)N + 1)/V activations: P + (P-1)/V on rank 0 with N = P.
+// then through chunk 1, and so on; the backward pass takes the chunks in reverse. Bubble (P-1)(F+B+W)/V, V
+// times the messages. Peak on rank r (2(P-r-1) + (V-1)N + 1)/V activations: P + (P-1)/V on rank 0 with N = P.
 //
-// The paper asks for M mod P = 0. Other M work with groups of P and a smaller last one: the memory stays and
-// the bubble grows, from 4.5 to 10.0 at P = 4, V = 2, M = 13. Cut into floor(M/P) groups as equal as they can
-// be instead, any M >= P has the bubble of M mod P = 0; a group of P+1 costs (V-1)/V of an activation more.
+// The paper asks for M mod P = 0. Other M work with groups of P and a smaller last one: memory stays the same
+// and the bubble grows, from 4.5 to 10.0 at P = 4, V = 2, M = 13. With floor(M/P) groups as equal as possible
+// instead, any M >= P has the bubble of M mod P = 0; a group of P+1 costs (V-1)/V of an activation more.
 #include <algorithm>
 
 #include "base/error.h"
@@ -19,9 +19,9 @@ std::vector<int> groups_of(int size, int ranks, int microbatches, int chunks) {
   std::vector<int> groups(microbatches / size, size);
   const int rest = microbatches % size;
   if (rest == 0) return groups;
-  // A rank starts the backward of a group after running that far ahead with forwards. A last group so small
-  // that it is not there yet would dead-lock; then the pattern is that of a whole group, and what does not
-  // exist is left out of it.
+  // A rank starts the backward passes of a group after running this far ahead with forward passes. A last
+  // group too small for that would deadlock; so the pattern is that of a whole group, without the
+  // instructions that do not exist.
   const bool in_time = size + rest >= 2 * (std::min(ranks, size) - 1) || (chunks == 2 && rest == 1);
   groups.push_back(in_time ? rest : size);
   return groups;
@@ -52,7 +52,7 @@ Schedule in_groups(const char* name, int ranks, int microbatches, int chunks,
     const auto run = [&](Op op, int chunk, int microbatch) {
       if (microbatch < microbatches) list.push_back({op, chunk * ranks + r, microbatch});
     };
-    // 2(P-r-1), less where a group is too small for it.
+    // 2(P-r-1), or less if a group is too small for it.
     const int ahead = 2 * std::min(ranks - r - 1, groups[0] - 1) + (chunks - 1) * groups[0];
     const std::size_t warm_up = std::min(static_cast<std::size_t>(ahead), order.size());
     for (std::size_t k = 0; k < warm_up; ++k) run(Op::F, order[k].chunk, order[k].microbatch);

@@ -30,8 +30,8 @@ class Lowering {
   }
 
  private:
-  // For a value that can travel: the rank that reads it, and the instruction there before which it is
-  // received.
+  // For each value that can travel: the rank that reads it, and the instruction before which that rank
+  // receives it.
   struct Reader {
     int rank = -1, index = 0;
   };
@@ -39,7 +39,7 @@ class Lowering {
     Value value;
     int from = -1;
   };
-  // What a rank receives: before instruction k of its list those up to end[k].
+  // A rank's receives: those before instruction k of its list end at end[k].
   struct Inbox {
     std::vector<Receive> receives;
     std::vector<size_t> end;
@@ -67,7 +67,7 @@ class Lowering {
     }
   }
 
-  // Visits what rank r sends when it has run instruction i: the value and its reader.
+  // Visits what rank r sends after instruction i: each value and its reader.
   template <class Visit>
   void each_message(size_t r, const Instruction& i, Visit visit) {
     each_write(schedule_, i, [&](const Value& v) {
@@ -77,7 +77,7 @@ class Lowering {
     });
   }
 
-  // A message is received no later than any that follows it in its channel.
+  // A message must be received no later than those that follow it in its channel.
   void keep_the_channels_order() {
     struct Earliest {
       int index = std::numeric_limits<int>::max();
@@ -97,7 +97,7 @@ class Lowering {
     }
   }
 
-  // By the instruction that needs it, then by sender, then as in the channel: counted, then put in place.
+  // A counting sort: by the instruction that needs the message, then by sender, then in channel order.
   void fill_inboxes() {
     const auto each = [&](auto visit) {
       for (size_t r = 0; r < schedule_.ranks.size(); ++r)

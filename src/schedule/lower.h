@@ -1,24 +1,26 @@
-// From a schedule to the program that ranks run: computations, sends and receives.
+// Lowers a schedule to the program that ranks run: computations, sends and receives.
 //
-// The law of messages: a send posts and returns; each directed pair of ranks is one in-order channel, so its
-// k-th receive takes its k-th message; a receive waits until that message is there.
+// The message model: a send returns at once. Each ordered pair of ranks is a FIFO channel, so its k-th
+// receive takes its k-th message. A receive waits until that message has arrived.
 #pragma once
 
 #include "schedule/schedule.h"
 
 namespace echelon {
 
-// A value that another rank reads is sent right after the instruction that writes it, and received right
-// before the one that reads it, or earlier where the channel's order asks for it: the receiver then holds it.
-// When two run together, the first sends before the second receives: neither waits for the other's
-// messages, and the pair holds those in between, `(1F3;1A3>2;4G1<5;5BW1)`. Never makes a schedule wait that
-// did not wait before: what is received early was sent before something that is needed now.
+// Adds the messages. A value that another rank reads is sent right after the instruction that writes it. It
+// is received right before the instruction that reads it, or earlier if the channel's order requires; the
+// receiver then holds it. When two instructions run together, the first one's sends come before the second
+// one's receives, so that neither waits for the other's messages; the pair contains them:
+// `(1F3;1A3>2;4G1<5;5BW1)`. Lowering never adds a wait: what is received early was sent before something that
+// is needed now.
 Schedule lower(const Schedule& schedule);
 
-// Runs the lowered program on paper under that law. Throws RequestError with rank, instruction (counted
-// without messages, as in the schedule) and the missing value when it does not finish, when a receive meets
-// another message than the one it names, and when a message is never received or never used. What runs
-// together counts as done, and its messages as sent, when all of it is: one part must not wait for another.
+// Simulates the lowered program in this message model, to prove that it finishes. RequestError with rank,
+// instruction (counted without messages, as in the schedule) and the missing value if it does not finish, if
+// a receive meets another message than the one it names, or if a message is never received or never used.
+// Instructions that run together, and their messages, count as done only when all of them are: one part must
+// not wait for another.
 void prove_finishes(const Schedule& lowered);
 
 }  // namespace echelon

@@ -12,7 +12,7 @@ std::vector<HeldCurve> held_over_time(const Schedule& schedule, const Timeline& 
                                       const std::vector<double>& of_stage) {
   std::vector<HeldCurve> curves;
   for (const auto& spans : timeline.ranks) {
-    // By time; what is released first makes room for what begins then.
+    // By time; at equal times releases come first, to make room for what begins.
     std::vector<std::pair<double, double>> changes;
     for (const Span& span : spans) {
       each_write(schedule, span.instruction, [&](const Value& v) {

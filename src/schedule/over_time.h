@@ -1,4 +1,4 @@
-// A step as it goes on: what each rank holds at which time, and how the next step joins on.
+// A step over time: how much each rank holds when, and how the next step joins on.
 #pragma once
 
 #include <utility>
@@ -9,17 +9,17 @@
 
 namespace echelon {
 
-// Times, and what is held from there to the next one.
+// Pairs of a time and the amount held from then until the next time.
 using HeldCurve = std::vector<std::pair<double, double>>;
 
-// What the forward passes of each rank keep for its backward passes: a microbatch of stage s counts
-// of_stage[s] from the beginning of its F to the end of its BW or W. `timeline`: of this schedule.
+// What each rank's forward passes keep for its backward passes. A microbatch of stage s counts of_stage[s]
+// from the start of its F to the end of its BW or W. `timeline` is of this schedule.
 std::vector<HeldCurve> held_over_time(const Schedule& schedule, const Timeline& timeline,
                                       const std::vector<double>& of_stage);
 
-// Two steps, the second with microbatches from num_microbatches on: each rank goes on as soon as it has done
-// its own part of the first. For a schedule that flushes: with the optimizer's barrier the second step begins
-// where the first has ended on all ranks.
+// Two consecutive steps; the second has microbatches from num_microbatches on. Each rank starts the second as
+// soon as it has finished its part of the first. For schedules that flush. (With the optimizer's barrier, the
+// second step begins only after the first has ended on all ranks.)
 Schedule two_steps(const Schedule& schedule);
 
 }  // namespace echelon

@@ -1,4 +1,4 @@
-// Something that a rank has for each other rank that it deals with: a few neighbours, however many ranks.
+// A map from the few ranks that a rank communicates with to values, whose size does not grow with the job.
 #pragma once
 
 #include <utility>
@@ -9,7 +9,7 @@ namespace echelon {
 template <class T>
 class PerPeer {
  public:
-  // Made where it is not there yet; other references are lost then.
+  // Inserts a missing value, which invalidates references to others.
   T& operator[](int peer) {
     for (auto& [rank, value] : values_)
       if (rank == peer) return value;

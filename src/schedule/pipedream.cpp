@@ -1,7 +1,7 @@
-// PipeDream (Narayanan et al. 2019, https://arxiv.org/abs/1806.03377): 1F1B without a flush. Each microbatch
-// is stepped on as soon as its backward has run. A forward uses the newest weights of its rank; its backward
-// uses the same ones (weight stashing). Peak P-r activations and P-r weight versions; a gradient is P-1-r
-// steps late; no bubble in the steady state.
+// PipeDream (Narayanan et al. 2019, https://arxiv.org/abs/1806.03377): 1F1B without a flush. The weights are
+// updated after each microbatch's backward pass. A forward pass uses the newest weights of its rank; its
+// backward pass uses the same ones (weight stashing). Peak P-r activations and P-r weight versions; a
+// gradient is P-1-r steps late; no bubble in the steady state.
 #include <algorithm>
 
 #include "schedule/schedules.h"
@@ -13,7 +13,7 @@ Schedule pipedream(int ranks, int microbatches) {
   for (int r = 0; r < ranks; ++r) {
     auto& list = schedule.ranks.emplace_back();
     const int warm_up = std::min(ranks - r - 1, microbatches);
-    // Version of what F(m) finds: the forward runs after the steps of microbatches 0 .. m-1-warm_up.
+    // The weight version that F(m) finds: it runs after the steps of microbatches 0 .. m-1-warm_up.
     const auto run = [&](Op op, int m) { list.push_back({op, r, m, std::max(0, m - warm_up)}); };
     for (int m = 0; m < warm_up; ++m) run(Op::F, m);
     for (int m = 0; m < microbatches; ++m) {

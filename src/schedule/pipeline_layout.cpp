@@ -24,7 +24,7 @@ bool flushes(const Plan& plan) {
 
 namespace {
 
-// A schedule of one's own, as text.
+// A custom schedule, given as text.
 Schedule own_schedule(const Plan& plan, int ranks, int microbatches) {
   Schedule schedule = from_text(plan.schedule_text, "--schedule " + plan.schedule);
   validate(schedule);
@@ -58,8 +58,8 @@ std::vector<std::int64_t> layers_of_stages(const Plan& plan, const Schedule& sch
       const StageTimes flops = stage_flops(plan, slice);
       return flops.forward + flops.backward_input + flops.backward_weight;
     };
-    // Of hybrids, and where layers are frozen, no two need cost the same. Only a first stage has layers
-    // without a backward pass: all others hand gradients on.
+    // In hybrid models, and with frozen layers, layers may all differ in cost. Only a first stage has layers
+    // without a backward pass: all others pass gradients on.
     const auto layers = [&](std::int64_t idle) {
       std::vector<double> costs;
       const std::vector<Recompute>& kinds = plan.recompute.kinds();
@@ -98,8 +98,8 @@ std::vector<StageSlice> cut_layers(const Plan& plan, const Schedule& schedule) {
   return slices;
 }
 
-// zb-auto for the stages as they are: their FLOPs for times, their layers for memory, and no more activations
-// on a rank than 1F1B has on its first.
+// zb-auto for the actual stages: their FLOPs as times, their layers as memory, and on each rank no more
+// activations than 1F1B has on its first.
 Schedule searched_schedule(const Plan& plan, int ranks, int microbatches) {
   AutoCosts costs;
   costs.times.stages.clear();
@@ -111,18 +111,18 @@ Schedule searched_schedule(const Plan& plan, int ranks, int microbatches) {
     const StageTimes flops = stage_flops(plan, slice);
     total += flops.forward + flops.backward_input + flops.backward_weight;
     costs.times.stages.push_back(flops);
-    // A stage without layers keeps its input; no pass holds nothing.
+    // A stage without layers keeps its input: no pass keeps nothing.
     const double layers = static_cast<double>(std::max<std::int64_t>(1, slice.layers.size()) * ranks) /
                           static_cast<double>(plan.model.num_layers);
     costs.memory.push_back({layers, 0, -layers});
   }
-  // In units of a mean pass, so that nothing depends on the size of the model.
+  // In units of a mean pass, so that the result does not depend on the size of the model.
   for (StageTimes& times : costs.times.stages)
     for (double* t : {&times.forward, &times.backward_input, &times.backward_weight}) *t *= 3 * ranks / total;
   return zb_auto(ranks, microbatches, costs).schedule;
 }
 
-// With the output layer cut over the ranks where the plan says so.
+// Adds vocabulary parallelism if the plan has it.
 Schedule with_output_layer(const Plan& plan, Schedule schedule) {
   if (!plan.cuts_vocabulary()) return schedule;
   if (const std::string problem = vocabulary_problem(schedule); !problem.empty())
@@ -131,8 +131,7 @@ Schedule with_output_layer(const Plan& plan, Schedule schedule) {
   return with_vocabulary_parallelism(schedule, flops_of(plan, cut_layers(plan, schedule)));
 }
 
-// One rank needs no schedule but "forward, backward": the same as every schedule at P = 1, without a second
-// chunk.
+// One rank needs only "forward, backward": every schedule at P = 1, without a second chunk.
 StepPrograms planned_programs(const Plan& plan, int microbatches) {
   const int ranks = plan.mesh.size(Axis::pp);
   if (const auto refusal = schedule_refusal(plan)) throw PlanRefusal(plan, *refusal);
@@ -193,9 +192,9 @@ void refuse_stream(const Plan& plan) {
                  plan.model.name);
 }
 
-// The counts of the global batch are not known before its last forward pass, so a backward pass that comes
-// earlier could only have the loss of other tokens. Ranks that add counts up do so in the backward pass of
-// their first microbatch, between which and the last one gradients are not summed.
+// The counts of the global batch are complete only after its last forward pass; an earlier backward pass
+// would use the loss of other tokens. Ranks sum the counts in the backward pass of their first microbatch,
+// and between that and the last one no gradients may be summed.
 void refuse_batch_scope(const Plan& plan, const Schedule& schedule, bool same_microbatches) {
   if (plan.balancing.scope != BalanceScope::batch || !plan.balancing.has_counts()) return;
   const auto problem = [&](const std::string& why) {
@@ -246,8 +245,8 @@ void refuse_without_barrier(const Plan& plan, const Schedule& schedule) {
             {{"schedule", "1f1b"}});
 }
 
-// Sums over microbatches by their tree want them in order, and of a stage that two ranks have copies of each
-// half of them on one: as DualPipe has them.
+// Summing over microbatches in a tree needs them in order; and if two ranks have copies of a stage, each must
+// have one half of them, as in DualPipe.
 void refuse_order_of_gradients(const Plan& plan, const Schedule& schedule) {
   if (plan.numerics == Numerics::ordinary) return;
   const auto problem = [&](const std::string& why) {
@@ -346,7 +345,7 @@ PipelineLayout::PipelineLayout(const Plan& plan, StepLength length)
   for (int r = 0; r < plan.mesh.size(Axis::dp); ++r) {
     const std::vector<Range> batches = microbatches(plan, r);
     int count = static_cast<int>(batches.size());
-    // The order of a step whose output layer is cut depends on all its microbatches.
+    // With vocabulary parallelism, the order of a step depends on all its microbatches.
     if (length == StepLength::steady && plan.schedule_text.empty() && !plan.cuts_vocabulary() &&
         are_alike(batches) && !may_keep_lookups(plan, r))
       count = steady_microbatches(plan.schedule, plan.mesh.size(Axis::pp), count);
@@ -480,7 +479,7 @@ bool keeps_tied_gradient_apart(const Plan& plan, const PipelineLayout& pipeline,
          (plan.numerics == Numerics::invariant || (batches.size() > 1 && batches[1].size() > 0));
 }
 
-// A schedule of one's own may leave a rank without stages.
+// A custom schedule may leave a rank without stages.
 bool PipelineLayout::ties_on(int pp_rank) const {
   return shares_table_ && ends_on(pp_rank) && stages_of(pp_rank).front() == 0;
 }

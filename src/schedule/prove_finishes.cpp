@@ -1,4 +1,4 @@
-// The law of messages, run on paper: see lower.h.
+// Simulates the message model of lower.h.
 #include <algorithm>
 #include <map>
 
@@ -40,7 +40,7 @@ class Proof {
   }
 
  private:
-  // Where a travelling value is: on the rank that made it and on the one that received it.
+  // The ranks that hold a travelling value: the one that made it and the one that received it.
   struct Holding {
     int maker = -1, receiver = -1;
     bool is_used = false;  // by the receiver
@@ -97,7 +97,7 @@ class Proof {
 
   Channel& channel(int from, int to) { return channels_[static_cast<size_t>(from)][to]; }
 
-  // Runs the rank's next instruction; false when it waits or has ended.
+  // Runs the rank's next instruction; false if it waits or has ended.
   bool advance(size_t r) {
     const auto& list = program_.ranks[r];
     const size_t k = next_[r];
@@ -163,7 +163,7 @@ class Proof {
     return true;
   }
 
-  // From one waiting rank to the one that it waits for, until the circle closes.
+  // From a waiting rank to the one that it waits for, until the cycle closes.
   [[noreturn]] void refuse_stuck(size_t r) const {
     std::string chain;
     std::vector<bool> seen(num_ranks_);

@@ -1,4 +1,4 @@
-// From a name of the command line to a schedule.
+// Builds schedules by the names of the command line.
 #include <fmt/format.h>
 
 #include <algorithm>

@@ -16,8 +16,8 @@ constexpr size_t rounds_left = 3;  // the first and the last may hold something 
 
 using List = std::span<const Instruction>;
 
-// How many more of each kind and stage a rank holds when it has run a part of its list; and the stages and
-// parts of the output layer that it begins there.
+// The change in how many values of each kind and stage a rank holds after part of its list, and the stages
+// and parts of the output layer that it begins in that part.
 struct Effect {
   std::map<std::pair<ValueKind, int>, int> held;
   std::set<std::pair<Op, int>> begun;
@@ -42,7 +42,7 @@ Effect effect_of(const Schedule& schedule, List whole, List part) {
   return effect;
 }
 
-// Whether a rank may run it so: each value is there that a pass reads, and no pass is run twice.
+// Whether a rank can run this list: every value that a pass reads is there, and no pass runs twice.
 bool is_complete(const Schedule& schedule, List list) {
   std::set<Value> there;
   std::set<std::tuple<Op, int, int>> passes;
@@ -56,13 +56,13 @@ bool is_complete(const Schedule& schedule, List list) {
   return true;
 }
 
-// Instructions [begin, end) are rounds of `length` of them, each `shift` microbatches behind the one before.
+// Whether instructions [begin, end) are rounds of `length`, each `shift` microbatches after the one before.
 struct Rounds {
   size_t begin = 0, end = 0, length = 0;
   int shift = 0;
 };
 
-// The longest stretch around the middle of the list whose rounds have this length.
+// The longest stretch around the middle of the list that consists of rounds of this length.
 Rounds rounds_of(const std::vector<Instruction>& list, size_t length) {
   const size_t middle = list.size() / 2;
   const int shift = list[middle].microbatch - list[middle - length].microbatch;
@@ -101,7 +101,7 @@ std::vector<Instruction> without_repeats(const Schedule& lowered, int rank) {
     shorter.push_back(list[i]);
     shorter.back().microbatch -= static_cast<int>(left_out) * found.shift;
   }
-  // Of DualPipe's directions each leaves out its own.
+  // In DualPipe each direction leaves out its own microbatches.
   std::map<int, int> numbers;
   for (const Instruction& i : shorter) numbers[i.microbatch] = 0;
   int next = 0;

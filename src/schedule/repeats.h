@@ -1,4 +1,4 @@
-// In a long step a rank comes to do the same again and again.
+// Shortens long steps, in which a rank repeats itself.
 #pragma once
 
 #include <vector>
@@ -7,10 +7,10 @@
 
 namespace echelon {
 
-// What a rank of a lowered schedule runs, with passes left out that repeat: of a stretch in which it runs,
-// some microbatches later, what it ran before, and then holds as much, three rounds are left. Every moment of
-// the whole is in them, and with it the peak of the rank's memory. What is left counts its microbatches from
-// 0. As it is where nothing repeats.
+// A rank's instructions without repeated passes. Where a stretch repeats earlier passes for later
+// microbatches and ends holding as much, three rounds of it remain. These contain every state of the whole,
+// and so the rank's peak memory. The remaining microbatches are renumbered from 0. Unchanged if nothing
+// repeats.
 std::vector<Instruction> without_repeats(const Schedule& lowered, int rank);
 
 }  // namespace echelon

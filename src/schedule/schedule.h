@@ -1,15 +1,15 @@
-// A pipeline schedule is data: for each rank the list of instructions that it runs in order. each_read()
-// and each_write() are the only code that knows pipeline dataflow; the validator, the simulator, the memory
-// account, the send/recv lowering, the drawings and the executor read a schedule through them.
+// A pipeline schedule as data: for each rank, the list of instructions that it runs in order. each_read() and
+// each_write() are the only code that knows the pipeline's dataflow; the validator, the simulator, memory
+// accounting, lowering to sends and receives, drawings and the executor all read a schedule through them.
 //
-// P ranks, S stages (consecutive slices of layers), M microbatches. Which rank runs (stage, microbatch) is
-// said by the lists alone: DualPipe keeps each stage on two ranks, one for each direction.
+// There are P ranks, S stages (consecutive slices of layers) and M microbatches. Only the lists say which
+// rank runs (stage, microbatch): DualPipe keeps each stage on two ranks, one for each direction.
 //
 // Vocabulary parallelism (Yeung et al. 2024, https://arxiv.org/abs/2411.05288, algorithm 2) takes the output
-// layer out of the last stage and cuts it over the ranks, part k on rank k. Once the last stage's F is done V
-// of each part makes its logits, what they add to softmax and loss, and its part of the gradient of the
-// output layer's input; B of the last stage adds these up and tells each part what its softmax is divided by,
-// with which VW makes the gradient of the part's weights.
+// layer out of the last stage and cuts it over the ranks: part k is on rank k. After the last stage's F, V of
+// each part computes its logits, its contribution to the softmax and the loss, and its part of the gradient
+// of the output layer's input. B of the last stage sums these and sends each part the denominator of its
+// softmax, with which VW computes the gradient of the part's weights.
 #pragma once
 
 #include <compare>
@@ -25,25 +25,25 @@ enum class Op : std::uint8_t {
   W,         // gradient of its weights
   BW,        // both at once
   V,         // of a part of the output layer: logits, and the gradient of its input
-  VW,        // gradient of its weights
-  send,      // of a value to `peer`; posts and goes on
-  recv,      // waits until the value is there
-  step,      // optimizer step of a stage: only where a schedule does not flush (PipeDream)
-  validate,  // waits for what all stages say of the step before, which was made without waiting for them
+  VW,        // of a part of the output layer: gradient of its weights
+  send,      // sends a value to `peer` without waiting
+  recv,      // waits until the value has arrived
+  step,      // optimizer step of a stage; only in schedules without a flush (PipeDream)
+  validate,  // waits for what all stages report of the previous step, which did not wait for them
 };
 
 enum class ValueKind : std::uint8_t {
-  activation,    // what F(stage, microbatch) hands to the next stage
-  gradient,      // of the loss with respect to that activation, handed back by the next stage
+  activation,    // the output of F(stage, microbatch), for the next stage
+  gradient,      // the loss's gradient with respect to that activation, back from the next stage
   saved,         // what F keeps for the backward pass
   weight_input,  // what B keeps for W
   weights,       // one version of a stage's parameters; microbatch is unused
-  // Of a part of the output layer, which stands in the place of the stage:
-  head_input,     // handed out by F of the last stage, the same to each part
-  head_gradient,  // what V hands back: its part of that input's gradient, and...
-  head_sums,      // ...its maxima, sums of exponentials and targets' logits
+  // Of a part of the output layer, whose number is in Value::stage:
+  head_input,     // the output of the last stage's F, the same for each part
+  head_gradient,  // of V: its part of that input's gradient...
+  head_sums,      // ...and its maxima, sums of exponentials and target logits
   head_saved,     // what V keeps for VW
-  head_scale,     // what B of the last stage makes of the sums of all parts, for VW
+  head_scale,     // softmax denominators, which B of the last stage computes from all parts' sums for VW
 };
 
 struct Value {
@@ -56,16 +56,16 @@ struct Value {
 
 struct Instruction {
   Op op = Op::F;
-  int stage =
-      0;  // of V and VW, and of messages between parts and the last stage: the part of the output layer
+  // For V and VW, and for messages between the last stage and a part of the output layer: the part.
+  int stage = 0;
   int microbatch = 0;
-  // Version of the stage's weights that F, B and BW read and that a step replaces. 0 throughout in a schedule
+  // The version of the stage's weights that F, B and BW read and that a step replaces. Always 0 in a schedule
   // that flushes.
   int version = 0;
   // Runs together with the next instruction of the list, each hiding the other's communication (DualPipe's
   // F&B).
   bool overlaps_next = false;
-  // For send and recv: which value (its stage and microbatch are those above), and the other rank.
+  // For send and recv: the kind of the value (its stage and microbatch are above), and the other rank.
   ValueKind carries = ValueKind::activation;
   int peer = -1;
   bool operator==(const Instruction&) const = default;
@@ -76,15 +76,15 @@ struct Schedule {
   int num_stages = 0;
   int num_microbatches = 0;
   std::vector<std::vector<Instruction>> ranks;
-  int vocabulary_parts = 0;  // of the output layer: one a rank, or none
+  int vocabulary_parts = 0;  // of the output layer: one per rank, or none
 
   int num_ranks() const { return static_cast<int>(ranks.size()); }
-  // A stage's part of a full one (1/P of the model): 1, 1/V with V chunks a rank, 1 in DualPipe although each
-  // is held twice.
+  // A stage's size as a fraction of a full stage, which is 1/P of the model: 1/V with V chunks a rank, else
+  // 1, also in DualPipe although each stage is held twice.
   double stage_fraction() const { return static_cast<double>(num_ranks()) / num_stages; }
 };
 
-// Visits the values that an instruction needs before it can start...
+// Visits the values that an instruction needs before it can start.
 template <class Visit>
 void each_read(const Schedule& schedule, const Instruction& i, Visit visit) {
   switch (i.op) {
@@ -127,7 +127,7 @@ void each_read(const Schedule& schedule, const Instruction& i, Visit visit) {
   }
 }
 
-// ... those that exist when it has ended...
+// Visits the values that an instruction has written when it ends.
 template <class Visit>
 void each_write(const Schedule& schedule, const Instruction& i, Visit visit) {
   switch (i.op) {
@@ -167,8 +167,8 @@ void each_write(const Schedule& schedule, const Instruction& i, Visit visit) {
   }
 }
 
-// ... and those that are no longer needed then: `saved` after W or BW, `weight_input` after W, `head_saved`
-// after VW.
+// Visits the values that are not needed after an instruction: `saved` after W or BW, `weight_input` after W,
+// `head_saved` after VW.
 template <class Visit>
 void each_release(const Instruction& i, Visit visit) {
   if (i.op == Op::BW || i.op == Op::W) visit(Value{ValueKind::saved, i.stage, i.microbatch});
@@ -181,17 +181,18 @@ std::vector<Value> reads(const Schedule& schedule, const Instruction& instructio
 std::vector<Value> writes(const Schedule& schedule, const Instruction& instruction);
 std::vector<Value> releases(const Instruction& instruction);
 
-// Of a part of the output layer.
+// Whether the kind belongs to a part of the output layer.
 inline bool is_of_head(ValueKind kind) { return kind >= ValueKind::head_input; }
-// What one rank may send to another.
+// Whether one rank may send the value to another.
 inline bool travels(ValueKind kind) {
   return kind == ValueKind::activation || kind == ValueKind::gradient ||
          (is_of_head(kind) && kind != ValueKind::head_saved);
 }
 inline bool travels(const Value& v) { return travels(v.kind); }
 
-// A table of values has for each microbatch a row for each stage, then two for each part of the output layer.
-// In a row what travels has two columns, and what is kept on its rank one.
+// The place of a value in a table of all values. For each microbatch the table has a row for each stage, then
+// two for each part of the output layer. Values that travel have two columns in a row, values that stay on
+// their rank one.
 struct ValuePlace {
   int row = 0, column = 0;
 };

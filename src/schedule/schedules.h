@@ -1,5 +1,5 @@
-// The published schedules, one file each. P ranks, M microbatches; order, peak memory and bubble of each in
-// docs/schedules.md.
+// The published schedules, one file each. P ranks, M microbatches. docs/schedules.md has the order, peak
+// memory and bubble of each.
 #pragma once
 
 #include <string>
@@ -12,42 +12,44 @@ namespace echelon {
 Schedule naive(int ranks, int microbatches);
 Schedule gpipe(int ranks, int microbatches);
 Schedule one_f_one_b(int ranks, int microbatches);
-// `group`: microbatches that go through one chunk before the next chunk's turn, the last group smaller; 0: P.
+// `group`: the microbatches that go through a chunk before the next chunk's turn; the last group may be
+// smaller; 0: P.
 Schedule interleaved(int ranks, int microbatches, int chunks, int group = 0);
-// In equal groups of at least P, the largest first: at every M >= P the bubble of M mod P = 0.
+// With equal groups of at least P, the largest first: for every M >= P the bubble is that of M mod P = 0.
 Schedule interleaved_even(int ranks, int microbatches, int chunks);
-std::vector<int> even_groups(int ranks, int microbatches);  // that it takes
+std::vector<int> even_groups(int ranks, int microbatches);  // the groups that it uses
 Schedule pipedream(int ranks, int microbatches);
-// `step_microbatches`: microbatches of one optimizer step; `microbatches` is a multiple of it.
+// `step_microbatches`: microbatches of one optimizer step, which must divide `microbatches`.
 Schedule two_bw(int ranks, int microbatches, int step_microbatches);
 Schedule zb_h1(int ranks, int microbatches);
 Schedule zb_h2(int ranks, int microbatches);
 Schedule zb_v(int ranks, int microbatches);
 Schedule v_half(int ranks, int microbatches);
 Schedule v_min(int ranks, int microbatches);
-// What the search of zb_auto.h finds where all stages cost the same, F, B and W too, and no rank may hold
-// more than 1f1b does: P activations.
+// The result of the search in zb_auto.h if all stages cost the same, F = B = W, and no rank may hold more
+// than 1f1b does: P activations.
 Schedule zb_auto(int ranks, int microbatches);
 Schedule dualpipe(int ranks, int microbatches);
 Schedule dualpipe_v(int ranks, int microbatches);
 
-// Those of --schedule.
+// The names that --schedule accepts.
 const std::vector<std::string>& schedule_names();
-// Throws RequestError, naming the flag and what is legal, for numbers that no schedule of that name has.
+// RequestError, naming the flag and what is legal, if no schedule of this name has these numbers.
 void check_request(const std::string& name, int ranks, int microbatches, int chunks, int steps = 1);
-// Throws RequestError for a schedule that is too large to look at, of any name. Whoever lets a user write
-// these numbers asks it before the schedule is made; a training has as many microbatches as its data.
+// RequestError if a schedule of any name would be too large to show. Commands that take these numbers from
+// the user call it before they build the schedule; training does not, since its data set the number of
+// microbatches.
 void check_size(int ranks, int microbatches, int chunks, int steps);
-// Whether the schedule of this name does not flush: PipeDream and 2BW.
+// Whether the schedule of this name has no flush: PipeDream and 2BW.
 bool is_stream(const std::string& name);
-// Throws RequestError naming the flag and the least legal value. `chunks`: 0 for the schedule's own number.
-// `steps`: those that a schedule without a flush runs through, `microbatches` each.
+// Builds a schedule. `chunks`: 0 for the schedule's own number. `steps`: how many steps of `microbatches`
+// each a schedule without a flush runs. RequestError naming the flag and the least legal value.
 Schedule make_schedule(const std::string& name, int ranks, int microbatches, int chunks = 0, int steps = 1);
-// Microbatches of a step that shows all there is of one with so many: enough for the steady state of the
-// published schedules, with the same remainders by P and by 2, which interleaving and DualPipe depend on. All
-// of them where the order depends on their number, or the peak.
+// A smaller number of microbatches whose step shows everything that a step with `microbatches` does: enough
+// for the steady state of the published schedules, with the same remainders by P and by 2, on which
+// interleaving and DualPipe depend. It is `microbatches` where the order or the peak depends on their number.
 int steady_microbatches(const std::string& name, int ranks, int microbatches);
-// Whether all microbatches of a step see the same weights: no step between them.
+// Whether all microbatches of a step see the same weights, as no step comes between them.
 bool is_synchronous(const Schedule& schedule);
 
 }  // namespace echelon

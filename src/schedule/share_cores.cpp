@@ -42,7 +42,8 @@ class CoreSharing {
     double begin = 0, left = 0;  // of the instruction: seconds with cores of its own
   };
 
-  // Every rank that has what its next instruction reads begins with it; those that take no time end.
+  // Starts the next instruction of every rank whose inputs are there; instructions without duration end at
+  // once.
   void start_what_can() {
     next_arrival_ = no_time;
     for (bool any = true; any;) {
@@ -65,7 +66,7 @@ class CoreSharing {
     }
   }
 
-  // What a rank keeps for itself is there: its list is in order.
+  // A rank's own values are always there: its list is in order.
   double available(std::size_t r, const Instruction& i) const {
     double there = 0;
     each_read(schedule_, i, [&](const Value& v) {

@@ -15,7 +15,7 @@ namespace {
 
 constexpr double not_yet = std::numeric_limits<double>::infinity();
 
-// Ranks advance in their own order; a rank that waits for a value is woken when the value arrives.
+// Each rank advances in its own order; a rank that waits for a value is woken when the value arrives.
 class Simulator {
  public:
   Simulator(const Schedule& schedule, const SimulationCosts& costs)
@@ -59,8 +59,8 @@ class Simulator {
   struct Part {
     double begin, end;
   };
-  // All about a stage and microbatch in one place, and stages next to one another: what an instruction
-  // touches then lies together, and where its neighbours' instructions were shortly before.
+  // Values are ordered by microbatch and then by stage, so that an instruction touches neighbouring entries,
+  // close to those that its neighbours touched shortly before.
   struct Cell {
     double arrival[2] = {not_yet, not_yet};  // of what travels: of a stage its activation and the gradient
     int reader[2] = {-1, -1};                // rank that reads them
@@ -75,7 +75,7 @@ class Simulator {
                   static_cast<std::size_t>(v.microbatch)];
   }
 
-  // When the value is on the rank; not_yet when that is not known so far.
+  // When the value is on the rank; not_yet if that is unknown so far.
   double available(std::size_t r, const Value& v) {
     const auto at_once_if = [](bool is_there) { return is_there ? 0 : not_yet; };
     if (travels(v)) return cell(v).arrival[column(v)];
@@ -92,7 +92,7 @@ class Simulator {
     }
   }
 
-  // Runs the rank's next instruction, or those that run together; false when it must wait or has ended.
+  // Runs the rank's next instruction, or the next ones that run together; false if it must wait or has ended.
   bool advance(std::size_t r) {
     RankState& rank = ranks_[r];
     const auto& list = schedule_.ranks[r];
@@ -114,7 +114,7 @@ class Simulator {
     } while (list[k++].overlaps_next && k < list.size());
     rank.waiting = false;
     rank.free = time;
-    // What runs together lies in one stretch, unless a part had to wait in it.
+    // Instructions that run together form one span, unless a part had to wait in it.
     const bool in_turns = late > 1e-9 * time;
     for (const Part& part : parts_) {
       const Instruction& i = list[rank.next++];
@@ -261,7 +261,7 @@ std::vector<int> weight_versions(const Schedule& schedule) {
     };
     std::map<int, Versions> of_stage;
     for (std::size_t k = 0; k < list.size(); ++k) {
-      // A version that nobody reads any more is gone, but for the newest; a step works in place where it can.
+      // A version is freed after its last reader, unless it is the newest; a step updates in place if it can.
       Versions& versions = of_stage[list[k].stage];
       for (const Value& v : writes(schedule, list[k]))
         if (v.kind == ValueKind::weights) {
@@ -298,7 +298,7 @@ struct MeasuredPair {
   double seconds = 0;  // from the first beginning to the last end
 };
 
-// Computations of one rank by when they began: those that ran alone, and those that ran beside the next one.
+// A rank's computations by start time: those that ran alone, and those that ran together with the next one.
 void part_spans(std::vector<Span> spans, std::map<Part, std::vector<double>>& alone,
                 std::vector<MeasuredPair>& pairs) {
   std::erase_if(spans, [](const Span& span) { return !is_compute(span.instruction.op); });
@@ -342,7 +342,7 @@ SimulationCosts measured_costs(const Timeline& timeline) {
   for (const auto& spans : timeline.ranks) part_spans(spans, times, pairs);
   SimulationCosts costs;
   costs.stages.clear();
-  // A part that never ran alone is taken to be half of a pair.
+  // A part that never ran alone counts as half of a pair.
   std::vector<double> factors;
   for (const MeasuredPair& pair : pairs) {
     for (const Part& part : {pair.a, pair.b})

@@ -6,7 +6,7 @@
 
 namespace echelon {
 
-// Routed tokens are taken as spread evenly.
+// Assumes that routed tokens are spread evenly.
 static double share_of_tokens(const ModelSpec& m, const ParamSpec& spec) {
   return spec.expert < 0 ? 1.0
                          : static_cast<double>(m.experts_per_token) / static_cast<double>(m.num_experts);
@@ -15,7 +15,8 @@ static double share_of_tokens(const ModelSpec& m, const ParamSpec& spec) {
 double scan_flops(const StateSpaceSpec& s, std::int64_t seq_len) {
   const auto real = [](std::int64_t n) { return static_cast<double>(n); };
   const double rows = real(std::min(s.chunk, seq_len)), width = real(s.width()), state = real(s.state);
-  // By the delta rule keys meet keys and the state once more, and half a square solves for what it puts in.
+  // The delta rule multiplies keys with keys and with the state once more, and solves a triangular system for
+  // its updates (half a square).
   const double delta = s.is_delta() ? rows * real(s.groups) * state + width * state + rows * width / 2 : 0;
   return 2 * (rows * real(s.groups) * state + rows * width + 2 * width * state +
               real(s.mixed_width() * s.kernel) + delta);
@@ -26,7 +27,7 @@ StageTimes stage_flops(const Plan& plan, const StageSlice& slice) {
   const auto tp = static_cast<double>(plan.mesh.size(Axis::tp));
   const auto largest = static_cast<double>(microbatches(plan, 0).front().size());
   const double tokens = largest * static_cast<double>(plan.tokens_here());
-  // The load of the cp rank that has most to do.
+  // The load of the busiest cp rank.
   const double imbalance = ContextLayout(plan).imbalance();
   double products = 0, attention = 0;  // of the forward pass: one product of each weight, and attention
   double back_products = 0, back_attention = 0;  // the same of parts that have a backward pass
@@ -64,7 +65,7 @@ StageTimes stage_flops(const Plan& plan, const StageSlice& slice) {
         scans.forward += count * of_scan;
         if (!idle) scans.backward_input += 3 * count * of_scan;  // once again, and both gradients
       }
-      // The output layer is run in the backward pass, where its two other products are.
+      // The output layer runs in the backward pass, which has its two other products.
       forward.push_back(count * (of_weights + of_attention + of_scan));
       if (program.ends_in_loss()) {
         // Attention's backward pass has five products where the forward pass has two.

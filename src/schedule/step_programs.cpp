@@ -13,7 +13,7 @@
 namespace echelon {
 namespace {
 
-// Where the pieces of the steps end in a rank's list: after the optimizer step of their last microbatch.
+// Where the pieces of the steps end in a rank's list: after the optimizer step of the last microbatch.
 std::vector<std::size_t> ends_of_steps(const std::vector<Instruction>& list, int microbatches) {
   std::vector<std::size_t> ends;
   for (std::size_t k = 0; k < list.size(); ++k)
@@ -21,7 +21,7 @@ std::vector<std::size_t> ends_of_steps(const std::vector<Instruction>& list, int
   return ends;
 }
 
-// Messages to another rank among the first instructions of one.
+// The number of messages to another rank among a rank's first instructions.
 std::ptrdiff_t sent_by(const Schedule& lowered, std::size_t from, std::size_t to, std::size_t until) {
   const auto first = lowered.ranks[from].begin();
   return std::count_if(first, first + static_cast<std::ptrdiff_t>(until), [&](const Instruction& i) {
@@ -29,8 +29,8 @@ std::ptrdiff_t sent_by(const Schedule& lowered, std::size_t from, std::size_t to
   });
 }
 
-// Instructions [begin, end) of each rank, so that no message is under way after them: what another rank
-// sends in its piece and is read later here is received at the end of this one.
+// Instructions [begin, end) of each rank, completed so that no message is in flight after them: what another
+// rank sends in its piece and is read later here is received at the end of this one.
 Schedule cut(const Schedule& lowered, const std::vector<std::size_t>& begin,
              const std::vector<std::size_t>& end) {
   const std::size_t ranks = lowered.ranks.size();
@@ -74,7 +74,7 @@ Schedule cut_step(const Schedule& lowered, int microbatches, int step) {
   return cut(lowered, begin, end);
 }
 
-// The first instructions of a rank until behind so many of its forward passes, and what those send.
+// A rank's first instructions, up to the given number of forward passes and what these send.
 std::size_t behind_forwards(const std::vector<Instruction>& list, std::size_t forwards) {
   std::size_t k = 0;
   for (std::size_t left = forwards; left > 0; ++k) left -= list[k].op == Op::F;
@@ -82,9 +82,9 @@ std::size_t behind_forwards(const std::vector<Instruction>& list, std::size_t fo
   return k;
 }
 
-// Lets rank r of P run P-1-r forward passes of its first stage ahead of the validation, as many as the last
-// rank ends its step later, or fewer where their inputs are not sent ahead of it. What they send is received
-// ahead of it too, so that they can be run again.
+// Lets rank r of P run P-1-r forward passes of its first stage before the validation: as many as fit until
+// the last rank ends its step, or fewer if their inputs are not sent before it. What they send is also
+// received before it, so that they can run again.
 Schedule with_validation(const Schedule& lowered) {
   const std::size_t ranks = lowered.ranks.size();
   std::vector<std::size_t> begin(ranks, 0), forwards(ranks, 0), ahead(ranks, 0), end;
@@ -135,7 +135,7 @@ StepPrograms::StepPrograms(const Schedule& flushing, bool barrier)
 StepPrograms::StepPrograms(const std::string& name, int ranks, int microbatches)
     : microbatches_(microbatches),
       updates_(name == "pipedream" ? microbatches : 1),
-      // Rank 0 is P-1 microbatches ahead of its backward passes.
+      // Rank 0's forward passes are P-1 microbatches ahead of its backward passes.
       begin_((ranks - 2 + microbatches) / microbatches),
       reach_(begin_) {
   check(ranks > 1, "a stream needs a pipeline");

@@ -16,7 +16,7 @@ namespace {
 constexpr int largest_number = 999999;  // of a stage, microbatch, version or rank
 constexpr std::string_view overlap_mark = "OVERLAP_F_B";
 
-// What messages carry, as a letter.
+// The letter of each kind of message.
 constexpr std::array<std::pair<char, ValueKind>, 6> letters{{{'A', ValueKind::activation},
                                                              {'G', ValueKind::gradient},
                                                              {'H', ValueKind::head_input},
@@ -58,7 +58,7 @@ class Row {
  private:
   static bool is_blank(char c) { return c == ' ' || c == '\t' || c == '\r'; }
 
-  // A cell of the CSV that is not empty, or a word of ours; parentheses keep a word together.
+  // A non-empty cell of the CSV, or a word of our form; parentheses keep a word together.
   bool next_token() {
     const auto ends = [&](char c) { return csv_ ? c == ',' : is_blank(c); };
     while (begin_ < text_.size()) {

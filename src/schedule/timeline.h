@@ -1,4 +1,4 @@
-// When what ran: predicted by simulate(), measured by a run, one type for both.
+// What ran when. One type for what simulate() predicts and what a run measures.
 #pragma once
 
 #include <string>
@@ -15,27 +15,26 @@ struct Span {
 };
 
 struct Timeline {
-  std::vector<std::vector<Span>> ranks;  // in the order in which each rank ran them
+  std::vector<std::vector<Span>> ranks;  // by rank, in the order of execution
 
-  double makespan() const;         // first begin to last end over all ranks
-  double busy(int rank) const;     // time in computations (is_compute()); that of an overlapped pair once
-  double work() const;             // the mean of these over ranks
-  double bubble_fraction() const;  // idle time over ranks x makespan
-  // Idle time between a rank's first and last computation: the largest over ranks. What zero-bubble schedules
-  // bring to 0.
+  double makespan() const;         // first begin to last end, over all ranks
+  double busy(int rank) const;     // time in computations (is_compute()); an overlapped pair counts once
+  double work() const;             // mean of busy() over ranks
+  double bubble_fraction() const;  // idle time divided by ranks x makespan
+  // Idle time between a rank's first and last computation; the largest over ranks. Zero-bubble schedules make
+  // it 0.
   double local_bubble() const;
 };
 
-// All that one rank did in the last steps of a run.
+// Everything that one rank did in the last steps of a run.
 struct RankTimeline {
   std::string name;            // "rank 3", "server 0"
-  std::string place;           // "pp 0, dp 1, cp 0, tp 1"; empty where there is no mesh
+  std::string place;           // "pp 0, dp 1, cp 0, tp 1"; empty without a mesh
   std::vector<Span> pipeline;  // in seconds since the run began
   Trace trace;
 };
 
-// The last `steps` steps of a stream: on each rank what comes behind the optimizer step that ends the step
-// before them.
+// The last `steps` steps of a stream: on each rank, what follows the optimizer step before them.
 Timeline last_steps(const Timeline& timeline, int step_microbatches, int steps);
 
 }  // namespace echelon

@@ -1,8 +1,8 @@
-// PipeDream-2BW (Narayanan et al. 2021, https://arxiv.org/abs/2006.09503): 1F1B that goes on across steps.
-// The gradients of a step's microbatches are added up and applied once, and the microbatches of step t use
+// PipeDream-2BW (Narayanan et al. 2021, https://arxiv.org/abs/2006.09503): 1F1B that continues across steps.
+// The gradients of a step's microbatches are accumulated and applied once, and the microbatches of step t use
 // the weights of step t-1: W(t+1) = W(t) - lr grad f(W(t-1)), a delay of exactly 1 on every rank. Peak P-r
-// activations and two weight versions; no bubble in the steady state. Needs P microbatches a step, so that
-// the version is there when the first forward of a step asks for it.
+// activations and two weight versions; no bubble in the steady state. A step needs P microbatches, so that a
+// version exists before the first forward pass that uses it.
 #include <algorithm>
 
 #include "base/error.h"

@@ -32,7 +32,7 @@ Limits limits_of(const Schedule& schedule) {
     }
     limits.first_chunk.push_back(most);
   }
-  // The oldest microbatch must always find room for its second chunk.
+  // The oldest microbatch must always have room for its second chunk.
   for (int& most : limits.first_chunk) most = std::min(most, limits.both - 1);
   return limits;
 }

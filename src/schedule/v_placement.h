@@ -1,5 +1,5 @@
-// What V-half and V-min share: two half stages a rank in a V (rank r holds stages r and 2P-1-r), and a
-// building block that is repeated for every microbatch.
+// What V-half and V-min share: each rank has two half stages, placed in a V (rank r holds stages r and
+// 2P-1-r), and a building block is repeated for every microbatch.
 #pragma once
 
 #include <array>
@@ -10,17 +10,17 @@
 
 namespace echelon {
 
-// When a rank starts F of its first chunk, F of its second, B of its second and B of its first for microbatch
-// 0, in slots of half a stage. Microbatch m starts 6m slots later, so no two of the four may agree modulo 6;
-// W takes the two slots that they leave free.
+// When a rank starts, for microbatch 0: F of its first chunk, F of its second, B of its second and B of its
+// first; in slots of half a stage. Microbatch m starts 6m slots later, so no two of the four may agree modulo
+// 6. W takes the two free slots.
 using BlockStarts = std::array<int, 4>;
 
-// The passes in the order of their slots. `blocks` has one entry for each rank.
+// The passes in the order of their slots. `blocks`: by rank.
 Schedule repeat_blocks(const std::string& name, int microbatches, const std::vector<BlockStarts>& blocks);
 
-// The same passes closer together: a rank runs whichever is ready, the earliest of the pattern first, and W
-// when none is. It never holds more activations than some rank does in the pattern, nor more of its first
-// chunk than itself does there.
+// The same passes without gaps: a rank runs whichever pass is ready, the earliest of the pattern first, and W
+// if none is. No rank ever holds more activations than the largest number that a rank holds in the pattern,
+// nor more of its first chunk than it does there.
 Schedule squeeze_blocks(const std::string& name, int microbatches, const std::vector<BlockStarts>& blocks);
 
 }  // namespace echelon

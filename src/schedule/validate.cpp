@@ -12,7 +12,7 @@ namespace {
 
 using std::size_t;
 
-// Where the instructions of one stage and microbatch are; -1: nowhere.
+// The positions of the instructions of one stage and microbatch; -1: none.
 struct Place {
   int rank = -1, forward = -1, backward = -1, weight = -1;
   bool is_fused = false;
@@ -104,7 +104,8 @@ class Rules {
     }
   }
 
-  // Before any table of stages times microbatches is made: a text can name microbatch 999999 in one line.
+  // Checked before any table of stages x microbatches is allocated: a text can name microbatch 999999 in one
+  // line.
   void check_complete() const {
     std::vector<int> forwards(static_cast<size_t>(schedule_.num_stages));
     std::vector<int> holder(forwards.size(), -1);
@@ -172,7 +173,7 @@ class Rules {
                           : p.weight < 0 && !p.is_fused ? "W"
                                                         : nullptr;
     if (missing == nullptr) return;
-    // Named at the last instruction before the hole.
+    // The error names the last instruction before the hole.
     const bool is_last = p.forward < 0 || k == std::max({p.forward, p.backward, p.weight});
     if (is_last) refuse_at(r, k, "{} of stage {}, microbatch {} is missing", missing, i.stage, i.microbatch);
   }
@@ -197,7 +198,8 @@ class Rules {
             holders[s].back(), s);
   }
 
-  // Of every stage on every rank that runs it, or of none; and each of gradients that no other has used.
+  // Every stage has steps on every rank that runs it, or none does; and each step uses gradients that no
+  // other has used.
   void check_steps() const {
     if (is_synchronous(schedule_)) return;
     for (int r = 0; r < schedule_.num_ranks(); ++r) {

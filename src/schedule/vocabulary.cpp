@@ -20,7 +20,8 @@ constexpr int most_ahead = 3;
 constexpr int most_pending = 2;        // microbatches between V and VW, whose logits a rank keeps
 constexpr double worth_memory = 0.98;  // of the step's time, for one microbatch more
 
-// What a rank has left of one op of one stage: places in its list of the schedule, in order.
+// The remaining instructions of one op and stage on a rank: their indices in the rank's list of the schedule,
+// in order.
 struct Queue {
   Op op = Op::F;
   int stage = 0;
@@ -39,10 +40,10 @@ struct VocabularyRank {
   int most_held = 0, most_held_first = 0;  // so far as the schedule has them
 };
 
-// Runs all ranks at once, always what can start first.
+// A list scheduler for all ranks at once: whatever can start first is next.
 class VocabularyScheduler {
  public:
-  // `gap`: a weight gradient is put into a pause of at least this part of its time.
+  // `gap`: a weight gradient fills a pause of at least this fraction of its time.
   VocabularyScheduler(const Schedule& base, const SimulationCosts& costs, int ahead, double gap)
       : base_(base),
         costs_(costs),
@@ -57,7 +58,7 @@ class VocabularyScheduler {
     for (size_t r = 0; r < ranks_.size(); ++r) read(r, ahead);
   }
 
-  // No value once some rank cannot end before `limit`, but for rounding, nor where each waits for another.
+  // Empty if some rank cannot end before `limit` (but for rounding), or if the ranks deadlock.
   std::optional<Schedule> run(double limit) {
     constexpr double above_rounding = 1 + 1e-10;
     size_t left = 0;
@@ -75,7 +76,7 @@ class VocabularyScheduler {
   }
 
  private:
-  // An instruction, and what it reads of others: the last stage's B has a value of every rank.
+  // An instruction, and what it reads from others: the last stage's B has a value from every rank.
   struct Awaited {
     int missing = 0;
     double time = 0;  // when all of them are there, so far
@@ -119,7 +120,7 @@ class VocabularyScheduler {
     }
   }
 
-  // Microbatches whose activations an instruction keeps, or lets go.
+  // The change in the number of microbatches whose activations are held.
   int change_of_held(const Instruction& i) const {
     int change = 0;
     each_write(made_, i, [&](const Value& v) { change += v.kind == ValueKind::saved; });
@@ -147,7 +148,7 @@ class VocabularyScheduler {
                     static_cast<size_t>(v.microbatch)];
   }
 
-  // When what it reads of other instructions' travelling values is there.
+  // When the values from other instructions have arrived.
   double ready(size_t awaited) const {
     return awaited_[awaited].missing > 0 ? not_made : awaited_[awaited].time;
   }
@@ -157,8 +158,8 @@ class VocabularyScheduler {
     first_.set(r, choices_[r].begin);
   }
 
-  // Every rank waits, those that are full for what others would send if these had room: a later stage's F of
-  // the one that could run it first.
+  // Every rank waits: full ranks wait for messages that others could send if they had room. Lets the rank
+  // that could run an F of a later stage first exceed its limit.
   void let_one_exceed() {
     for (size_t r = 0; r < ranks_.size(); ++r) decide(r, true);
     const size_t first = first_.rank();
@@ -207,15 +208,15 @@ class VocabularyScheduler {
     return best;
   }
 
-  // For one more microbatch of a stage. Its first one leaves room for what comes to the others, behind which
-  // the backward passes are that make room.
+  // Whether there is room for one more microbatch of a stage. The first stage leaves room for the others,
+  // since their backward passes free memory.
   static bool has_room(const VocabularyRank& rank, int stage) {
     if (stage != rank.first_stage) return rank.held < rank.most_held;
     const int kept_free = rank.has_other_stages ? 1 : 0;
     return rank.held + kept_free < rank.most_held && rank.held_first < rank.most_held_first;
   }
 
-  // Of the W that is next.
+  // Of the next W.
   bool is_backward_done(const VocabularyRank& rank, const Queue& weights) const {
     for (const Queue& q : rank.queues)
       if (q.op == Op::B && q.stage == weights.stage) return q.places.size() < weights.places.size();
@@ -289,7 +290,7 @@ Schedule with_vocabulary_parallelism(const Schedule& schedule, const SimulationC
     least = makespan;
     best = std::move(here);
   }
-  // Parts of the output layer take microbatches in order, and keep the logits of few.
+  // Parts of the output layer run microbatches in order and keep few logits.
   if (least == not_made)
     refuse(
         "schedule {} with vocabulary parallelism: its passes wait for each other, as they take microbatches "

@@ -15,7 +15,7 @@ namespace {
 
 using namespace zb_auto_detail;
 
-// What is searched exactly: these take about half a second, and nearly all of that size end before.
+// The sizes that are searched exactly: the limits take about half a second, and nearly all cases end sooner.
 constexpr std::size_t most_exact_instructions = 160;
 constexpr std::int64_t most_exact_nodes = 150'000;
 
@@ -52,7 +52,7 @@ Problem make_problem(int ranks, int microbatches, const AutoCosts& costs) {
     const double least = std::max(rank.hold, rank.keep);
     if (!(rank.limit + slack(rank) >= least))
       refuse("--activation-limit {} of rank {}: one microbatch needs {}", rank.limit, r, least);
-    // The last B of those in flight needs its own memory too, after every W that can run has run.
+    // The last B in flight needs its own memory too, after every W that can run has run.
     const double most = std::floor((rank.limit - std::max(0.0, rank.keep - rank.hold)) / rank.hold + 1e-9);
     rank.most_forwards = static_cast<int>(std::clamp(most, 1.0, static_cast<double>(microbatches)));
     problem.ranks.push_back(rank);
@@ -84,7 +84,7 @@ bool keeps_limits(const Problem& problem, const Orders& orders) {
   return true;
 }
 
-// Every B after its F and every W after its B.
+// Whether every B follows its F and every W its B.
 bool in_order(const Order& order) {
   int forwards = 0, backwards = 0, weights = 0;
   for (Op op : order) {
@@ -94,7 +94,8 @@ bool in_order(const Order& order) {
   return true;
 }
 
-// Moves single instructions on one rank, and keeps what is no worse, until the bound is reached.
+// Local search: moves single instructions on one rank and keeps moves that are no worse, until the bound is
+// reached.
 void improve(const Problem& problem, const Bound& bound, Orders& orders, Cost& cost, std::int64_t work) {
   std::mt19937 random(1);
   const auto below = [&](std::size_t n) { return static_cast<std::size_t>(random()) % n; };
@@ -149,7 +150,7 @@ AutoResult zb_auto(int ranks, int microbatches, const AutoCosts& costs) {
   offer(orders_of(one_f_one_b(ranks, microbatches)));
   offer(orders_of(zb_h1(ranks, microbatches)));
   offer(orders_of(zb_h2(ranks, microbatches)));
-  // One microbatch at a time through the whole pipeline: keeps any limit that holds one.
+  // One microbatch at a time through the whole pipeline: this keeps any limit that holds one.
   offer(Orders(problem.ranks.size(), [&] {
     Order order;
     for (int m = 0; m < microbatches; ++m) order.insert(order.end(), {Op::F, Op::B, Op::W});
@@ -163,7 +164,7 @@ AutoResult zb_auto(int ranks, int microbatches, const AutoCosts& costs) {
   check(!best.empty(), "zb-auto found no order that keeps the memory limit");
   bool span_proven = false, makespan_proven = false;
   if (problem.ranks.size() * 3 * static_cast<std::size_t>(microbatches) <= most_exact_instructions) {
-    // Moves bring the span down, which is most of what cuts the search short.
+    // Moves reduce the span, which prunes the search most.
     improve(problem, {bound.span, never}, best, best_cost, 24'000'000);
     if (!reaches(best_cost, bound)) {
       span_proven = makespan_proven = search_exactly(problem, bound, best, most_exact_nodes);

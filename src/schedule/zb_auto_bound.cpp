@@ -1,4 +1,4 @@
-// Cost of an order, and the bound that no order beats.
+// The cost of an order, and the bound that no order beats.
 #include <algorithm>
 #include <cmath>
 
@@ -17,7 +17,7 @@ bool reaches(const Cost& cost, const Bound& bound) {
   return cost.span <= bound.span * (1 + 1e-9) && cost.makespan <= bound.makespan * (1 + 1e-9);
 }
 
-// Whatever unit memory is in.
+// Independent of the unit of memory.
 double slack(const Rank& rank) { return rank.limit == never ? 0 : 1e-9 * rank.limit; }
 
 double peak_memory(const Rank& rank, const Order& order) {
@@ -41,7 +41,7 @@ bool keeps_limit(const Rank& rank, const Order& order) {
 Cost cost_of(const Problem& problem, const Orders& orders) {
   const std::size_t count = problem.ranks.size(), last = count - 1;
   const auto all = static_cast<std::size_t>(problem.microbatches);
-  // Arrival of the k-th activation and gradient on each rank, so far.
+  // Arrival times of the k-th activation and gradient on each rank, so far.
   std::vector<double> arrival[2] = {std::vector<double>(count * all), std::vector<double>(count * all)};
   struct State {
     std::size_t next = 0, forwards = 0, backwards = 0, here[2] = {0, 0};
@@ -110,13 +110,12 @@ double floor_div(double a, double b, double most) {
 // 0..r-1 alone). Times below count from there. D = round_trip. K = most_forwards.
 //
 // 1. opening: between the end of the first F and the start of the first B lie at least D, in which only Fs
-// can run
-//    (a W needs a B), at most K-1 of them. So at least D - (K-1)f of it is idle.
+//    can run (a W needs a B), at most K-1 of them. So at least D - (K-1)f of it is idle.
 // 2. closing: between the end of the last F and the start of its B lie at least D, in which only B and W of
 //    microbatches held at the start of that F can run: i that wait for B (memory `hold` each), j for W
-//    (`keep` each), i hold + j keep <= L - hold. So D minus the most work such i, j have is idle. If K < M a
-//    B comes before the last F: the two windows are disjoint and their idle times add. Otherwise the larger
-//    counts.
+//    (`keep` each), i hold + j keep <= L - hold. So D minus the most work that such i, j have is idle. If
+//    K < M a B comes before the last F: the two windows are disjoint and their idle times add. Otherwise
+//    the larger one counts.
 // 3. When the last F starts, at most K-1 others are between F and B, so at least M-K Bs are done; at most
 //    (L - hold) / min(hold, keep) microbatches are held, so at least M-1 less that many Ws are done.
 // 4. rotation: at most K microbatches are between F start and B end at once. Order the starts s and ends e: F

@@ -100,14 +100,13 @@ class Search {
     }
     return least;
   }
-  // Whether something of at least this cost could be better than the best: less span, or the same in less
-  // time.
+  // Whether something of at least this cost could beat the best: less span, or equal span and less time.
   bool could_win(const Bound& least) const {
     const Cost cheapest{least.span, least.makespan, best_cost_.ends};
     return cheapest < best_cost_;
   }
 
-  // Whether a state with the same counts was seen that was nowhere later.
+  // Whether a state with the same counts was seen that was later in nothing (dominance).
   bool dominated() {
     key_.clear();
     std::vector<double> times;
@@ -117,7 +116,7 @@ class Search {
       key_.push_back(static_cast<char>(s.deferred[0] + 2 * s.deferred[1]));
       times.push_back(s.free);
       for (int kind = 0; kind < 2; ++kind) {
-        // What has not been read yet, and the newest in any case: the next message follows it.
+        // The times of messages not yet read, and always the newest: the next message follows it.
         const auto& arrival = s.arrival[kind];
         for (std::size_t m = 0; m < arrival.size(); ++m)
           if (m >= static_cast<std::size_t>(s.done[kind]) || m + 1 == arrival.size())
@@ -138,7 +137,7 @@ class Search {
     s.free = begin + length(r, op);
     s.held += op == Op::F ? k.hold : op == Op::B ? k.keep - k.hold : -k.keep;
     ++s.done[index(op)];
-    // What was put off comes only after an instruction that changes what may follow.
+    // An instruction that was put off runs only after one that changes what may follow.
     if (op != Op::F) s.deferred[0] = false;
     if (op != Op::B) s.deferred[1] = false;
     orders_[r].push_back(op);
@@ -172,7 +171,7 @@ class Search {
         first = op;
       }
     if (rank == states_.size()) {
-      // Everything is scheduled, or nothing can be any more.
+      // Everything is scheduled, or nothing more can be.
       const Cost cost = cost_of(problem_, orders_);
       for (const State& s : states_)
         if (s.done[2] < problem_.microbatches) return;

@@ -1,10 +1,11 @@
-// Private to zb_auto: its problem in plain arrays, an order of F, B and W for each rank, and what one costs.
+// Private to zb_auto: its problem as plain arrays, an order of F, B and W for each rank, and the cost of an
+// order.
 //
-// Microbatches are alike, so each rank may take them in their order: call the k-th F of every rank microbatch
-// k, the k-th B and the k-th W too. The k-th F of rank r needs k values from rank r-1, of which the k-th
-// arrives last, so it can start no earlier than the k-th F there has arrived; likewise for B, and a k-th B
-// needs k Fs before it on its rank, a k-th W k Bs. Hence renaming breaks no dependency and changes neither
-// time nor memory, and an order is a string over F, B, W.
+// Microbatches are alike, so each rank may run them in sequence: call the k-th F of every rank microbatch k,
+// and likewise the k-th B and W. This loses nothing. The k-th F of rank r needs k values from rank r-1, of
+// which the k-th arrives last, so it can start no earlier than the k-th F there has arrived; the same holds
+// for B. A k-th B needs k Fs before it on its rank, a k-th W needs k Bs. So renaming breaks no dependency and
+// changes neither time nor memory, and an order is a string over F, B, W.
 #pragma once
 
 #include <cstdint>
@@ -19,12 +20,13 @@ constexpr double never = std::numeric_limits<double>::infinity();
 
 struct Rank {
   double f = 1, b = 1, w = 1;
-  double hold = 1;  // memory of a microbatch from F to B
-  double keep = 1;  // and from B to W
+  double hold = 1;  // memory of a microbatch between F and B
+  double keep = 1;  // memory of a microbatch between B and W
   double limit = never;
-  double head = 0;        // when its first F starts: F is always first, so this is the same in every order
+  double head = 0;  // start of its first F; every rank starts with an F, so it is the same in every order
   double round_trip = 0;  // least time from the end of an F to the start of its B
-  int most_forwards = 1;  // microbatches between F and B at once: the B must fit too, after all Ws
+  // The most microbatches between F and B at once: the memory of B must fit too, after all Ws.
+  int most_forwards = 1;
 };
 
 struct Problem {
@@ -41,36 +43,37 @@ struct Cost {
 };
 bool operator<(const Cost& a, const Cost& b);  // with a tolerance for rounding
 
-// Every instruction as early as it can, as simulate() does; never: it cannot finish.
+// Runs every instruction as early as possible, as simulate() does. `never` if it cannot finish.
 Cost cost_of(const Problem& problem, const Orders& orders);
 double peak_memory(const Rank& rank, const Order& order);
 bool keeps_limit(const Rank& rank, const Order& order);
-double slack(const Rank& rank);  // what rounding may add to a memory limit
+double slack(const Rank& rank);  // tolerance for rounding in memory limits
 
 struct Bound {
   double span = 0, makespan = 0;
 };
 Bound lower_bound(const Problem& problem);
-// Nothing is better: neither span nor makespan can be less.
+// Whether the cost is optimal: neither span nor makespan can be less.
 bool reaches(const Cost& cost, const Bound& bound);
 
 // How a rank chooses its next instruction.
 struct Policy {
-  std::vector<int> warm_up;  // Fs before the first B of each rank
-  bool alternate = true;     // then one B, one F in turn; else whichever can start first, never more than...
-  std::vector<int> cap;      // ...these between F and B
-  double gap = 1;  // a W fills a gap of at least this part of its time; never: only when memory is short
+  std::vector<int> warm_up;  // by rank: Fs before the first B
+  bool alternate = true;     // then B and F alternate; otherwise whichever can start first, with at most...
+  std::vector<int> cap;      // ...this many microbatches between F and B
+  // A W fills a gap of at least this fraction of its time; never: only when memory is short.
+  double gap = 1;
 };
 
-// Those worth a try. Where trying all takes more than so many instructions: those that do best with fewer
-// microbatches.
+// The policies worth trying. If trying all would take more than `most_instructions`, those that do best with
+// fewer microbatches.
 std::vector<Policy> policies(const Problem& problem, std::int64_t most_instructions);
-// What a policy leads to: all ranks at once, always the instruction that starts first. Empty when it gets
-// stuck.
+// The orders that a policy yields: all ranks run at once, and the instruction that can start first is always
+// next. Empty if it gets stuck.
 Orders orders_by(const Problem& problem, const Policy& policy);
 
-// Branch and bound from `best`, which it improves; true when it looked at everything, so that `best` has the
-// least span, and of all orders with that span the least makespan.
+// Branch and bound, starting from `best`, which it improves. true if the search was exhaustive, so that
+// `best` has the least span, and among orders with that span the least makespan.
 bool search_exactly(const Problem& problem, const Bound& bound, Orders& best, std::int64_t most_nodes);
 
 }  // namespace echelon::zb_auto_detail

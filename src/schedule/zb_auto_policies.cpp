@@ -1,4 +1,4 @@
-// Orders made by rule, for the search to choose from.
+// Orders constructed by rules, as candidates for the search.
 #include <algorithm>
 #include <cmath>
 #include <set>
@@ -10,7 +10,8 @@
 namespace echelon::zb_auto_detail {
 namespace {
 
-// Runs all ranks at once, always the instruction that starts first; empty when the policy gets stuck.
+// Runs all ranks at once; the instruction that can start first is always next. Empty if the policy gets
+// stuck.
 class ListScheduler {
  public:
   ListScheduler(const Problem& problem, const Policy& policy)
@@ -131,8 +132,8 @@ class ListScheduler {
   Orders orders_;
 };
 
-// Forwards before the first backward, of each rank: the published patterns, and those that fill the round
-// trip.
+// By rank, the forwards before the first backward: those of the published patterns, and those that fill the
+// round trip.
 std::set<std::vector<int>> warm_ups(const Problem& problem) {
   const int ranks = static_cast<int>(problem.ranks.size());
   std::set<std::vector<int>> all;
@@ -141,7 +142,7 @@ std::set<std::vector<int>> warm_ups(const Problem& problem) {
     for (int r = 0; r < ranks; ++r) {
       const Rank& k = problem.ranks[static_cast<std::size_t>(r)];
       const double wanted = std::clamp(of_rank(r, k), 1.0, static_cast<double>(k.most_forwards));
-      // A rank cannot have more than the one before hands on.
+      // A rank cannot have more than the one before it passes on.
       list.push_back(r == 0 ? static_cast<int>(wanted) : std::min(static_cast<int>(wanted), list.back()));
     }
     all.insert(list);
@@ -190,7 +191,7 @@ std::vector<Policy> policies(const Problem& problem, std::int64_t most_instructi
     return static_cast<std::size_t>(std::max<std::int64_t>(4, most_instructions / each));
   };
   if (all.size() <= affordable(problem.microbatches)) return all;
-  // What a policy comes to shows after a few round trips.
+  // A policy's quality shows after a few round trips.
   Problem sample = problem;
   const auto least = 2 * static_cast<std::int64_t>(problem.ranks.size());
   sample.microbatches = static_cast<int>(std::min<std::int64_t>(problem.microbatches, least));

@@ -1,6 +1,6 @@
-// ZB-H2 (Qi et al. 2023, https://arxiv.org/abs/2401.10241): twice the warm-up of 1F1B, and W so late that
-// rank r holds 2r of them: no idle time between a rank's first forward and its last at F = B = W and M >=
-// 2P-1. Peak 2P-1 activations on every rank.
+// ZB-H2 (Qi et al. 2023, https://arxiv.org/abs/2401.10241): twice the warm-up of 1F1B, with W delayed so that
+// rank r has 2r of them pending: no idle time between a rank's first and last computation at F = B = W and M
+// >= 2P-1. Peak 2P-1 activations on every rank.
 #include <algorithm>
 
 #include "schedule/schedules.h"
