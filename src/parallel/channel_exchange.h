@@ -1,11 +1,11 @@
-// Context parallelism of layers that take in a channel of a whole sequence at a time (state spaces,
-// convolutions): an all-to-all takes each rank of the cp group from its tokens of all channels to all tokens
-// of its part of them, where nothing is sent, and another one brings back what they become. It is over the
-// whole group and by positions, so it is the same wherever attention of other layers has its tokens
-// (spec/context_layout.h).
+// Context parallelism of layers that process each channel of a whole sequence by itself (state spaces,
+// convolutions). An all-to-all over the cp group turns a part of the tokens with all channels into all tokens
+// with a part of the channels; the layer then needs no communication; a second all-to-all brings its output
+// back. The exchange covers the whole cp group and goes by positions, so it is the same whichever layout
+// attention layers use (spec/context_layout.h).
 //
-// Bytes that a rank sends in each: (cp-1)/cp of its rows of the matrix; columns that several ranks get are
-// sent to each of them, and their gradient is the sum of theirs.
+// Bytes that a rank sends in each: (cp-1)/cp of its rows of the matrix. Columns that several ranks need are
+// sent to each of them, and their gradient is the sum over these.
 #pragma once
 
 #include <vector>
@@ -15,7 +15,7 @@
 
 namespace echelon {
 
-// Of each rank of the group the columns of a matrix that it gets: as many on each.
+// By rank of the group: the columns of a matrix that it gets, equally many on each.
 using ExchangedColumns = std::vector<std::vector<Range>>;
 
 class ChannelExchange {
@@ -23,8 +23,8 @@ class ChannelExchange {
   // `rank` outlives this.
   ChannelExchange(const Rank& rank, const Plan& plan) : rank_(&rank), rows_(rank, plan) {}
 
-  // Of the rows of the tokens here (rows, all columns) all rows of the columns of this rank, and back into
-  // `x`; where several ranks have had a column the sum.
+  // to_channels(): from the rows of this rank's tokens (rows, all columns) to all rows of this rank's
+  // columns. to_tokens(): back, into `x`; columns that several ranks had are summed.
   Tensor to_channels(const Tensor& x, const ExchangedColumns& columns) const;
   void to_tokens(const Tensor& of_channels, const ExchangedColumns& columns, const Tensor& x) const;
 

@@ -1,6 +1,6 @@
-// The methods behind GradientReducer, one object per bucket. A reduction has three parts, and posts its
-// collectives in the same part on every rank, so that their order is the same everywhere: start() never
-// waits; advance() waits for what start() posted and may post more; finish() waits for that.
+// The methods behind GradientReducer, one object per bucket. A reduction has three phases: start() never
+// waits; advance() waits for what start() posted and may post more; finish() waits for that. Every rank posts
+// its collectives in the same phase, so that they are in the same order everywhere.
 #pragma once
 
 #include <string>
@@ -10,7 +10,7 @@
 
 namespace echelon {
 
-// One bucket of one step on its way.
+// The reduction of one bucket in one step.
 struct BucketReduction {
   std::size_t bucket = 0;
   std::int64_t step = 0;
@@ -30,7 +30,7 @@ struct ReductionContext {
     return {arena, MemoryCategory::communication, type, {count}};
   }
   Tensor carried_over(std::int64_t count) const;  // zeros
-  // Copies this rank's shard out of the whole sum; nothing in a bucket without shards.
+  // Copies this rank's shard out of the whole sum; does nothing for a bucket without shards.
   void keep_shard(const GradientBucket& bucket, const BucketReduction& of) const;
 };
 
@@ -86,7 +86,7 @@ class TopKReduction {
  private:
   const ReductionContext& context_;
   const GradientBucket& bucket_;
-  std::int64_t kept_ = 0;    // of the bucket, by each rank
+  std::int64_t kept_ = 0;    // elements of the bucket that each rank sends
   Tensor residual_;          // of the bucket
   Tensor values_, indices_;  // of all ranks, in rank order
   Pending values_pending_, indices_pending_;
@@ -113,8 +113,8 @@ class LowRankReduction {
   const ReductionContext& context_;
   const GradientBucket& bucket_;
   std::vector<Factored> matrices_;
-  Tensor p_, q_, rest_;      // of all matrices; of what is not factored
-  WholeReduction warmup_;    // also where the bucket has no matrix worth factoring
+  Tensor p_, q_, rest_;      // of all matrices; rest_: what is not factored
+  WholeReduction warmup_;    // also used if the bucket has no matrix worth factoring
   bool compressed_ = false;  // this step
   Pending factor_pending_, rest_pending_;
 };

@@ -1,16 +1,17 @@
 // PowerSGD: Vogels, Karimireddy & Jaggi 2019, Practical Low-Rank Gradient Compression for Distributed
 // Optimization, https://arxiv.org/abs/1905.13727.
 //
-// The sum M of the ranks' matrices M_i (rows, cols), each with what it has not sent yet, is approximated by
-// one step of subspace iteration from the last step's Q (cols, R):
-//   P = sum of M_i Q (all_reduce);  P made orthonormal;  Q = sum of M_i^T P (all_reduce);  M ~ P Q^T
+// The sum M of the ranks' matrices M_i (rows, cols), each including its residual, is approximated by one step
+// of subspace iteration from the last step's Q (cols, R):
+//   P = sum of M_i Q (all_reduce);  orthonormalize P;  Q = sum of M_i^T P (all_reduce);  M ~ P Q^T
 //   rank i keeps M_i - P (M_i^T P)^T, the part of its own that lies outside P
-// Exact where M has at most rank R (and Q is not orthogonal to it). Both factors are sums, so a ring adds
-// them on the way. Bytes sent per rank: 2(n-1)/n (rows + cols) R. Everything that would gain nothing
-// (vectors, small matrices) travels together, as it is.
+// This is exact if M has at most rank R (and Q is not orthogonal to it). Both factors are sums, so a ring can
+// add them on the way. Bytes sent per rank: 2(n-1)/n (rows + cols) R. Whatever would gain nothing (vectors,
+// small matrices) is sent together, uncompressed.
 //
-// Factors are kept transposed, R rows. Q is made orthonormal too before its next use: the same span, so the
-// same P but for rounding, and no products of small gradients that underflow or depend on each other.
+// Factors are stored transposed, with R rows. Q is orthonormalized too before its next use: it has the same
+// span, so gives the same P but for rounding, and avoids products of small gradients that underflow or become
+// dependent.
 #include <fmt/format.h>
 
 #include "base/error.h"

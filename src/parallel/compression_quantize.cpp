@@ -1,17 +1,16 @@
-// Quantized all-reduce: gradients travel in 16 or 8 bits and are added in full precision.
+// Quantized all-reduce: gradients travel in 16 or 8 bits and are summed in full precision.
 //   bf16, fp16  Micikevicius et al. 2018, Mixed Precision Training, https://arxiv.org/abs/1710.03740. fp16
-//   has a
-//               power of two for each block of 256 elements in the place of a loss scale.
-//   int8        Alistarh et al. 2017, QSGD, https://arxiv.org/abs/1610.02132: rounding at random, so that the
-//               sum's expected value is right and nothing needs to be carried over; absolute maximum of a
-//               block as in Dettmers 2016, https://arxiv.org/abs/1511.04561.
+//               has a power of two for each block of 256 elements instead of a loss scale.
+//   int8        Alistarh et al. 2017, QSGD, https://arxiv.org/abs/1610.02132: stochastic rounding, so the
+//               sum is unbiased and nothing needs to be carried over; scaled by the absolute maximum of a
+//               block, as in Dettmers 2016, https://arxiv.org/abs/1511.04561.
 //
-// A sum of packed numbers taken hop by hop would round at every hop. Here every rank owns a part of the
-// bucket:
-// 1. all_to_all: everybody's packed elements of my part, which I unpack and add in rank order;
-// 2. all_gather: my sums, packed again. Each rank unpacks them all, its own too: the same bits everywhere.
-// With shards there is no second step, and no second rounding.
-// Bytes sent per rank: (n-1)/n of the packed bucket in each step.
+// Summing packed numbers hop by hop would round at every hop. Instead every rank owns a part of the bucket:
+// 1. all_to_all: it receives all ranks' packed elements of its part, unpacks them and sums in rank order;
+// 2. all_gather: it sends these sums, packed again. Each rank unpacks all of them, its own too, so that all
+//    have the same bits.
+// With shards there is no second step and no second rounding. Bytes sent per rank: (n-1)/n of the packed
+// bucket in each step.
 #include <fmt/format.h>
 
 #include <numeric>
@@ -24,11 +23,11 @@
 namespace echelon {
 namespace {
 
-// Who rounds: a rank its own gradient, or the owner of a part the sum. The owner is not named, as who that is
-// must not change the bits.
+// Who rounds: a rank its own gradient, or the owner of a part the sum. All owners share one number, since who
+// owns a part must not change the bits.
 constexpr int owner_of_sum = -1;
 
-// Where each section's random numbers come from. They are indexed by the element within the parameter.
+// The random generators of the sections. They are indexed by the element within the parameter.
 std::vector<Philox> rounding_of(const ReductionContext& context, const GradientBucket& bucket,
                                 std::int64_t step, int who) {
   std::vector<Philox> generators;

@@ -2,10 +2,10 @@
 // Gradient Descent, https://arxiv.org/abs/1704.05021; Stich et al. 2018, Sparsified SGD with Memory,
 // https://arxiv.org/abs/1809.07599.
 //
-// Each rank adds its gradient to what it has not sent yet, sends the largest R of each parameter with their
-// places, and keeps the rest for later: what was sent and what is kept always add up to the gradients so far.
-// The sum over ranks has up to n R elements, so packed pairs cannot be added on the way; every rank gathers
-// all pairs and adds them in rank order. Bytes sent per rank: (n-1) R of the bucket, in values and indices.
+// Each rank adds its gradient to its residual, sends the largest R of each parameter with their indices, and
+// keeps the rest: what was sent and what is kept always add up to the gradients so far. The sum over ranks
+// has up to n R elements, so packed pairs cannot be added on the way; every rank gathers all pairs and adds
+// them in rank order. Bytes sent per rank: (n-1) R of the bucket, in values and indices.
 #include <algorithm>
 
 #include "base/error.h"

@@ -1,12 +1,12 @@
-// Context parallelism: the tokens of each sequence are cut over the cp group, so that what a rank keeps of a
-// sequence falls as 1/cp. Everything but attention works on a rank's own tokens; attention reaches the keys
-// and values of the other ranks by a ring (context_parallel_ring.h), by gathering them
-// (context_parallel_allgather.h), by exchanging tokens for heads (context_parallel_ulysses.h), or by a ring
-// of groups that exchange heads (USP, Fang & Zhao 2024, https://arxiv.org/abs/2405.07719). Which tokens are
-// where: spec/context_layout.h.
+// Context parallelism: the tokens of each sequence are cut over the cp group, so that a rank's activations of
+// a sequence shrink by cp. Everything but attention works on a rank's own tokens. Attention reaches the keys
+// and values of the other ranks in one of four ways: a ring (context_parallel_ring.h); gathering
+// (context_parallel_allgather.h); exchanging tokens for heads (context_parallel_ulysses.h); or a ring across
+// groups that exchange heads (USP, Fang & Zhao 2024, https://arxiv.org/abs/2405.07719). spec/context_layout.h
+// says which tokens are where.
 //
-// Parameters are the same on all cp ranks and each rank's gradient is a part, so gradients are summed over dp
-// and cp together, and ZeRO cuts state over both.
+// Parameters are the same on all cp ranks and each rank's gradient is partial, so gradients are summed over
+// dp and cp together, and ZeRO shards state over both.
 #pragma once
 
 #include <optional>
@@ -23,17 +23,17 @@ class ContextParallel {
   // `rank` outlives this. `heads`: of this tp rank.
   ContextParallel(const Rank& rank, const Plan& plan, const Heads& heads);
 
-  // Rotated [q | k | v] of this rank's tokens, handed over, to what attention computes with here and its
-  // backward pass needs again.
+  // Takes over the rotated [q | k | v] of this rank's tokens. Returns the operands of this rank's attention,
+  // which its backward pass needs again.
   Tensor enter(const Sequences& sequences, Tensor qkv) const;
-  // out (N, H D) of this rank's tokens, and as many log-sums of exponentials as it has rows and heads.
-  // `sinks` (H): see Kernels::attention_sink; undefined: none.
+  // Computes out (N, H D) of this rank's tokens, and the log-sum-exp of each row and head. `sinks` (H): see
+  // Kernels::attention_sink; undefined: none.
   void forward(const Sequences& sequences, const Tensor& core, const Tensor& sinks, const Tensor& out,
                const Tensor& lse) const;
-  // out . dout of each row and head of this rank's tokens.
+  // The dot product out . dout for each row and head of this rank's tokens.
   Tensor delta(const Sequences& sequences, const Tensor& out, const Tensor& dout) const;
-  // dqkv is overwritten with the gradient of what enter() was given. dout and delta are handed over. The
-  // gradient of `sinks` is added to, over the queries that are computed here.
+  // Overwrites dqkv with the gradient of enter()'s input. Takes over dout and delta. Adds the gradient of
+  // `sinks` over the queries that this rank computes.
   void backward(const Sequences& sequences, const Tensor& core, const Weight& sinks, const SequenceSums& sums,
                 Tensor dout, const Tensor& lse, Tensor delta, const Tensor& dqkv) const;
 
@@ -50,12 +50,12 @@ class ContextParallel {
                          const Tensor& lse, const Tensor& delta) const;
   void add_sink_gradient_of_heads(const Sequences& sequences, const Weight& sinks, const SequenceSums& sums,
                                   const Tensor& lse, const Tensor& delta) const;
-  // Of what is a number for each head: those that this rank computes.
+  // Of a vector with a number for each head: those of the heads that this rank computes.
   Tensor heads_here(const Tensor& of_heads) const;
-  Range range_here() const;  // those among all
+  Range range_here() const;  // their range among all heads
   WholeAttention whole_attention(const Sequences& sequences) const;
-  // visit(rows, shape) for each run of positions of the sequences from `begin` to `end`, in the order of
-  // ContextBlocks; or once for all of them where each is one run.
+  // Calls visit(rows, shape) for each run of positions of sequences [begin, end), in the order of
+  // ContextBlocks; or once for all of them if each is a single run.
   template <class Visit>
   void each_run(Range sequences, const Visit& visit) const;
   AttentionShape whole_sequences(const Sequences& sequences, const Tensor& core) const;
@@ -66,9 +66,9 @@ class ContextParallel {
   bool gathers_;
   Heads heads_;  // of this rank's tokens
   Heads here_;   // that this rank computes
-  // Under invariant numerics, where tokens of a sequence are on several ranks while attention computes.
+  // Whether numerics are invariant and a sequence's tokens lie on several ranks while attention computes.
   bool is_whole_;
-  std::optional<WholeRows> whole_rows_;  // which are gathered
+  std::optional<WholeRows> whole_rows_;  // if these are gathered
 };
 
 }  // namespace echelon

@@ -1,8 +1,9 @@
-// DeepSpeed-Ulysses (Jacobs et al. 2023, https://arxiv.org/abs/2309.14509): an all-to-all takes each rank
-// from its part of the sequence and all heads to the whole sequence and its part of the heads; attention
-// needs no communication there; another brings the output back. Forward 4 of them (q, k, v, output), backward
-// 4, and one number a query and head (delta). Bytes sent by a rank and all-to-all: (U-1)/U of the matrix, so
-// the volume of a rank falls as 1/U where that of tensor parallelism stays.
+// DeepSpeed-Ulysses (Jacobs et al. 2023, https://arxiv.org/abs/2309.14509): an all-to-all turns a part of the
+// sequence with all heads into the whole sequence with a part of the heads. Attention then needs no
+// communication, and another all-to-all brings the output back. There are 4 of them forward (q, k, v, output)
+// and 4 backward, plus one number per query and head (delta). Bytes sent by a rank in each: (U-1)/U of the
+// matrix. The matrix shrinks as 1/U, so a rank's volume does too, while that of tensor parallelism stays
+// constant.
 #pragma once
 
 #include "comm/rank.h"
@@ -11,25 +12,26 @@
 
 namespace echelon {
 
-// B sequences; T tokens of each on each of the U ranks of the group, in its order.
+// For B sequences, with T tokens of each on each of the group's U ranks, in rank order.
 class UlyssesExchange {
  public:
-  // All outlive this. `heads`: those of this rank's tokens. With fewer key/value heads than ranks, ranks that
-  // need the same one each get a copy, and its gradient is the sum of theirs.
+  // All outlive this. `heads`: of this rank's tokens. With fewer key/value heads than ranks, each rank that
+  // needs a head gets a copy, and the head's gradient is the sum over the copies.
   UlyssesExchange(const Rank& rank, Communicator& group, const ContextLayout& layout, const Heads& heads,
                   std::int64_t batch);
 
   // The heads that rank `index` of the group computes.
   static Heads part_of(const Heads& heads, int ulysses);
 
-  // [q | k | v] (B*T, all heads) to (B*U*T, heads here).
+  // From [q | k | v] (B*T, all heads) to (B*U*T, this rank's heads).
   Tensor to_heads(const Tensor& qkv) const;
-  // Its gradient back, to `dqkv`.
+  // The gradient of that, back to `dqkv`.
   void gradient_to_tokens(const Tensor& dcore, const Tensor& dqkv) const;
-  // Query heads alone, (B*U*T, heads here) to `out` (B*T, all heads); and their gradient the other way.
+  // Query heads only: from (B*U*T, this rank's heads) to `out` (B*T, all heads); and their gradient the other
+  // way.
   void output_to_tokens(const Tensor& core, const Tensor& out) const;
   Tensor output_gradient_to_heads(const Tensor& dout) const;
-  // delta of (B, heads, T) to the order of ContextBlocks.
+  // delta, from (B, heads, T) to the order of ContextBlocks.
   Tensor delta_to_heads(const Tensor& delta) const;
 
  private:

@@ -199,7 +199,8 @@ Tensor ExpertParallel::rounded_columns(const Tensor& term) const {
   return rounded;
 }
 
-// Behind them zeros below zero: the sum over tp that follows in any case brings the others'.
+// The other columns are filled with -0.0, which changes no sum: the sum over tp that follows brings the other
+// ranks' columns.
 Tensor ExpertParallel::all_columns(const Tensor& own, std::int64_t width) const {
   if (!sums_rows()) return own;
   const Tensor all = rank_->activation({own.rows(), width});
@@ -209,9 +210,9 @@ Tensor ExpertParallel::all_columns(const Tensor& own, std::int64_t width) const 
   return all;
 }
 
-// In place: hidden becomes its gradient and d_activated the weighted activation. The gradient of a row's
-// weight is a sum over hidden units, and over the bias, which is a part of the weighted row too: over both in
-// blocks, where there are some, and what tp ranks have is added behind the exchange.
+// In place: hidden becomes its gradient, and d_activated the weighted activation. The gradient of a row's
+// weight is a sum over the hidden units and over the bias, which is part of the weighted row too; each in
+// blocks if there are any. The tp ranks' contributions are summed after the exchange.
 void ExpertParallel::activation_backward(const Saved& saved, const Tensor& d_out, const Tensor& d_activated,
                                          const Tensor& weights, const Tensor& d_weights) const {
   const ExpertBounds& bounds = saved.route.bounds;

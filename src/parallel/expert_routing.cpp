@@ -1,5 +1,5 @@
-// Which experts take which tokens on a rank of the mesh, and what balances them: the part of ExpertParallel
-// that comes before the tokens travel.
+// Which experts take which tokens on a rank of the mesh, and load balancing: the part of ExpertParallel
+// before tokens travel.
 #include <algorithm>
 #include <functional>
 #include <utility>
@@ -51,8 +51,8 @@ ExpertParallel::Saved ExpertParallel::route(const Tensor& normed_here, std::int6
   return saved;
 }
 
-// An expert's copies are in the order of their tokens, and so of sequences and their runs of positions here.
-// In validation a rank that has no sequence tells others of as many runs as they have of their one.
+// An expert's copies are in token order, and so in the order of sequences and their runs of positions here.
+// In validation, a rank without a sequence reports as many runs as the others have of theirs.
 ExpertBounds ExpertParallel::bounds_by_run(const Saved& saved) const {
   const std::int64_t number = std::max<std::int64_t>(saved.sequences, 1) * runs_.of_rank,
                      each = saved.ids.rows() / number;

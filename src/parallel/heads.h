@@ -1,5 +1,5 @@
-// The attention heads of one rank, and where they lie in a projected (N, (H + 2 Hkv) D) matrix [q | k | v].
-// Grouped-query attention (Ainslie 2023) when Hkv < H.
+// The attention heads of one rank, and where they lie in a projected matrix [q | k | v] (N, (H + 2 Hkv) D).
+// Grouped-query attention (Ainslie 2023) if Hkv < H.
 #pragma once
 
 #include <cmath>
@@ -11,7 +11,7 @@ namespace echelon {
 class Heads {
  public:
   Heads() = default;
-  // `scale` and `cap` of q.k before the softmax: AttentionShape.
+  // `scale` and `cap` apply to q.k before the softmax (AttentionShape).
   Heads(std::int64_t num_heads, std::int64_t num_kv_heads, std::int64_t head_dim, double scale,
         double cap = 0)
       : num_heads_(num_heads), num_kv_heads_(num_kv_heads), head_dim_(head_dim), scale_(scale), cap_(cap) {}
@@ -27,7 +27,7 @@ class Heads {
   double cap() const { return cap_; }
   std::int64_t kv_width() const { return num_kv_heads_ * head_dim_; }
 
-  // Columns of a [q | k | v] matrix.
+  // Column ranges of a [q | k | v] matrix.
   Tensor q(const Tensor& qkv) const { return qkv.column_range(0, width()); }
   Tensor k(const Tensor& qkv) const { return qkv.column_range(width(), width() + kv_width()); }
   Tensor v(const Tensor& qkv) const { return qkv.column_range(width() + kv_width(), qkv_width()); }

@@ -1,8 +1,9 @@
-// Where the logits of a chunk of tokens become their gradients. As wide as these they share the memory, chunk
-// by chunk. Wider (f32 beside gradients in bf16), the logits exist for some rows of the chunk at a time,
-// behind the gradients of the rows before them, and each time for as many as there is room for: twice what
-// the gradients take lets all rows through in two products, each of which reads the whole table. Where each
-// piece would wait for other ranks, which have parts of the vocabulary, there is room for all rows at once.
+// Memory in which the logits of a chunk of tokens become their gradients. If both have the same width,
+// gradients overwrite logits. If logits are wider (f32, with gradients in bf16), they exist for a piece of
+// the chunk's rows at a time, placed after the gradients of the rows before; each piece has as many rows as
+// fit. With twice the memory of the gradients, all rows pass in two products, each of which reads the whole
+// table. If each piece would have to wait for other ranks, which hold parts of the vocabulary, there is
+// memory for all rows at once.
 #pragma once
 
 #include <algorithm>
@@ -13,7 +14,7 @@ namespace echelon {
 
 class LogitsRoom {
  public:
-  // For chunks of at most so many rows, `width` columns.
+  // For chunks of at most `rows` rows and `width` columns.
   LogitsRoom(const Rank& rank, std::int64_t rows, std::int64_t width, bool in_one_piece)
       : wide_(rank.precision().statistics),
         narrow_(rank.precision().activations),
@@ -25,17 +26,17 @@ class LogitsRoom {
         bytes_(rank.arena(), MemoryCategory::activations, DType::u8,
                {room_ * row_bytes() + (wide_ == narrow_ ? 0 : alignment)}) {}
 
-  // (rows, width), once visit() has made them.
+  // The gradients (rows, width), after visit() has computed them.
   Tensor gradients(std::int64_t rows) const { return matrix(0, narrow_, rows); }
 
-  // visit(piece, logits, gradients) for all rows of a chunk, in order: makes the gradients of the piece,
-  // which stay, of its logits, which do not.
+  // Calls visit(piece, logits, gradients) for all rows of a chunk, in order. It turns the piece's logits,
+  // which are then discarded, into gradients, which stay.
   template <class Visit>
   void each_piece(std::int64_t rows, const Visit& visit) const {
     if (wide_ == narrow_) return visit(Range{0, rows}, gradients(rows), gradients(rows));
     for (std::int64_t begin = 0; begin < rows;) {
       const std::int64_t here = std::min(rows - begin, (room_ - begin) / (1 + ratio()));
-      // From the room's end, as only there is it certain to be aligned.
+      // At the end of the memory, since only there is alignment certain.
       const std::int64_t at = (bytes_.numel() - here * ratio() * row_bytes()) / alignment * alignment;
       visit(Range{begin, begin + here}, matrix(at, wide_, here),
             gradients(rows).row_range(begin, begin + here));
@@ -53,7 +54,7 @@ class LogitsRoom {
 
   DType wide_, narrow_;
   std::int64_t width_, stride_;
-  std::int64_t room_;  // rows of gradients that there is memory for
+  std::int64_t room_;  // rows of gradients that fit
   Tensor bytes_;
 };
 

@@ -1,8 +1,7 @@
-// Pipeline parallelism (GPipe, Huang et al. 2018, https://arxiv.org/abs/1811.06965, and every schedule
-// since): the executor. One loop runs the lowered instructions of one rank, whatever the schedule: what
-// differs between GPipe, 1F1B, PipeDream, zero-bubble and DualPipe is in the list, not here. Bytes sent per
-// rank: one activation and one gradient, rows_here x C elements each, per microbatch and stage boundary to
-// another rank.
+// The executor of pipeline parallelism (GPipe, Huang et al. 2018, https://arxiv.org/abs/1811.06965, and every
+// schedule since). One loop runs the lowered instructions of one rank, whatever the schedule: GPipe, 1F1B,
+// PipeDream, zero-bubble and DualPipe differ only in the list. Bytes sent per rank: one activation and one
+// gradient, of rows_here x C elements each, per microbatch and stage boundary to another rank.
 #pragma once
 
 #include <map>
@@ -21,32 +20,33 @@
 
 namespace echelon {
 
-// What the executor asks of the stages that a rank holds: the stage, microbatch and version of weights are
-// those of the instruction. Tensors are handed over: the receiver decides when they go.
+// What the executor calls on a rank's stages. Instructions give the stage, the microbatch and the version of
+// the weights. Tensors are handed over: the receiver frees them.
 class PipelineStages {
  public:
   virtual ~PipelineStages() = default;
   // Called before each instruction.
   virtual void before(const Instruction&) {}
-  // Then, of those that run alone: what computes next on this rank; null: nothing, or several together.
+  // Then, before an instruction that runs alone: the next computation on this rank; null if there is none, or
+  // several run together.
   virtual void upcoming(const Instruction*) {}
-  // F, B or BW: from the value that it reads to the one that it writes, of those that travel; undefined where
-  // there is none, at the ends of the model.
+  // F, B or BW: from the travelling value that it reads to the one that it writes; undefined if there is
+  // none, at the ends of the model.
   virtual Work<Tensor> pass(Instruction i, Tensor input) = 0;
-  // Whether these pause where they wait for other ranks than the pipeline's. Two that the schedule overlaps
-  // change places there, each time: in the same order on all ranks that run the same list.
+  // Whether pass() pauses when it waits for ranks outside the pipeline. Two passes that the schedule overlaps
+  // then alternate at each pause, in the same order on all ranks with the same list.
   virtual bool pauses() const = 0;
   virtual void backward_weight(const Instruction& i) = 0;
-  // Optimizer step of a stage, in a schedule that does not flush.
+  // The optimizer step of a stage, in a schedule without a flush.
   virtual void step(const Instruction& i) = 0;
-  // What is left to do of the step before. False if what was run since then, all of it forward passes, ran on
-  // wrong weights: it is forgotten and run again.
+  // Completes the previous optimizer step (post-validation). Returns false if the forward passes that ran
+  // since then used wrong weights: they are discarded and run again.
   virtual bool validate() = 0;
-  // Room for what travels of this microbatch.
+  // Allocates a travelling value of this microbatch.
   virtual Tensor make_room(ValueKind kind, int microbatch) = 0;
 
-  // Where the output layer is cut over the ranks (parallel/vocabulary_parallel.h): V, from the last stage's
-  // output; VW; and what comes before the backward pass of the last stage.
+  // With vocabulary parallelism (parallel/vocabulary_parallel.h): V, from the last stage's output; VW; and
+  // the merge before the last stage's backward pass.
   virtual VocabularyParallel::Part head_part(const Instruction& i, Tensor hidden) = 0;
   virtual void head_part_weight(const Instruction& i, Tensor scale) = 0;
   virtual VocabularyParallel::Whole merge_head(int microbatch,
@@ -55,46 +55,49 @@ class PipelineStages {
 
 struct PipelineRun {
   Clock::time_point start;
-  std::vector<Span> spans;  // seconds since the run's beginning; of a device when it ran them, see settle()
-  int peak_saved = 0;  // most microbatches of a stage that were kept at once, summed over the rank's stages
+  // In seconds since the run began; on a device, the times at which it ran them: see settle().
+  std::vector<Span> spans;
+  // The most microbatches kept per stage at once, summed over the rank's stages.
+  int peak_saved = 0;
   std::int64_t messages = 0;  // sent
-  // Optimizer steps of the rank that a gradient was late, at most: between the weights that it was computed
-  // with and those that it changed. 0 where the schedule flushes.
+  // Staleness: the most optimizer steps of the rank between the weights that a gradient was computed with and
+  // those that it changed. 0 if the schedule flushes.
   int max_staleness = 0;
-  bool was_again = false;  // validation made all that was before it run again
+  bool was_again = false;  // validate() failed, and all passes before it ran again
 
   // The spans in seconds since `zero`.
   std::vector<Span> spans_since(Clock::time_point zero) const;
 
-  // Of a device: the events between which it ran each span. The host waits for them, and `start` and `spans`
-  // tell their times.
+  // On a device: the events around each span. settle() makes the host wait for them and fills `start` and
+  // `spans` with their times.
   std::vector<DeviceWork> on_device{};
   void settle(DeviceClock& clock);
 };
 
-// One rank's executor. Where the schedule does not flush, it keeps what is in flight from step to step.
+// One rank's executor. In a schedule without a flush it keeps values in flight from step to step.
 class PipelineExecutor {
  public:
-  // `group` is the pp group and outlives the executor. Spans are on the clock of `time`, or between marks of
-  // a device's.
+  // `group` is the pp group and outlives the executor. Spans are measured by `time`, or by events of
+  // `device`.
   explicit PipelineExecutor(Communicator& group, Time time = {}, const DeviceClock* device = nullptr)
       : group_(&group), time_(std::move(time)), device_(device) {}
 
-  // Runs the rank's list of a program in order. Throws what stages and group throw.
+  // Runs the rank's list of a program, in order. Throws what `stages` and the group throw.
   PipelineRun run(const StepPrograms::Program& program, PipelineStages& stages);
 
  private:
-  // When something began or ended.
+  // The start or end of a span.
   struct Moment {
     double seconds = 0;  // since the run's beginning
     std::shared_ptr<DeviceEvent> on_device{};
   };
   Moment now(const PipelineRun& run) const;
   static void add_span(const Instruction& i, const Moment& begin, const Moment& end, PipelineRun& run);
-  // The value that an instruction reads, off the shelf, and the one that it wrote, onto it.
+  // Takes the value that an instruction reads off the shelf; shelve() puts the one that it wrote onto it.
   Tensor fetch(const Instruction& i, const Schedule& schedule);
   Tensor take(const Value& v);
-  // The gradient of the last stage's output, off the shelf in parts; what these are told goes onto it.
+  // Takes the parts of the gradient of the last stage's output off the shelf and merges them; shelves the
+  // scales for these parts.
   Tensor merge_head(const Instruction& i, const Schedule& schedule, PipelineStages& stages);
   void shelve(const Instruction& i, const Schedule& schedule, const Tensor& result, PipelineRun& run);
   void execute(const Instruction& i, const Schedule& schedule, PipelineStages& stages, PipelineRun& run);
@@ -108,9 +111,9 @@ class PipelineExecutor {
   Communicator* group_;
   Time time_;
   const DeviceClock* device_;
-  std::map<Value, Tensor> shelf_;  // activations and gradients that wait for their one reader
-  std::optional<int>
-      oldest_read_;  // version of the weights that backward passes have read since the last step
+  std::map<Value, Tensor> shelf_;  // activations and gradients that wait for their only reader
+  // The version of the weights that backward passes have read since the last step.
+  std::optional<int> oldest_read_;
   std::vector<Pending> sends_;
   int saved_ = 0;
 };

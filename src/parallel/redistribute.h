@@ -1,5 +1,5 @@
-// Carries out a row of the conjugate table (spec/layout.h) on a matrix. Every activation that crosses ranks
-// along tp (and later cp and ep) goes through here, and nowhere else.
+// Applies a row of the conjugate table (spec/layout.h) to a matrix. All activations that cross ranks along tp
+// go through here.
 #pragma once
 
 #include <array>
@@ -17,7 +17,7 @@ class InFlight {
   explicit InFlight(Tensor ready) : value_(std::move(ready)) {}
   InFlight(Tensor value, Pending pending, std::function<void()> finish = {})
       : value_(std::move(value)), pending_(std::move(pending)), finish_(std::move(finish)) {}
-  // Waits, and hands the tensor over.
+  // Waits, and returns the tensor.
   Tensor get();
 
  private:
@@ -26,15 +26,15 @@ class InFlight {
   std::function<void()> finish_;  // unpacks what arrived
 };
 
-// Of an InFlight: keeps what travels until it is waited for, whenever the others have taken it. What is held
-// when then depends on no rank's haste.
+// For InFlight's `finish`: keeps the sent tensor alive until get(), even if the others have taken it earlier.
+// Peak memory then does not depend on the other ranks' speed.
 inline std::function<void()> until_then(const Tensor& sent) {
   return [sent] {};
 }
 
-// Brings x from placement `from` to placement `to` along `axis`. `extent` is the logical (rows, cols); a
-// sharded dimension is cut by split_range. x must be contiguous and may be overwritten (all_reduce works in
-// place); the result may be x itself. The gradient goes back with redistribute(..., gradient_of(to),
+// Converts x from placement `from` to `to` along `axis`. `extent` is the logical (rows, cols); a sharded
+// dimension is cut by split_range. x must be contiguous and may be overwritten (all_reduce works in place);
+// the result may be x itself. The gradient goes back with redistribute(..., gradient_of(to),
 // gradient_of(from), extent).
 InFlight redistribute(const Rank& rank, Axis axis, const Tensor& x, const Placement& from,
                       const Placement& to, std::array<std::int64_t, 2> extent);

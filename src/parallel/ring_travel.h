@@ -1,5 +1,5 @@
-// What each rank of a ring has of a sequence, on its way from rank to rank: after R-1 exchanges with its
-// neighbours a rank has held that of all R.
+// Sends each rank's part of a sequence around a ring: after R-1 exchanges with its neighbours, a rank has
+// held the parts of all R ranks.
 #pragma once
 
 #include <utility>
@@ -9,23 +9,22 @@
 
 namespace echelon {
 
-// What is here now, and the exchange of it for the next one.
+// The current part, and the exchange for the next one.
 class RingTravel {
  public:
-  // `rank` and `ring` outlive this. own: contiguous, and of the same shape on each rank. `are_keys`: they
-  // have a row in a trace.
+  // `rank` and `ring` outlive this. own: contiguous, with the same shape on each rank. `are_keys`: traced as
+  // keys and values.
   RingTravel(const Rank& rank, Communicator& ring, Tensor own, bool are_keys = true)
       : rank_(&rank), ring_(&ring), recorder_(are_keys ? rank.recorder() : nullptr), here_(std::move(own)) {}
 
   const Tensor& here() const { return here_; }
   int next() const { return around(ring_->rank() + 1, ring_->size()); }
   int previous() const { return around(ring_->rank() - 1, ring_->size()); }
-  // The ring index whose part is here at a step.
+  // The ring index whose part is here at a step, and the step at which a ring index's part is here.
   int source(int step) const { return around(ring_->rank() - step, ring_->size()); }
-  // And the step at which that of a ring index is here.
   int step_of(int ring_index) const { return source(ring_index); }
 
-  // Posted before what is here is computed with, waited for afterwards.
+  // start() before computing with the current part, finish() after it.
   void start() {
     if (recorder_ != nullptr) asked_ = recorder_->now();
     arriving_ = Tensor(rank_->arena(), MemoryCategory::activations, here_.dtype(), here_.shape());

@@ -1,5 +1,5 @@
-// Who looks at what a layer's router decides in training, and may decide otherwise: `verify` compares the
-// decisions of two runs, and goes on with the same ones in both.
+// An observer of a layer's routing decisions in training, which may change them: `verify` compares the
+// decisions of two runs and makes both continue with the same ones.
 #pragma once
 
 #include <cstdint>
@@ -11,22 +11,22 @@
 
 namespace echelon {
 
-// Whose tokens the rows of a microbatch are: sequence by sequence, from the first sample on.
+// Which tokens the rows of a microbatch are: sequence by sequence, from first_sample on.
 struct RoutedTokens {
-  std::int64_t sequences = 0;  // 0: in generation, where nobody looks
+  std::int64_t sequences = 0;  // 0: generation, which has no observer
   std::int64_t step = 0, first_sample = 0;
-  Tensor positions;  // (N, i32) in their sequences
+  Tensor positions;  // (N, i32) within their sequences
 };
 
 class RoutingWatch {
  public:
   virtual ~RoutingWatch() = default;
-  // A router has chosen `ids` (R, k, i32) for the rows that it has; what is there afterwards is the choice.
+  // Called when a router has chosen `ids` (R, k, i32) for its rows. The observer may overwrite them.
   virtual void on_choice(std::int64_t layer, const RoutedTokens& tokens, const TokenRouter& router,
                          const Tensor& logits, std::span<const double> bias, const Tensor& ids) = 0;
-  // Of the choices `ids` of all rows (N, k, i32) those in `kept` stay, the others are -1 there; what is there
-  // afterwards is kept. keep(weights): what would be by other weights than these (N, k). Without a capacity
-  // all are kept, and `kept` is `ids`.
+  // Called when `kept` is decided: `ids` of all rows (N, k, i32) with dropped choices replaced by -1. The
+  // observer may overwrite it. keep(weights) returns what would be kept with other weights (N, k). Without a
+  // capacity all are kept, and `kept` is `ids`.
   using Keep = std::function<Tensor(const Tensor& weights)>;
   virtual void on_kept(std::int64_t layer, const RoutedTokens& tokens, const Tensor& ids,
                        const Tensor& weights, const Tensor& kept, const Keep& keep) = 0;

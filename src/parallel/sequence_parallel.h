@@ -1,8 +1,8 @@
-// Sequence parallelism (Korthikanti et al. 2022, https://arxiv.org/abs/2205.05198): between the
-// tensor-parallel regions the tokens of a microbatch are cut over the tp group, so that norms, residuals and
-// their saved activations shrink by tp. Each all_reduce of tensor parallelism becomes reduce_scatter +
-// all_gather: the same bytes. The inputs of the regions, which weight gradients read, are kept cut as well,
-// and gathered once more (InputAgain).
+// Sequence parallelism (Korthikanti et al. 2022, https://arxiv.org/abs/2205.05198): between tensor-parallel
+// regions, the tokens of a microbatch are cut over the tp group, so that norms, residuals and their saved
+// activations shrink by tp. Each all_reduce of tensor parallelism becomes a reduce_scatter and an all_gather:
+// the same bytes. The regions' inputs, which weight gradients need, are also saved sharded and gathered once
+// more (InputAgain).
 #pragma once
 
 #include "base/split.h"
@@ -11,14 +11,14 @@
 
 namespace echelon {
 
-// Where the residual stream lives along tp: S(0), its rows cut over the ranks, or I.
+// Placement of the residual stream along tp: S(0) under sequence parallelism, else I.
 Placement residual_placement(bool sequence_parallel);
 
-// Rows of an N-row residual stream that rank `index` of a tp group of `tp` holds.
+// The rows of an N-row residual stream that rank `index` of `tp` holds.
 Range residual_rows(bool sequence_parallel, std::int64_t rows, int tp, int index);
 
-// Parameters that every tp rank applied to its own rows only (norms, learned positions, row-parallel biases),
-// or to its own heads, hold partial gradients: sums them over tp, in place. Forgetting this is the classic
+// Sums partial gradients over tp, in place: those of parameters that every tp rank applied to its own rows
+// only (norms, learned positions, row-parallel biases) or to its own heads. Forgetting this is the classic
 // silent error of sequence parallelism.
 void reduce_partial_gradients(const Rank& rank, const Tensor& gradients);
 

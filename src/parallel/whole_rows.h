@@ -1,10 +1,11 @@
-// Under invariant numerics a gradient of a weight is a sum over whole sequences, in the order of their tokens
-// (tensor/sequence_sums.h). Where the tokens of a sequence are cut over ranks (context parallelism, and
-// sequence parallelism for what each tp rank holds whole), each of n ranks takes all rows of a part of the
-// weight's columns, or of its rows, and adds up that part; the others have nothing of it, and the sum over
-// the ranks that follows in any case brings it to all. So all have the same work at any time.
+// Under invariant numerics, the gradient of a weight is a sum over whole sequences in token order
+// (tensor/sequence_sums.h). If the tokens of a sequence are cut over n ranks (context parallelism, and
+// sequence parallelism for parameters that each tp rank holds whole), each rank gets all rows of a part of
+// the weight's columns, or rows, and sums that part; it contributes zero to the others, and the sum over the
+// ranks that follows anyway completes them. The work stays balanced.
 //
-// Bytes that a rank sends: of what is cut (n-1)/n of its rows' elements, of what is not n-1 times all.
+// Bytes that a rank sends: (n-1)/n of the elements of its rows for operands that are cut, and n-1 times all
+// of them for those that are not.
 #pragma once
 
 #include <vector>
@@ -16,7 +17,7 @@
 
 namespace echelon {
 
-// The rows of a run of positions among those (T, C) of a whole sequence, of which a stride divides T.
+// The rows of a run of positions, from those (T, C) of a whole sequence; the run's stride divides T.
 Tensor rows_at(const Tensor& sequence, const PositionRun& run);
 
 class WholeRows final : public SpreadRows {
@@ -25,21 +26,22 @@ class WholeRows final : public SpreadRows {
   WholeRows(const Rank& rank, const Plan& plan);
 
   bool are_cut() const { return cp_ > 1 || sequence_parallel_; }
-  // All ranks of both groups call these alike.
+  // Collective over both groups.
   Tensor gather(const Tensor& here, std::int64_t rows, bool all_rows) const override;
   Tensor gather_part(const Tensor& here, std::int64_t rows, bool all_rows) const override;
   Range part(std::int64_t columns, bool all_rows) const override;
-  // All rows of sequences of which those of one rank of the cp group after another are given, and back.
+  // Reorders all rows of sequences from rank order (one cp rank after another) to position order, and back.
   Tensor in_order(const Tensor& by_rank) const;
   Tensor by_rank(const Tensor& in_order) const;
-  // Of a sum over the cp ranks (all rows, C), each of which has a term, the rows that are here.
+  // This rank's rows of a sum over the cp ranks, each of which has a term (all rows, C).
   Tensor sum_here(const Tensor& term) const;
-  // The rows of one rank of a group after another, so many on each: all columns, or this rank's part.
+  // Gathers the rows of a group in rank order, `rows` of them on each: all columns, or this rank's part of
+  // them.
   Tensor all_of(Communicator& group, const Tensor& here, const std::vector<std::int64_t>& rows) const;
   Tensor part_of_all(Communicator& group, const Tensor& here, const std::vector<std::int64_t>& rows) const;
 
  private:
-  // Rows of a sequence that are neighbours on a rank of the cp group, and where they stand.
+  // Rows of a sequence that are neighbours on a cp rank, and their positions.
   struct Run {
     std::int64_t rank = 0, begin = 0;
     PositionRun at;
@@ -54,9 +56,9 @@ class WholeRows final : public SpreadRows {
   const Rank* rank_;
   bool sequence_parallel_;
   int cp_;
-  std::int64_t tokens_, seq_len_;  // of a sequence, here and in all
+  std::int64_t tokens_, seq_len_;  // of a sequence: on this rank and in all
   std::vector<Run> runs_;
-  bool follow_ = true;  // the rows of one rank behind those of another
+  bool follow_ = true;  // each rank's rows follow those of the rank before
 };
 
 }  // namespace echelon
