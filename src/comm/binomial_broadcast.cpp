@@ -1,6 +1,6 @@
-// Binomial-tree broadcast: ranks, counted from the root, are cut in halves, again and again; the first rank
-// of a range that has the data sends it to the first of the range's second half. The number of ranks that
-// have it doubles with every step.
+// Binomial-tree broadcast: ranks, counted from the root, are halved again and again. In each step, the first
+// rank of a range, which has the data, sends it to the first rank of the range's second half. The number of
+// ranks with the data doubles in every step.
 //
 // Steps: log2(n), rounded up. Sent: the buffer once for every other rank; by the root log2(n) times, rounded
 // up, by half the ranks never. (Thakur, Rabenseifner, Gropp: Optimization of collective communication

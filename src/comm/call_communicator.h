@@ -1,4 +1,5 @@
-// A Communicator whose verbs are Calls: described and checked in one place, and handed to what moves them.
+// A Communicator that turns its verbs into Calls, describes and checks them in one place, and passes them to
+// the backend.
 #pragma once
 
 #include <string>
@@ -20,12 +21,12 @@ class CallCommunicator : public Communicator {
   Pending barrier() final;
 
  protected:
-  // Arguments are checked, and the Call has its memory. start(): a collective of several ranks, or a receive
-  // from another rank or this one; the views live as long as its Pending.
+  // start() begins a collective of several ranks, or a receive, from another rank or from this one. Arguments
+  // are checked, and the Call points to their memory; the tensors live as long as the Pending.
   virtual Pending start(Call call, const Tensor& in, const Tensor& out) = 0;
-  // A send, which waits for nobody; on a device its Pending is what the rank's stream waits for.
+  // Begins a send, which never waits; on a device the rank's stream waits for its Pending.
   virtual Pending post(Call call, const Tensor& x) = 0;
-  // Ends the job: the other ranks would wait for this call.
+  // Ends the job, since the other ranks would wait for this call.
   [[noreturn]] virtual void fail(const std::string& why) = 0;
   virtual void throw_if_failed() = 0;
   virtual const std::string& group_name() const = 0;
@@ -35,7 +36,7 @@ class CallCommunicator : public Communicator {
   Call checked(Call call, const Tensor& in, const Tensor& out);
   Pending collective(Call call, const Tensor& in, const Tensor& out);
 
-  const Tensor nothing_;  // what a barrier moves
+  const Tensor nothing_;  // the buffer of a barrier
 };
 
 }  // namespace echelon

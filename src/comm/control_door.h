@@ -1,8 +1,8 @@
-// How the ranks of a job let each other in to the control network, and nobody else. Every rank draws a secret
-// for its own door, which MPI brings to the others with its addresses: the invitation. Who calls shows the
-// first half of it with its rank, and the door answers with the second, so that each knows the other. Until
-// then a caller is a stranger: strangers are read without waiting, and only so many are kept; of more the
-// oldest goes.
+// How the ranks of a job admit each other to the control network, and nobody else. Every rank draws a secret
+// for its own door; MPI brings it to the others with the rank's addresses, as the invitation. A caller shows
+// the first half of the secret and its rank, and the door answers with the second half, so that each
+// authenticates the other. Until then a caller is a stranger. Strangers are read without blocking, and only a
+// limited number is kept; beyond it the oldest is dropped.
 #pragma once
 
 #include <array>
@@ -20,14 +20,15 @@ class ControlDoor {
  public:
   static constexpr std::size_t most_strangers = 128;
 
-  // Listens at these addresses for the ranks above `rank`. RunError when it cannot.
+  // Listens at these addresses for all ranks above `rank`. RunError if it cannot.
   ControlDoor(int rank, int num_ranks, const std::vector<std::string>& addresses);
 
-  // Words apart: the secret, and where this listens.
+  // The secret and the addresses where this listens, separated by spaces.
   std::string invitation() const;
-  // Returns when all ranks above have come in, `until` is over, or it is told to stop; and closes the door.
+  // Admits callers until all ranks above have come in, `until` has passed, or `stop` is requested; then
+  // closes the door.
   void admit(Clock::time_point until, const std::stop_token& stop);
-  // By rank; none of those that have not come in, nor of the ranks below.
+  // By rank; invalid for ranks that have not come in, and for those below.
   std::vector<Descriptor> take_admitted() { return std::move(admitted_); }
   std::vector<int> missing() const;
 
@@ -48,7 +49,7 @@ class ControlDoor {
                           Clock::time_point until);
 
   void accept_from(const Descriptor& listener);
-  // False: it need not be kept, let in or not.
+  // False if the stranger need not be kept, admitted or not.
   bool hear(Stranger& stranger);
   bool is_all_in() const;
 
@@ -58,8 +59,8 @@ class ControlDoor {
   std::list<Stranger> strangers_;  // the oldest first
 };
 
-// By a rank: calls at the door that this invitation leads to until it is let in. None and errno when the time
-// is over.
+// Called by a rank: tries the door of this invitation until it is admitted. Invalid, with errno set, if time
+// runs out.
 Descriptor knock(const std::string& invitation, int own_rank, bool same_node, Clock::time_point until);
 
 }  // namespace echelon

@@ -1,6 +1,6 @@
-// The words of the control network: what its frames hold, and how they lie one behind the other on a
-// connection. Whatever arrives, reading it ends no process: a stream that breaks the rules is refused, a
-// value that is no value is left out, a text becomes printable. No socket is in here.
+// The wire format of the control network: the contents of its frames, and how they follow each other on a
+// connection. No input can crash the process: a stream that breaks the format is refused, invalid values are
+// ignored, and text is made printable. There are no sockets here.
 #pragma once
 
 #include <cstdint>
@@ -15,11 +15,11 @@ namespace echelon {
 
 // Why a job ends.
 struct Failure {
-  int origin = -1;  // the rank at fault; -1: none, or not known
+  int origin = -1;  // the rank at fault; -1: none or unknown
   std::string why;
-  bool refused = false;  // the request is wrong, and nothing else
-  bool late = false;     // a wait lasted too long: who is at fault is for the records of all ranks to say
-  bool lost = false;     // a connection ended: why is not known
+  bool refused = false;  // the request is invalid; nothing else went wrong
+  bool late = false;     // a wait was too long; the records of all ranks must show who is at fault
+  bool lost = false;     // a connection ended; the reason is unknown
   int found_by = -1;     // rank
 };
 
@@ -31,20 +31,20 @@ std::string encode_frame(ControlFrame type, std::string_view text);
 std::string encode(const RankState& state);
 std::string encode(const Failure& failure);
 
-// What rank `from` says of itself, in a job of so many ranks; none where that is no JSON object. Ranks
-// outside the job are left out of waits_for, and are no origin; a found_by outside it is `from`.
+// What rank `from` of `num_ranks` reports; empty if the text is no JSON object. Ranks outside the job are
+// dropped from waits_for and from origin; a found_by outside it becomes `from`.
 std::optional<RankState> decode_state(int from, int num_ranks, const std::string& text);
 std::optional<Failure> decode_failure(int from, int num_ranks, const std::string& text);
 
-// Cuts the bytes of a connection into frames.
+// Splits the bytes of a connection into frames.
 class FrameReader {
  public:
-  // The type and the text: where a job of 100,000 ranks stands has room in it.
+  // Limit of type and text: enough for the state of a job of 100,000 ranks.
   static constexpr std::size_t largest = std::size_t{1} << 20;
 
   void add(std::string_view bytes) { bytes_ += bytes; }
   std::optional<std::pair<ControlFrame, std::string>> next();
-  // Why nothing more is read from this connection; empty: all is well.
+  // Why this connection is not read any more; empty if all is well.
   const std::string& refusal() const { return refusal_; }
 
  private:

@@ -1,9 +1,9 @@
-// The second network of a job of processes: a TCP connection between each two of them, and a thread in each
-// that listens. MPI says nothing of a process that died, was stopped or waits; this does, and goes on doing
-// so while the rank computes or MPI is stuck. What is said on it, and what follows: control_protocol.h.
+// The second network of a job of processes: a TCP connection between each pair, and a listening thread in
+// each. MPI does not report that a process died, was stopped or waits; this network does, even while the rank
+// computes or MPI is stuck. control_protocol.h defines what is sent and what follows from it.
 //
-// Every process tells the others every quarter of a second how its rank stands. A connection that ends before
-// its goodbye is a process that died. Who is let in: control_door.h.
+// Every process reports the state of its rank to the others every quarter of a second. A connection that ends
+// without a goodbye means that its process died. control_door.h decides who is admitted.
 #pragma once
 
 #include <chrono>
@@ -21,47 +21,49 @@ class ControlNetwork {
   // Called by the listening thread.
   struct Hooks {
     std::function<RankState()> state;  // of the own rank
-    // Once: the job has failed.
+    // Once, when the job has failed.
     std::function<void(const Failure& failure)> on_failure;
-    // Once, on the one rank that speaks for all: how each rank stood when it failed. Throws where it cannot
-    // speak.
+    // Once, on the rank that speaks for all: how each rank stood at the failure. Throws if it cannot report.
     std::function<void(const ControlProtocol::Report& report)> on_report;
     // Every quarter of a second.
     std::function<void()> on_tick;
   };
 
-  // The clock of `time` is the one by which ranks are silent.
+  // The silence of ranks is measured by the clock of `time`.
   ControlNetwork(int rank, int size, Hooks hooks, const Time& time);
   ~ControlNetwork();
-  // Says goodbye to the others and ends the thread that calls the hooks; so do destructors, but what the
-  // hooks use must be there until then. By the thread that made this.
+  // Says goodbye to the others and ends the thread that calls the hooks. The destructor does so too, but
+  // whatever the hooks use must live until then. Called by the thread that constructed this.
   void stop();
-  // Listens where the other ranks are, from their addresses and machines by rank, and returns what lets them
-  // in: bring every rank's to connect(), and to nobody else. RunError when it cannot.
+  // Listens on addresses that the other ranks can reach, given everyone's addresses and machines by rank, and
+  // returns this rank's invitation. Every rank's invitation goes to connect(), and to nobody else. RunError
+  // if it cannot.
   std::string open(const std::vector<std::vector<std::string>>& addresses,
                    const std::vector<std::string>& nodes);
-  // Nothing listens any more when it returns. RunError when a rank cannot be reached within `patience`.
+  // Connects all ranks; afterwards nothing listens any more. RunError if a rank cannot be reached within
+  // `patience`.
   void connect(const std::vector<std::string>& invitations, const std::vector<std::string>& nodes,
                std::chrono::milliseconds patience);
 
-  // Any thread. The first failure wins; every rank learns of it.
+  // Reports a failure to all ranks. Any thread; the first failure wins.
   void fail(const Failure& failure);
-  // After a failure: the rank's thread has left what it was at, for a cause of its own or (empty) for the
-  // failure.
+  // After a failure: the rank's thread has left its operation, for a cause of its own or (empty) because of
+  // the failure.
   void come_back(const std::string& cause);
   bool failed() const;
   Failure failure() const;
-  // Somebody has spoken for all.
+  // Whether some rank has spoken for all.
   bool reported() const;
-  // How a rank stood when it was last heard of, and how long ago anything was heard of it.
+  // A rank's last known state, and for how long nothing has been heard of it.
   RankState last_heard(int rank) const;
   double unheard_seconds(int rank) const;
 
   // After a failure: returns when reported().
   void wait_for_report();
-  // The rank has done its part: returns when every other rank has. CommError where the job fails instead.
+  // Called when the rank has done its part: returns when every other rank has too. CommError if the job fails
+  // instead.
   void finish_together();
-  // Whom finish_together() waits for.
+  // The ranks that finish_together() waits for.
   std::vector<int> unfinished() const;
 
  private:

@@ -1,4 +1,4 @@
-// The sockets of the control network.
+// Sockets for the control network.
 #pragma once
 
 #include <chrono>
@@ -13,7 +13,7 @@
 
 namespace echelon {
 
-// A socket, or another descriptor, that is closed with its owner.
+// Owns a file descriptor and closes it.
 class Descriptor {
  public:
   explicit Descriptor(int fd = -1) : fd_(fd) {}
@@ -31,29 +31,30 @@ class Descriptor {
   int fd_;
 };
 
-// All bytes, or false: the other end is gone, or the time set is over.
+// Transfer all bytes; false if the other end is gone or the timeout has passed.
 bool send_all(int fd, const void* data, std::size_t bytes);
 bool receive_all(int fd, void* data, std::size_t bytes);
-// For every later call; small messages leave at once.
+// Sets the timeout of every later call, and sends small messages at once (TCP_NODELAY).
 void set_timeouts(int fd, std::chrono::milliseconds time);
 
 // The addresses at which other machines may reach this one.
 std::vector<std::string> own_addresses();
-// The own address that packets to `there` leave from; empty: there is no way to it.
+// This machine's address from which packets to `there` leave; empty if there is no route.
 std::string source_towards(const std::string& there);
 
-// Where rank `rank` listens: on those of its addresses that lead to the higher ranks, which are the ones that
-// call, and nowhere else; on loopback for those on its own node. `addresses` and `nodes` by rank. RunError
-// where there is no way to a node.
+// The addresses at which rank `rank` listens: only those that lead to higher ranks, which are the ones that
+// call, and loopback for those on its own node. `addresses` and `nodes` are by rank. RunError if there is no
+// route to a node.
 std::vector<std::string> where_to_listen(
     int rank, const std::vector<std::vector<std::string>>& addresses, const std::vector<std::string>& nodes,
     const std::function<std::string(const std::string& there)>& towards = source_towards);
 
-// Listens at this address on a port that the system picks, without blocking; none and errno where it cannot.
+// Listens at this address without blocking, on a port that the system picks; invalid, with errno set, if it
+// cannot.
 Descriptor listen_at(const std::string& address);
-// "ADDRESS:PORT" of this end.
+// This end, as "ADDRESS:PORT".
 std::string name_of(int socket);
-// None and errno where "ADDRESS:PORT" does not answer.
+// Connects to "ADDRESS:PORT"; invalid, with errno set, if that does not answer.
 Descriptor connect_to(const std::string& name, std::chrono::milliseconds patience);
 
 inline bool is_loopback(std::string_view name) { return name.starts_with("127."); }

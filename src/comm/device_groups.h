@@ -1,12 +1,12 @@
-// Groups of ranks on devices whose collectives are those of the vendor's library (NCCL;
-// tensor/device_collectives.h), in place of the world's own.
+// Groups of ranks on devices whose collectives use the vendor's library (NCCL; tensor/device_collectives.h)
+// instead of the world's own.
 //
-// Before one is queued its ranks tell each other over the world's communicator what they were called for, and
-// the host waits for that: so ranks that disagree, or one that does not come, fail as anywhere, and nothing
-// is queued that not every rank queues. The sums are grouped by the library: within the bounds of
-// communicator.h, and not its bits. Messages, barriers and what is in the host's memory stay the world's.
+// Before queueing a collective, its ranks compare their calls over the world's communicator, and the host
+// waits for that. So a rank that disagrees or does not come fails as anywhere else, and a collective is
+// queued only if every rank queues it. The library groups the sums: results are within the bounds of
+// communicator.h, but not its bits. Messages, barriers and buffers in host memory still use the world.
 //
-// Ranks that share several groups call the collectives of all of them in an order that suits all: as with any
+// Ranks that share several groups must call the collectives of all of them in a consistent order, as with any
 // blocking collectives (algorithm_communicator.h).
 #pragma once
 
@@ -19,16 +19,16 @@
 
 namespace echelon {
 
-// Those of one rank. Outlives their communicators.
+// The device groups of one rank. Outlives their communicators.
 class DeviceGroups {
  public:
-  // World rank `rank`.
+  // `rank`: the world rank.
   DeviceGroups(World& world, int rank, DeviceCollectives& library);
   ~DeviceGroups();
   DeviceGroups(const DeviceGroups&) = delete;
   DeviceGroups& operator=(const DeviceGroups&) = delete;
 
-  // `inner`: the same group (`ranks` of the world) as the world joined it.
+  // `inner`: the communicator of the same group (`ranks` of the world) from the world.
   std::unique_ptr<Communicator> join(std::unique_ptr<Communicator> inner, const std::string& name,
                                      const std::vector<int>& ranks);
 

@@ -1,5 +1,5 @@
 // Dissemination barrier: in step k rank r sends an empty message to rank r + 2^k and waits for one from rank
-// r - 2^k. After step k it has heard, through others, of the 2^(k+1) - 1 ranks before it.
+// r - 2^k. After step k it has heard, directly or through others, from the 2^(k+1) - 1 ranks before it.
 //
 // Steps: log2(n), rounded up. Sent by each rank: as many messages, no bytes.
 // (Hensgen, Finkel, Manber: Two algorithms for barrier synchronization, 1988.)

@@ -1,4 +1,4 @@
-// What one rank has done last, kept for the day it fails: the flight record.
+// The flight record of a rank: its last operations, for the report of a failure.
 #pragma once
 
 #include <array>
@@ -13,24 +13,24 @@
 
 namespace echelon {
 
-// Where a rank stood.
+// The state of a rank at one time.
 struct RankState {
   int rank = 0;
-  std::string instruction;     // what it was told to be at: "step 12, 2B1"; empty: nothing was said
+  std::string instruction;     // what it announced to be at: "step 12, 2B1"; empty: nothing
   std::string last_finished;   // operation; empty: none
   std::string waits_in;        // operation; empty: it does not wait
-  std::vector<int> waits_for;  // world ranks; empty where it waits: not known, or nobody any more
-  bool to_take = false;        // those have given their part, and must still take what is sent to them
-  double seconds = 0;          // that it has waited, or since its last operation began or ended
-  double age_seconds = 0;      // since the rank was heard of, and all this was so
-  bool silent = false;         // it was asked and has not answered: what it did since is not known
+  std::vector<int> waits_for;  // world ranks; empty while it waits: unknown, or nobody any more
+  bool to_take = false;        // these have sent their part, and must only receive
+  double seconds = 0;          // how long it has waited, or since its last operation began or ended
+  double age_seconds = 0;      // age of this state: since it was last heard of
+  bool silent = false;         // it does not answer, so what it did since is unknown
   bool gone = false;           // its process ended
 };
 // "waits in dp collective 13 (all_reduce of 4096 f32) for rank 3, for 2.0 s, at step 4, 2F1; last finished
 // ..."
 std::string describe(const RankState& state);
 
-// The last operations of one rank. Its own thread writes; any thread may look.
+// Records one rank's last operations. The rank's thread writes; any thread may read.
 class FlightRecorder {
  public:
   using Ticket = std::uint64_t;
@@ -38,22 +38,22 @@ class FlightRecorder {
 
   explicit FlightRecorder(Time time = {}) : time_(std::move(time)), changed_(time_.now()) {}
 
-  // `group` outlives the recorder. Messages are counted by channel, collectives by group.
+  // `group` outlives the recorder. Messages are numbered by channel, collectives by group.
   Ticket begin(const std::string& group, std::uint64_t number, const Call& call);
   void finish(Ticket ticket);
-  // Between the two the rank sleeps in the operation. It may wake now and then and sleep again: the wait is
-  // one from the first sleep until the operation is finished.
+  // The rank sleeps in the operation between sleep() and wake(). It may wake and sleep again: its wait lasts
+  // from the first sleep until the operation is finished.
   void sleep(Ticket ticket);
   void wake();
   double waited_seconds() const;  // so far
-  // What the rank is at, in the words of its schedule.
+  // Announces what the rank is doing, in the words of its schedule.
   void at(std::string_view instruction);
 
-  // Without rank; waits_for of an AnnouncedWait only.
+  // The state, without `rank`; waits_for only of an AnnouncedWait.
   RankState state() const;
-  // That the wait has lasted which the rank sleeps in, or has announced; 0 where there is none.
+  // How long the current wait has lasted, in an operation or announced; 0 if there is none.
   double wait_seconds() const;
-  // One JSON object a line, oldest first.
+  // One JSON object per line, oldest first.
   std::string json_lines(int rank) const;
 
  private:
@@ -94,7 +94,7 @@ class FlightRecorder {
   std::array<char, 32> instruction_{};
 };
 
-// While it lives the rank waits for these world ranks in something that is no operation of a group.
+// During its lifetime the rank waits for these world ranks, in something other than a group's operation.
 class AnnouncedWait {
  public:
   AnnouncedWait(FlightRecorder& recorder, std::string what, std::vector<int> ranks);

@@ -1,14 +1,14 @@
-// Recursive halving and doubling all-reduce, of Rabenseifner. In step k = 0 ... log2(n)-1 the ranks r and r
-// xor 2^k exchange halves of what they have left, and each adds the half it keeps: 1/2, 1/4, ... of the
-// buffer. At the end a rank has the whole sum of 1/n of the buffer. The same steps in reverse order gather
-// the sums.
+// Rabenseifner's all-reduce, by recursive halving and doubling. In step k = 0 ... log2(n)-1 the ranks r and r
+// xor 2^k exchange halves of what they have left, and each adds the half that it keeps: 1/2, 1/4, ... of the
+// buffer. In the end each rank has the whole sum of 1/n of the buffer. The same steps in reverse gather the
+// sums.
 //
 // Steps: 2 log2(n). Sent by each rank: 2(n-1)/n of the buffer: the bytes of a ring in far fewer steps, but
-// with partners far apart. Any other n: p = 2^k ranks, the largest power of two below n, do that; the other
-// n-p first send their buffer to a neighbour, which adds it (fold.h), and are sent the result at the end.
-// Steps: 2 log2(p) + 2; a rank of such a pair sends the buffer once more. Order: by halves, as communicator.h
-// says. (Rabenseifner: Optimization of collective reduction operations, 2004; Thakur, Rabenseifner, Gropp:
-// Optimization of collective communication operations in MPICH, 2005.)
+// with distant partners. For other n, p = 2^k ranks, the largest power of two below n, do this; the other n-p
+// first send their buffer to a neighbour, which adds it (fold.h), and receive the result at the end. That
+// takes 2 log2(p) + 2 steps, and a rank of such a pair sends the buffer once more. Order: by halves, as
+// communicator.h says. (Rabenseifner: Optimization of collective reduction operations, 2004; Thakur,
+// Rabenseifner, Gropp: Optimization of collective communication operations in MPICH, 2005.)
 #include "base/split.h"
 #include "comm/call.h"
 #include "comm/collectives.h"

@@ -1,4 +1,4 @@
-// A job of which one rank is run alone, and the others are imagined: for what that rank holds, sends and
+// A job of which only one rank runs and the others are imagined: to find out what that rank holds, sends and
 // calls.
 #pragma once
 
@@ -13,15 +13,15 @@
 
 namespace echelon {
 
-// All_reduces of a group that it cannot cut evenly (split_range): those at its first `larger` places send
-// more than the others.
+// All_reduces that a group cannot divide evenly (split_range): its first `larger` ranks send more than the
+// others.
 struct UnevenSum {
-  std::string group;  // the name that it was joined by
+  std::string group;  // the name under which it was joined
   int size = 0, larger = 0;
 };
 
-// Every verb is finished at once and moves nothing: what would come from another rank keeps the contents that
-// it had. Ranks and sizes of groups are those of the job; arguments are checked as anywhere (CommError).
+// Every verb finishes at once and moves nothing: buffers for data from other ranks keep their contents. Ranks
+// and group sizes are the job's; arguments are checked as anywhere (CommError).
 class ImaginedWorld final : public World {
  public:
   // RequestError unless `rank` is one of num_ranks.
@@ -30,9 +30,9 @@ class ImaginedWorld final : public World {
   int num_ranks() const override { return num_ranks_; }
   std::unique_ptr<Communicator> join(int rank, const std::vector<int>& ranks,
                                      const std::string& name) override;
-  // The one rank, on the calling thread.
+  // Runs the one rank, on the calling thread.
   void run(const std::function<void(int rank)>& body) override { body(rank_); }
-  // Nobody waits here.
+  // No rank waits here.
   void abort(const std::string& why) override;
   bool failed() const override { return false; }
   std::chrono::milliseconds timeout() const override { return std::chrono::milliseconds::max(); }
@@ -40,7 +40,7 @@ class ImaginedWorld final : public World {
   std::vector<RankState> states() override;
   const Time& time() const override { return time_; }
 
-  // Of the groups that were joined, each remainder once.
+  // For all joined groups, each remainder once.
   std::vector<UnevenSum> uneven_sums() const;
 
  private:

@@ -1,7 +1,7 @@
-// What process_world.cpp needs of MPI: processes that find each other, and messages of bytes. One of two
-// files has it, mpi.cpp or no_mpi.cpp, as CMake finds a library or not; nothing else knows of MPI.
+// What process_world.cpp needs of MPI: processes that find each other, and messages of bytes. Implemented by
+// mpi.cpp or no_mpi.cpp, depending on whether CMake finds a library; nothing else depends on MPI.
 //
-// Not thread-safe: one thread at a time calls in here, whichever it is (MPI_THREAD_SERIALIZED).
+// Not thread-safe: any thread may call, but only one at a time (MPI_THREAD_SERIALIZED).
 #pragma once
 
 #include <cstddef>
@@ -11,22 +11,24 @@
 
 namespace echelon {
 
-// Messages under way together. On one channel of a space and a tag they arrive in the order they were sent.
+// A set of messages in progress. On a channel (a space and a tag) they arrive in the order in which they were
+// sent.
 class Messages {
  public:
   Messages();
-  ~Messages();  // what is still under way is left to itself
+  ~Messages();  // messages still in progress are abandoned
   Messages(Messages&&) noexcept;
   Messages& operator=(Messages&&) noexcept;
 
-  // `space` as open() numbers it; `to` and `from` count in it. The memory stays untouched until finished.
+  // `space`: from open_message_space(); `to` and `from` are ranks within it. The memory must not be touched
+  // until finished.
   void send(int space, int to, int tag, const void* data, std::size_t bytes);
   void receive(int space, int from, int tag, void* data, std::size_t bytes);
 
-  // Goes on without waiting; appends whom a message has come from to `arrived` as the last piece of it does.
-  // True when all have finished. CommError where MPI says so, or where a message is longer than its receive.
+  // Advances without waiting. Appends to `arrived` the sender of each message whose last piece has come. True
+  // when all have finished. CommError if MPI fails, or if a message is longer than its receive.
   bool advance(std::vector<int>& arrived);
-  // Whom a message has not come from, and whom one has not left for.
+  // The ranks from which a message has not arrived, and those to which one has not left.
   std::vector<int> missing() const;
   std::vector<int> leaving() const;
 
@@ -40,18 +42,18 @@ struct Processes {
   std::vector<std::string> nodes;  // the machine of each rank; ranks of one share memory
 };
 
-// Whether this build has MPI; else what to do about it.
+// Whether this build has MPI; if not, what to do about it.
 bool have_message_passing();
 std::string how_to_get_message_passing();
 
-// Collective over the processes that the launcher started; once in a process. RequestError without MPI.
+// Collective over the processes that the launcher started; once per process. RequestError without MPI.
 Processes start_message_passing();
-// Collective; nothing is under way. Not called after a failure: it would wait for ranks that are gone.
+// Collective; no message may be in progress. Not called after a failure: it would wait for dead ranks.
 void end_message_passing();
 
-// A space of messages of its own for these ranks, which all call this in the same order.
+// Opens a separate message space for these ranks, which all call this in the same order.
 int open_message_space(const std::vector<int>& ranks);
-// Every process's bytes, by rank. Waits without a deadline: for the start.
+// Gathers every process's text, by rank. Without a deadline: for the start of a job.
 std::vector<std::string> all_gather_text(const std::string& text);
 
 // Tags are below this.

@@ -1,4 +1,4 @@
-// All that calls MPI, by its C interface: the C++ one has left the standard.
+// All calls of MPI, through its C interface, since MPI has dropped the C++ one.
 #define OMPI_SKIP_MPICXX 1
 #define MPICH_SKIP_MPICXX 1
 #include <mpi.h>

@@ -1,10 +1,10 @@
 // Pairwise-exchange all-to-all: in step k = 1 ... n-1 rank r sends to rank r+k and receives from rank r-k, so
-// that no two ranks send to the same one at a time.
+// that no two ranks send to the same one at once.
 //
-// Steps: n-1. Sent by rank r: everything but what it sends itself; (n-1)/n of its buffer where counts are
-// even. Every element travels once, so this is the least possible; empty messages travel too, as the other
-// rank waits for them. (Thakur, Rabenseifner, Gropp: Optimization of collective communication operations in
-// MPICH, 2005.)
+// Steps: n-1. Sent by rank r: everything but what it sends to itself; (n-1)/n of its buffer if counts are
+// even. Every element travels once, which is optimal; empty messages travel too, since the other rank waits
+// for them. (Thakur, Rabenseifner, Gropp: Optimization of collective communication operations in MPICH,
+// 2005.)
 
 #include "base/split.h"
 #include "comm/call.h"

@@ -1,4 +1,4 @@
-// One collective or message of a process, as a machine of at most two steps.
+// One collective or message of a process, as a state machine of at most two steps.
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 

@@ -1,5 +1,5 @@
-// Ranks as processes that a launcher (mpirun, srun) started, connected by MPI (message_passing.h); what fails
-// is noticed by a network beside it (control_network.h).
+// Ranks as processes that a launcher (mpirun, srun) started, connected by MPI (message_passing.h). A separate
+// network notices failures (control_network.h).
 #pragma once
 
 #include <chrono>
@@ -15,8 +15,8 @@ namespace echelon {
 
 class ProcessWorld final : public World {
  public:
-  // Collective over all processes; one in a process. `timeout`: how long any wait may last, on the clock of
-  // `time`. RequestError in a build without MPI.
+  // Collective over all processes; one per process. `timeout`: the longest that any wait may last, by the
+  // clock of `time`. RequestError in a build without MPI.
   ProcessWorld(std::chrono::milliseconds timeout, FailureHooks hooks, const Time& time = {});
   ~ProcessWorld() override;
 
@@ -33,20 +33,20 @@ class ProcessWorld final : public World {
   FlightRecorder& recorder(int rank) override;
   std::vector<RankState> states() override;
   const Time& time() const override;
-  // For tests: called by the rank in the middle of each large collective of a group of this name that it has
-  // joined, when another rank has heard that it was called and nothing of its data has left.
+  // For tests: the rank calls this in the middle of each large collective of a joined group of this name,
+  // when another rank knows of its call but no data has left.
   void set_watch(const std::string& group, const std::function<void()>& on_half_sent);
 
-  // For what goes wrong outside run(), where the others may wait for this rank: every rank learns of it, and
-  // it returns when somebody has said why. What run() has thrown they know.
+  // For errors outside run(), while others may wait for this rank: tells every rank, and returns when some
+  // rank has reported the reason. Errors thrown by run() are known already.
   void fail(const std::exception& error);
 
   int ranks_on_this_node() const;
-  int rank_on_node(int rank) const;  // among those of its node
+  int rank_on_node(int rank) const;  // its index among the ranks of its node
   bool is_first_on_this_node() const;
-  // Every process's text, by rank: for what they must agree on before the ranks run.
+  // Gathers every process's text, by rank: for agreement before the ranks run.
   std::vector<std::string> gather(const std::string& text);
-  // By rank, the text of the first process on its node.
+  // By rank, the text of the first process on that rank's node.
   std::vector<std::string> gather_from_first_on_nodes(const std::string& text);
 
   struct State;
@@ -55,13 +55,13 @@ class ProcessWorld final : public World {
   std::unique_ptr<State> state_;
 };
 
-// What all processes of a job refuse alike.
+// A request that all processes of a job refuse together.
 struct JointRefusal : RequestError {
   using RequestError::RequestError;
 };
 
-// Runs `prepare`, in every process of the job where there are `processes`. Where it throws RequestError in
-// one, every process throws that of the lowest rank as JointRefusal: what one refuses, all refuse.
+// Runs `prepare`, in every process of the job if there are `processes`. If it throws RequestError in any,
+// every process throws that of the lowest rank, as JointRefusal.
 void refuse_together(ProcessWorld* processes, const std::function<void()>& prepare);
 
 // "2 nodes: a has ranks 0-3, b ranks 4-7"

@@ -1,5 +1,5 @@
-// Records what a rank sends: calls and bytes by verb, always; and, where a TraceRecorder is given, when each
-// call began, whether the rank waited for it, and what the rank did beside.
+// Records what a rank sends: calls and bytes by verb, always. With a TraceRecorder, also when each call
+// began, whether the rank waited for it, and what the rank did otherwise.
 #pragma once
 
 #include <deque>
@@ -16,46 +16,46 @@
 
 namespace echelon {
 
-// The trace of one rank, by its own thread. Keeps the last steps only.
+// Records the trace of one rank, from its own thread. Keeps only the last steps.
 class TraceRecorder {
  public:
-  // Times of the job's clock, counted from `zero`; of `steps` steps, and of what comes after each of them.
+  // Keeps `steps` steps, and what follows each of them, in times of the job's clock since `zero`.
   TraceRecorder(const Time& time, Clock::time_point zero, int steps)
       : time_(time), zero_(zero), steps_(static_cast<std::size_t>(steps)) {}
   TraceRecorder(const TraceRecorder&) = delete;
   TraceRecorder& operator=(const TraceRecorder&) = delete;
 
-  // From now on what the rank does is timed by its device, which outlives the recorder's use.
+  // From now on `device`, which outlives the recorder's use, times the rank's work.
   void time_by(DeviceClock& device) { device_ = &device; }
 
-  // To be kept, and handed back: of a device it is a time in the result of trace() alone.
+  // A time to put into spans. With a device it is only a handle, which trace() turns into a time.
   TraceTime now();
   TraceTime at(Clock::time_point time) const {
     return std::chrono::duration_cast<std::chrono::nanoseconds>(time - zero_).count();
   }
 
-  // The steps before the last ones are forgotten. Calls belong to this one until end_step().
+  // Forgets steps before the last ones. Calls belong to this step until end_step().
   void begin_step(std::int64_t step);
   void end_step() { step_ = 0; }
 
   void add(const WorkSpan& span) { trace_.work.push_back(span); }
-  // Nothing is recorded from here on, or is again: a graph has no marks of what it does within.
+  // Stops or resumes recording: inside a graph nothing can be marked.
   void pause(bool paused) { is_paused_ = paused; }
   bool is_paused() const { return is_paused_; }
   std::int32_t add_group(const std::string& name);
-  // Counts from the beginning of the recorder, so that a call may end after it was forgotten.
+  // Numbered from the recorder's start, so that a call may finish after it was forgotten.
   using CallNumber = std::uint64_t;
   static constexpr TraceTime under_way =
       std::numeric_limits<TraceTime>::min();  // a call's end until finish()
   CallNumber add(CallSpan call);
   void finish(CallNumber number, TraceTime waited, TraceTime end, const DeviceWork& work = {});
 
-  // What is kept; calls under way end now. The host waits for what of it is a device's.
+  // The steps kept; calls in progress end now. The host waits for the device's times.
   Trace trace();
 
  private:
   struct Mark {
-    std::uint64_t work, calls, events;  // that were made before the step
+    std::uint64_t work, calls, events;  // recorded before the step
   };
   TraceTime time_of(const std::shared_ptr<DeviceEvent>& event) { return at(device_->time_of(event)); }
   void time_on_device(Trace& trace);
@@ -68,11 +68,11 @@ class TraceRecorder {
   std::uint64_t forgotten_work_ = 0, forgotten_calls_ = 0, forgotten_events_ = 0;
   std::deque<Mark> marks_;
   DeviceClock* device_ = nullptr;
-  std::deque<std::shared_ptr<DeviceEvent>> events_;  // what now() has given
+  std::deque<std::shared_ptr<DeviceEvent>> events_;  // from now()
   std::map<CallNumber, DeviceWork> works_;           // of finished calls
 };
 
-// Records an activity from here to the end of the block; nothing without a recorder.
+// Records an activity until the end of the scope; does nothing without a recorder.
 class Doing {
  public:
   Doing(TraceRecorder* recorder, Activity activity, std::int32_t which = -1)
@@ -92,7 +92,7 @@ class Doing {
   WorkSpan span_;
 };
 
-// Where the calls of one communicator go, beside its Traffic. Without a recorder nowhere.
+// Where the calls of one communicator are traced, besides its Traffic. Nowhere without a recorder.
 struct TraceOf {
   TraceRecorder* recorder = nullptr;
   std::string group{};
@@ -100,7 +100,7 @@ struct TraceOf {
   bool is_part = false;      // see CallSpan
 };
 
-// Wraps `inner`. A group of one rank counts calls as zero: nothing travels. `traffic` and the recorder
+// Wraps `inner`. In a group of one rank calls do not count, as nothing travels. `traffic` and the recorder
 // outlive the result.
 std::unique_ptr<Communicator> record_traffic(std::unique_ptr<Communicator> inner, Axis axis, Traffic& traffic,
                                              TraceOf trace = {});

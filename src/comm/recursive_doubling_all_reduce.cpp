@@ -1,10 +1,10 @@
 // Recursive doubling all-reduce. In step k = 0 ... log2(n)-1 the ranks r and r xor 2^k exchange their whole
 // buffers and both add them, the lower rank's first.
 //
-// Steps: log2(n), the fewest there can be. Sent by each rank: log2(n) times the buffer. For small buffers,
-// where a step's latency is all. Any other n: as in halving_doubling_all_reduce.cpp; two more steps, and a
-// rank of a pair sends the buffer once more. Order: by halves, as communicator.h says. (Thakur, Rabenseifner,
-// Gropp: Optimization of collective communication operations in MPICH, 2005.)
+// Steps: log2(n), the fewest possible. Sent by each rank: log2(n) times the buffer. For small buffers, where
+// only latency matters. Other n: as in halving_doubling_all_reduce.cpp, with two more steps, and a rank of a
+// pair sends the buffer once more. Order: by halves, as communicator.h says. (Thakur, Rabenseifner, Gropp:
+// Optimization of collective communication operations in MPICH, 2005.)
 #include "comm/call.h"
 #include "comm/collectives.h"
 #include "comm/exchange.h"

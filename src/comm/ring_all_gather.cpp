@@ -1,4 +1,4 @@
-// Ring all-gather: every part travels once round the ring. In step k = 0 ... n-2 rank r sends the part of
+// Ring all-gather: every part travels once around the ring. In step k = 0 ... n-2 rank r sends the part of
 // rank r-k to rank r+1 and receives the part of rank r-k-1 from rank r-1.
 //
 // Steps: n-1. Sent by rank r: every part but that of rank r+1; (n-1)/n of the whole where parts are even, and

@@ -1,9 +1,9 @@
 // Ring all-reduce: a ring reduce-scatter of n even parts, then a ring all-gather of the sums, both in place.
 //
-// Steps: 2(n-1). Sent by each rank: 2(n-1)/n of the buffer, which no all-reduce goes below: the bandwidth
+// Steps: 2(n-1). Sent by each rank: 2(n-1)/n of the buffer, the minimum for any all-reduce: the bandwidth
 // that a rank needs hardly grows with the number of ranks, but the number of steps does. Order: part s of n
-// is ((x[s+1] + x[s+2]) + ...) + x[s], ranks counted round the ring. (Patarasuk, Yuan: Bandwidth optimal
-// all-reduce algorithms for clusters of workstations, 2009.)
+// is ((x[s+1] + x[s+2]) + ...) + x[s], with ranks counted around the ring. (Patarasuk, Yuan: Bandwidth
+// optimal all-reduce algorithms for clusters of workstations, 2009.)
 #include "comm/call.h"
 #include "comm/collectives.h"
 #include "comm/exchange.h"

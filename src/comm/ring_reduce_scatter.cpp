@@ -1,4 +1,4 @@
-// Ring reduce-scatter: the partial sum of each part travels once round the ring and ends at its owner. In
+// Ring reduce-scatter: the partial sum of each part travels once around the ring and ends at its owner. In
 // step k = 0 ... n-2 rank r sends the partial sum of part r-1-k to rank r+1, receives that of part r-2-k from
 // rank r-1 and adds its own.
 //

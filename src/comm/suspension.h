@@ -1,5 +1,5 @@
-// A job that is stopped as a whole and goes on (Ctrl-Z and fg, a scheduler, a virtual machine that is paused) has no
-// rank at fault: its waits lasted because the clock went on.
+// Detects that a job was suspended as a whole and resumed (Ctrl-Z and fg, a scheduler, a paused virtual
+// machine). No rank is at fault then: waits were long only because the clock went on.
 #pragma once
 
 #include "base/clock.h"
@@ -8,8 +8,8 @@ namespace echelon {
 
 class Suspension {
  public:
-  // Asked several times a second, with the clock that goes on meanwhile. True for a whole `timeout` behind a
-  // time in which nobody asked: what is waited for then has to be waited for anew.
+  // Call it several times a second, with a clock that continues during suspension. True for a whole `timeout`
+  // after a gap between calls: waits then start anew.
   bool forgives(Clock::time_point now, Clock::duration timeout) {
     constexpr std::chrono::seconds stopped{2};
     if (asked_ && now - last_ > stopped) until_ = now + timeout;

@@ -1,5 +1,4 @@
-// What a collective of thread ranks moves, cut into parts: pure data movement in shared memory, no threads,
-// no locks.
+// The data movement of a collective of thread ranks, divided into parts; no threads and no locks.
 #pragma once
 
 #include <cstddef>
@@ -11,11 +10,11 @@
 
 namespace echelon {
 
-// The work of one collective, cut into one part per rank; any thread may do any range of any part, and
-// different ranges never touch the same destination bytes.
+// The work of one collective, in one part per rank. Any thread may do any range of any part; different ranges
+// never write the same bytes.
 class Movement {
  public:
-  // One call per group rank, all of them in agreement.
+  // One call per group rank; they must agree.
   explicit Movement(std::vector<Call> calls);
 
   int num_parts() const { return static_cast<int>(calls_.size()); }
@@ -25,12 +24,12 @@ class Movement {
   void run(int part, std::int64_t begin, std::int64_t end) const;
   Device device() const { return calls_[0].device; }
   bool reduces() const;
-  // All of it in memory of devices: by rank, the stream that its part is queued on, of its own device. The
-  // same bits.
+  // In device memory: queues all of it. `streams`, by rank: the stream for its part, on its own device. Gives
+  // the same bits.
   void queue_on(std::span<DeviceStream* const> streams) const;
 
  private:
-  // The bytes of `source` go to all destinations but itself.
+  // Copies `source` to all destinations but itself.
   void queue_copy(DeviceStream& stream, const std::byte* source, std::span<std::byte* const> destinations,
                   std::int64_t destination_begin, std::int64_t elements) const;
   std::int64_t count(int rank) const { return calls_[0].counts[static_cast<std::size_t>(rank)]; }

@@ -1,4 +1,4 @@
-// Posting of collectives and messages, and the work that follows.
+// Posting of collectives and messages, and the work that follows from it.
 #include <fmt/ranges.h>
 
 #include <algorithm>

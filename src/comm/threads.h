@@ -1,4 +1,4 @@
-// Ranks as threads of one process: shared memory, no copies that are not needed, a fixed order of every sum.
+// Ranks as threads of one process, with shared memory: no needless copies, and a fixed order of every sum.
 #pragma once
 
 #include <chrono>
@@ -10,11 +10,11 @@
 
 namespace echelon {
 
-// The shared state of one job of thread ranks. Outlives its communicators.
+// One job of thread ranks. Outlives its communicators.
 class ThreadWorld : public World {
  public:
-  // `timeout`: how long any wait inside run() may last, on the clock of `time`, before every rank throws
-  // CommError saying who is missing, in which verb, and who is at fault (diagnosis.h).
+  // `timeout`: the longest that a wait inside run() may last, by the clock of `time`. After that every rank
+  // throws a CommError that says who is missing, in which verb, and who is at fault (diagnosis.h).
   ThreadWorld(int num_ranks, std::chrono::milliseconds timeout, FailureHooks hooks = {},
               const Time& time = {});
   ~ThreadWorld() override;

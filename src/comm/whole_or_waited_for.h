@@ -1,4 +1,4 @@
-// Work on streams of devices that is queued in several calls, any of which may fail.
+// Exception safety for work that is queued on device streams in several calls, each of which may fail.
 #pragma once
 
 #include <span>
@@ -8,8 +8,8 @@
 
 namespace echelon {
 
-// body() queues on these streams. What throws half-way has queued some of it, on memory that may be given
-// back next: the host waits for that.
+// Runs body(), which queues work on these streams. If it throws half-way, some work is queued on memory that
+// may be freed next: the host waits for that work.
 template <class Body>
 void whole_or_waited_for(std::span<const DeviceStream* const> streams, const Body& body) {
   try {

@@ -1,17 +1,17 @@
-// What leaves a rank for others and what arrives from them, witnessed while a step runs: a fingerprint of
-// each block of bytes. A rank's code is deterministic, so where a step runs twice from the same state every
-// fingerprint is the same; the first that is not tells whose fault it is. Where what a rank sends differs and
-// nothing that it has received did, the rank differs from itself; where what it has received differs and its
-// sender's did not, the message was changed on its way. (End-to-end checks: Saltzer, Reed, Clark 1984.)
+// Records fingerprints of all blocks of bytes that a rank sends and receives while a step runs. A rank's code
+// is deterministic, so if a step runs twice from the same state every fingerprint must be the same, and the
+// first that differs shows who is at fault. If a sent block differs and nothing received before it does, the
+// rank itself computed differently. If a received block differs and the sender's does not, the message was
+// corrupted on its way. (End-to-end checks: Saltzer, Reed, Clark 1984.)
 //
-// For that every block has one rank that it comes from and one or all that it goes to. So while it watches, a
-// sum is made of movements whose blocks have: an all_to_all to the rank that adds up a part, its sum by
-// halves of the ranks as everywhere (the same bits), and an all_gather. Collectives end before they return:
-// nothing is hidden behind anything. Room for the parts is the host's own.
+// This needs every block to have one source and one destination, or all ranks as destinations. So during a
+// watched step, a sum is built from such transfers: an all_to_all to the rank that sums a part, its sum by
+// halves of the ranks as everywhere (the same bits), and an all_gather. Collectives finish before they
+// return, so no communication is hidden. Buffers for the parts are in host memory.
 //
-// The few numbers that the host steers by (i32, and f64 up to 64 KiB) are compared with their senders'
-// fingerprints as they arrive, and sent again where they differ: a rank that took another way than the others
-// could not be run again.
+// The few numbers that control the host (i32, and f64 up to 64 KiB) are compared with the sender's
+// fingerprint on arrival and sent again if they differ: a rank that took another branch than the others could
+// not be run again.
 #pragma once
 
 #include <cstddef>
@@ -26,15 +26,15 @@
 
 namespace echelon {
 
-// What a planted flip does.
+// Flips a bit, as a planted fault does.
 inline void change_bit(std::byte* bytes, std::uint64_t bit) { bytes[bit / 8] ^= std::byte(1 << (bit % 8)); }
 
-// Of one rank, by its own thread.
+// Of one rank; used by its own thread.
 class Witness {
  public:
   enum class Side : std::uint8_t { sent, received, state };
   enum class Way : std::uint8_t { exchange, gather, broadcast, message, none };
-  // Blocks that come one after another, the same way between the same ranks.
+  // A sequence of blocks that go the same way between the same ranks.
   struct Stream {
     Side side = Side::state;
     Way way = Way::none;
@@ -43,12 +43,12 @@ class Witness {
     bool operator==(const Stream&) const = default;
   };
   struct Entry {
-    std::uint32_t stream = 0, number = 0;  // of the block in its stream, since take_log()
+    std::uint32_t stream = 0, number = 0;  // index of the block in its stream, since take_log()
     std::int64_t step = 0;
     std::uint64_t fingerprint = 0;
   };
-  using Log = std::vector<Entry>;  // in the order in which the rank's program came to know of them
-  // Numbers that arrived changed, and were sent again.
+  using Log = std::vector<Entry>;  // in the order in which the rank's program saw them
+  // Numbers that arrived corrupted and were sent again.
   struct Repeat {
     std::int64_t step = 0;
     int from = 0;  // ranks of the job
@@ -60,11 +60,11 @@ class Witness {
   Witness(const Witness&) = delete;
   Witness& operator=(const Witness&) = delete;
 
-  // All ranks of the job begin and end together.
+  // All ranks of the job call these together.
   void begin_step(std::int64_t step);
   void end_step() { step_.reset(); }
   bool watches() const { return step_.has_value(); }
-  // Since the last call; numbers begin anew.
+  // The log since the last call; block numbers restart at 0.
   Log take_log();
   std::vector<Repeat> take_repeats() { return std::exchange(repeats_, {}); }
 
@@ -78,11 +78,11 @@ class Witness {
   void note_repeat(int from, const std::string& group);
   std::uint64_t fingerprint(const Tensor& block) const;
 
-  // Changes one bit on its way: this one of those that leave the rank from the next step on. Once.
+  // Flips one bit in transit, once: bit number `bit` of those that leave the rank from the next step on.
   void plant(std::uint64_t bit);
   bool is_planted() const { return planted_.has_value(); }
   std::uint64_t bits_sent() const { return bits_sent_; }  // since plant()
-  // So many bits leave now: which of them is changed, if one is.
+  // Called when `bits` bits leave: the index of the one to flip, if any.
   std::optional<std::int64_t> strike(std::int64_t bits);
 
  private:
@@ -96,14 +96,15 @@ class Witness {
   std::uint64_t bits_sent_ = 0;
 };
 
-// The first entry of `again` whose fingerprint is not that of `before`, in the order of `again`. What only
-// one of them has is passed over.
+// The first entry of `again`, in its order, whose fingerprint differs from that in `before`. Entries that
+// only one log has are skipped.
 const Witness::Entry* first_difference(const Witness::Log& before, const Witness::Log& again);
-// Whether block `number` of a stream is in both with the same fingerprint.
+// Whether both logs have block `number` of a stream with the same fingerprint.
 bool is_same(const Witness::Log& before, const Witness::Log& again, std::uint32_t stream,
              std::uint32_t number);
 
-// A world whose groups a witness watches. For one rank; `inner` and `witness` outlive it and all that join.
+// A World whose groups are watched by a witness. For one rank; `inner` and `witness` outlive it and all its
+// communicators.
 class WitnessedWorld final : public World {
  public:
   WitnessedWorld(World& inner, Witness& witness) : inner_(inner), witness_(witness) { job_ = inner.job(); }

@@ -1,5 +1,5 @@
-// The ranks of one job, whatever runs them: threads of this process (threads.h) or processes that MPI
-// connects (process_world.h).
+// The ranks of one job, however they run: threads of this process (threads.h) or processes connected by MPI
+// (process_world.h).
 #pragma once
 
 #include <chrono>
@@ -14,61 +14,61 @@
 
 namespace echelon {
 
-// Thrown on the ranks that only learn of a failure, so that run() can tell it from its cause.
+// Thrown on ranks that only learn of a failure, so that run() can distinguish it from the cause.
 struct EchoError : CommError {
   using CommError::CommError;
 };
 
-// What the program does when a job fails. Any may be empty.
+// What the program does when a job fails. Each hook may be empty.
 struct FailureHooks {
-  // Why, and how each rank stood then. Once in a job: processes have one that speaks for all. Where it
+  // Reports why, and the state of each rank then. Called once per job: one process speaks for all. If it
   // throws, another process speaks.
   std::function<void(const std::string& report)> report;
-  // Lines for the flight record of a rank of this process: its last operations, and why it failed by itself.
+  // Receives lines for the flight record of a rank of this process: its last operations, and its own error.
   // Any thread, more than once.
   std::function<void(int rank, const std::string& json_lines)> record;
-  // A rank's thread has not come back from where it was: the process must end without it.
+  // A rank's thread is stuck: the process must end without it.
   std::function<void()> last_resort;
 };
 
-// "WHY\n  rank 2 failed too: ...\n  rank 0 [node]: waits in ..., rank `origin` marked. `further`: what failed
-// at the same time. `nodes` by rank, or empty.
+// "WHY\n  rank 2 failed too: ...\n  rank 0 [node]: waits in ..., with rank `origin` marked. `further`:
+// simultaneous failures. `nodes`: by rank, or empty.
 std::string failure_report(const std::string& why, const std::vector<std::string>& further, int origin,
                            const std::vector<RankState>& states, const std::vector<std::string>& nodes);
-// A line of the flight record of a rank that failed by itself.
+// The flight record's line for a rank with an error of its own.
 std::string cause_line(int rank, const std::string& cause);
 
 class World {
  public:
   virtual ~World() = default;
   virtual int num_ranks() const = 0;
-  // A name that no other job has, the same on all ranks of this one.
+  // A unique name of the job, the same on all its ranks.
   const std::string& job() const { return job_; }
 
-  // The communicator of world rank `rank` in the group `ranks` (world ranks in group order; contains `rank`).
+  // The communicator of world rank `rank` in the group `ranks` (world ranks in group order, `rank` included).
   // Every member calls this with the same group and the same name ("dp", "tp", ...), which appears in error
-  // messages; ranks that share several groups join them in the same order.
+  // messages. Ranks that share several groups join them in the same order.
   virtual std::unique_ptr<Communicator> join(int rank, const std::vector<int>& ranks,
                                              const std::string& name) = 0;
 
-  // Runs body(rank) for each rank that lives in this process, and waits for them. When one throws, every
-  // rank of the job is stopped; the exception of the rank that failed first is rethrown where that rank lives
-  // (CommErrors that are only its echo are not), and a CommError that tells of it elsewhere.
+  // Runs body(rank) for each rank in this process and waits for them. If one throws, all ranks of the job are
+  // stopped. The exception of the rank that failed first is rethrown in its process (CommErrors that merely
+  // follow from it are not); other processes throw a CommError that describes it.
   virtual void run(const std::function<void(int rank)>& body) = 0;
 
-  // Makes every present and later wait throw CommError with this message. The first call wins.
+  // Makes all current and later waits throw CommError with this message. The first call wins.
   virtual void abort(const std::string& why) = 0;
 
-  // Whether it has failed, or was aborted. Any thread may ask.
+  // Whether the job has failed or was aborted. Any thread may ask.
   virtual bool failed() const = 0;
-  // How long any wait for another rank may last.
+  // The longest that a wait for another rank may last.
   virtual std::chrono::milliseconds timeout() const = 0;
 
-  // The recorder of a rank that lives in this process.
+  // The recorder of a rank in this process.
   virtual FlightRecorder& recorder(int rank) = 0;
-  // How each rank stands, by rank: those of other processes as they were last heard of. Any thread may ask.
+  // The state of each rank, by rank; for ranks of other processes, as last heard. Any thread may ask.
   virtual std::vector<RankState> states() = 0;
-  // The clock that its waits are measured by.
+  // The clock that measures waits.
   virtual const Time& time() const = 0;
 
  protected:
@@ -82,8 +82,8 @@ std::vector<int> everyone(int n);
 // world.run(body).
 void run_ranks(World& world, const std::function<void(int rank)>& body);
 
-// RequestError unless `ranks` are distinct ranks of a job of `num_ranks`, one of them `rank`. Returns its
-// place.
+// The index of `rank` in `ranks`. RequestError unless these are distinct ranks of a job of `num_ranks` and
+// include `rank`.
 int place_in_group(int rank, const std::vector<int>& ranks, int num_ranks, const std::string& name);
 
 }  // namespace echelon
