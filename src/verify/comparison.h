@@ -1,4 +1,4 @@
-// One rank of the mesh beside the one-rank run, step by step: what verify() does on every rank.
+// Compares one rank of the mesh with the one-rank run, step by step: what verify() does on every rank.
 #pragma once
 
 #include <limits>
@@ -15,7 +15,7 @@
 
 namespace echelon {
 
-// difference / magnitude; none of nothing is 0, and what is no number is no share of anything.
+// difference / magnitude. 0 for no difference; infinite for a difference from 0, or NaN.
 inline double over(double difference, double magnitude) {
   if (difference == 0) return 0;
   return difference > 0 && magnitude > 0 ? difference / magnitude : std::numeric_limits<double>::infinity();
@@ -29,10 +29,10 @@ class Comparison {
   // `report` is used on rank 0 only.
   Comparison(const VerifyRequest& request, const Rank& rank, const Bounds& bounds, VerifyReport& report);
 
-  // False when what was found cannot be stepped on: a number that is none.
+  // Compares one step. False if training cannot go on from the result: a number is not finite.
   bool step(std::int64_t step);
 
-  // On rank 0, after the last step: why what agrees proves nothing; else empty.
+  // On rank 0, after the last step: why agreement proves nothing; otherwise empty.
   const std::string& unproved() const { return unproved_; }
 
   const PipelineRun& last_run() const { return trainer_.last_run(); }
@@ -42,15 +42,16 @@ class Comparison {
     double difference = 0;  // max |a - b|
     double share = 0;       // max |a - b| / tolerance
   };
-  // A tensor that is further off than its tolerance.
+  // A tensor whose difference exceeds its tolerance.
   struct Beyond {
     std::size_t parameter = 0;
     double rel_diff = 0, share = 0;
   };
-  // How far rounding moves results, on rank 0.
+  // By how much rounding changes results; on rank 0.
   struct Rounding {
-    std::vector<std::vector<double>> tensors;  // each element
-    // Of each part of a gradient that a rank of a pipeline may hold, the share of it.
+    std::vector<std::vector<double>> tensors;  // by element
+    // For each part of a gradient that a rank of the mesh may hold, the noise along the gradient as a
+    // fraction of it.
     std::vector<std::vector<double>> shares;
     double loss = 0;
   };
@@ -58,13 +59,13 @@ class Comparison {
   bool leads() const { return rank_.index() == 0; }
   std::size_t count() const { return trainer_.parameters().model().size(); }
   const ParamSpec& at(std::size_t i) const { return trainer_.parameters().model()[i]; }
-  // nullptr on a pipeline rank that does not hold the parameter.
+  // nullptr on a pipeline rank without the parameter.
   const Parameter* here(std::size_t i) const { return trainer_.parameters().find_here(at(i).name); }
 
   bool run_on(std::int64_t step);
   void begin_stretch(std::int64_t step);
   void compute_reference(std::int64_t step);
-  // Whether the comparison is over since rank 0's is not finite.
+  // Whether the comparison ends because rank 0's result is not finite.
   bool ends_at(std::int64_t step, const std::string& what, bool is_finite);
   using Numbers = std::vector<double>;
   void share(Numbers& numbers) const;
@@ -79,7 +80,7 @@ class Comparison {
                          const Numbers& tolerances) const;
   void found(std::int64_t step, const std::string& tensor, const std::string& kind, double rel_diff);
 
-  // Of all parameters; `clip`: what the gradients of an update were multiplied by.
+  // Compares `which` of all parameters; `clip`: the factor that the update's gradients were multiplied by.
   void compare(std::int64_t step, ParameterTensor which, double clip = 1);
   void check_widths(std::int64_t step);
   void compare_wide(std::int64_t step);
@@ -114,19 +115,20 @@ class Comparison {
   VerifyReport& report_;
   Trainer trainer_;
   RoutingRecorder recorder_;
-  // Steps from here on go together: the mesh takes the reference's state behind the last of them.
+  // First step of the current stretch of steps: the mesh takes over the reference's state only after the last
+  // of them.
   std::int64_t stretch_ = 0;
-  std::vector<double> gradient_sizes_;  // of the last step compared, by parameter
+  std::vector<double> gradient_sizes_;  // by parameter, of the last step compared
   bool finite_ = true, ended_ = false;  // agreed by all ranks
   bool has_earlier_squares_ = false;
   // On rank 0.
   std::string unproved_;
   RoutingJudge judge_;
   std::unique_ptr<ReferenceRun> reference_;
-  std::unique_ptr<ReferenceRun> wide_;                     // in f32, where the plan is narrower
+  std::unique_ptr<ReferenceRun> wide_;                     // in f32, if the plan is narrower
   std::vector<double> expected_;                           // losses, by step
   std::vector<double> wide_losses_;                        // by step
-  std::map<std::int64_t, ReferenceRun::State> stretches_;  // before the last two of them
+  std::map<std::int64_t, ReferenceRun::State> stretches_;  // the state before each of the last two stretches
   std::vector<Numbers> earlier_squares_;                   // by parameter
 };
 

@@ -1,7 +1,7 @@
-// What verify compares a mesh with: the same training on one rank, on the cpu, so that what another device
-// computes is held to kernels that are not its own; under invariant numerics, whose bits are those of the
-// kernels that make them, on the mesh's device. Of a schedule that does not flush it is a
-// plain emulation of the stated delay, which knows nothing of instructions and pipelines.
+// The reference of verify: the same training on one rank. It runs on the CPU, so that what another device
+// computes is compared with independent kernels; under invariant numerics, whose bits belong to the kernels,
+// it runs on the mesh's device. For a schedule without a flush it is a plain emulation of the documented
+// delay, without instructions or a pipeline.
 #pragma once
 
 #include <deque>
@@ -17,31 +17,31 @@
 
 namespace echelon {
 
-// The plan's model, batch and dtype on one rank, with nothing computed again.
+// The plan's model, batch and dtype on one rank, without recomputation.
 Plan one_rank_plan(Plan plan);
 
-// The plan in f32, where it is narrower and its schedule flushes: how far that is from it. In f64 in a build
-// without kernels for f32.
+// The plan in f32, if it is narrower and its schedule flushes: to show how far the precision is from f32. In
+// f64 in a build without f32 kernels.
 std::optional<Plan> wide_plan(Plan plan);
 
-// What these take of memory, with the copies of state that verify() makes.
+// Bytes that these runs take, with the copies of state that verify() makes.
 double reference_bytes(const Plan& plan);
 
 class ReferenceRun {
  public:
-  // `plan` is the mesh's.
+  // `plan`: of the mesh.
   ReferenceRun(const Plan& plan, const OptimizerOptions& optimizer, const RunOptions& run,
                std::uint64_t seed);
 
-  // The loss of the step; the gradients of its last update are in parameters(), with all updates before that
-  // one made.
+  // Returns the loss of the step. All its updates but the last are applied; the gradients of the last one are
+  // in parameters().
   double compute_gradients(std::int64_t step, const SampleSource& samples);
-  // The step's last update. Returns the factor by which the gradients were clipped.
+  // Applies the step's last update. Returns the factor by which gradients were clipped.
   double apply_gradients(std::int64_t step);
 
-  // Decides which experts take which tokens; it outlives this.
+  // Lets `judge` decide which experts take which tokens; it outlives this.
   void follow(RoutingJudge& judge);
-  // Everything that steps change, copied.
+  // A copy of everything that steps change.
   struct State {
     std::vector<Tensor> tensors;  // of each parameter
     std::deque<Tensor> versions;
@@ -51,7 +51,7 @@ class ReferenceRun {
   State state() const;
   void set_state(const State& state);
   Tensor tensor_in(const State& state, const std::string& name, ParameterTensor which) const;
-  // Off until begin().
+  // Switched off until begin().
   RoundingNoise& noise() { return *noise_; }
 
   const Rank& rank() const { return *rank_; }
@@ -74,9 +74,9 @@ class ReferenceRun {
   Kernels noisy_;
   std::unique_ptr<Rank> rank_;
   std::unique_ptr<Trainer> trainer_;
-  // Where gradients are late: the newest versions of all parameters, flat; the last one is the present one.
+  // With delayed gradients: the newest versions of all parameters, flat; the last one is current.
   std::deque<Tensor> versions_;
-  std::int64_t updates_ = 0;  // made
+  std::int64_t updates_ = 0;  // applied so far
   RoutingJudge* judge_ = nullptr;
 };
 
