@@ -1,5 +1,5 @@
-// Runs a block (spec/block.h) on one rank: a transformer layer, the embedding, the output layer. No tape:
-// what a forward pass keeps is a value handed in, so any number of microbatches can be in flight.
+// Runs a block (spec/block.h) on one rank: a transformer layer, the embedding or the output layer. There is
+// no tape: what a forward pass keeps is passed in as a value, so any number of microbatches can be in flight.
 #pragma once
 
 #include <memory>
@@ -12,36 +12,35 @@ namespace echelon {
 
 class BlockRunner {
  public:
-  // What the setting names outlives this.
+  // All arguments that are references outlive this.
   BlockRunner(BlockProgram program, const Rank& rank, const Plan& plan, const ParameterStore& parameters,
               TensorParallel tensor_parallel, const Faults& faults);
 
-  // Passes pause where experts are exchanged; what they are given outlives them. x is undefined where the
-  // block begins with tokens.
+  // Passes pause during the exchange of experts; their arguments outlive them. x is undefined if the block
+  // begins with tokens.
   Work<Tensor> forward(const Microbatch& microbatch, Tensor x, BlockState& state) const;
-  // dy is the gradient of forward's result, undefined where that is the loss; returns the gradient of x,
-  // which may be dy's memory.
+  // dy is the gradient of forward()'s result, undefined if that is the loss. Returns the gradient of x, which
+  // may use dy's memory.
   Work<Tensor> backward(const Microbatch& microbatch, Tensor dy, BlockState& state, Weights when,
                         const Loss& loss) const;
   bool begins_with_tokens() const { return program_->input < 0; }
   bool reads_values_backward() const { return program_->reads_values_backward(); }
   bool ends_in_loss() const { return program_->ends_in_loss(); }
-  // Whether a backward pass adds to gradients of weights that tp cuts, whatever is left for later: of sinks,
-  // and of norms of all queries and keys.
+  // Whether the backward pass itself adds to gradients of weights that tp cuts, even if weight gradients are
+  // deferred: those of sinks, and of norms over all queries and keys.
   bool adds_at_once() const;
-  // The weights' gradients that were deferred.
+  // Computes the deferred weight gradients.
   static void backward_weight(BlockState& state);
 
-  // Without gradients. The result of the output layer is the summed loss (1, f64), or where there are no
-  // targets the logits (1, V_local) of the last row.
-  // With a cache it is one sequence of new tokens from `position` on, of which what later ones need goes
-  // there.
+  // Without gradients. The result of the output layer is the summed loss (1, f64), or without targets the
+  // logits (1, V_local) of the last row. With a cache, the microbatch is one sequence of new tokens from
+  // `position` on, and the cache receives what later tokens need.
   Tensor evaluate(const Microbatch& microbatch, Tensor x, std::int64_t position = 0,
                   const BlockCache& cache = {}) const;
-  // For so many positions.
+  // For up to `max_positions` positions.
   BlockCache make_cache(std::int64_t max_positions) const;
 
-  // nullptr where there are none.
+  // nullptr if the block has no experts.
   const ExpertParallel* experts() const { return experts_.get(); }
 
  private:
@@ -57,8 +56,8 @@ class BlockRunner {
   std::shared_ptr<const SpreadRows> spread_;  // nullptr: all rows are here
   std::shared_ptr<const ExpertParallel> experts_;
   std::int64_t cache_width_ = 0;         // of keys and values
-  std::optional<StateSpaceShape> scan_;  // of a state space
-  std::vector<std::int64_t> tail_;       // rows of a convolution that new tokens see, and their columns
+  std::optional<StateSpaceShape> scan_;  // of the state space
+  std::vector<std::int64_t> tail_;       // shape of the convolution's cached rows
   std::vector<std::unique_ptr<OpRunner>> ops_;
 };
 

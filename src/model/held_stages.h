@@ -1,5 +1,4 @@
-// The pipeline stages that one rank holds, and the plain pass from stage to stage that evaluation and
-// generation use.
+// The pipeline stages of one rank, and the plain pass from stage to stage that evaluation and generation use.
 #pragma once
 
 #include <optional>
@@ -21,26 +20,26 @@ class HeldStages {
   const Rank& rank() const { return *rank_; }
   bool has_last_stage() const { return has_last_stage_; }
   const Stage& stage(int id) const;  // one of those that this rank holds
-  // Its part of the output layer, where that is cut over the pipeline's ranks.
+  // This rank's part of the output layer, under vocabulary parallelism; else nullptr.
   const VocabularyParallel* vocabulary_part() const {
     return vocabulary_part_ ? &*vocabulary_part_ : nullptr;
   }
-  // Room for the residual stream of so many rows, as it lies between two stages.
+  // Allocates the residual stream of `rows` rows, as it lies between two stages.
   Tensor make_boundary(std::int64_t rows) const;
 
-  // Of activations that are offloaded, since the last call.
+  // Bytes of offloaded activations since the last call.
   HostActivations take_offloaded() const { return offloaded_ ? offloaded_->take_moved() : HostActivations(); }
 
-  // For this rank's layers that have experts, stage by stage.
+  // For this rank's layers with experts, stage by stage.
   void begin_step() const;  // of training
   std::vector<RoutingCounts> take_routing_counts() const;
   MovedCopies take_moved_copies() const;
   void balance_routers(const std::vector<RoutingCounts>& counts) const;
   RouterBiases router_biases() const;
-  void watch_routing(RoutingWatch* watch) const;             // of all layers; it outlives this
-  void set_router_biases(const RouterBiases& biases) const;  // those of other ranks' layers are left
+  void watch_routing(RoutingWatch* watch) const;             // in all layers; `watch` outlives this
+  void set_router_biases(const RouterBiases& biases) const;  // ignores layers of other ranks
 
-  // loss_sum of a microbatch, on the ranks that hold the last stage; 0 elsewhere. Collective over pp.
+  // The summed loss of a microbatch, on the ranks that hold the last stage; 0 elsewhere. Collective over pp.
   double evaluate(const Microbatch& microbatch) const;
 
   // Logits (V) after the last of the new tokens at [position, ...), on the rank that holds the last stage;
@@ -52,23 +51,23 @@ class HeldStages {
   int last_rank() const { return runner_.back(); }
 
  private:
-  // Hands the residual stream through all stages, from rank to rank. The result is that of the last stage, on
-  // its rank.
+  // Passes the residual stream through all stages, from rank to rank. Returns the last stage's result, on its
+  // rank.
   Tensor pass(const Microbatch& microbatch, std::int64_t position, const Caches& caches) const;
 
   const Rank* rank_;
-  std::int64_t window_ = 0;  // of the model
+  std::int64_t window_ = 0;  // the model's
   const ParameterStore* parameters_;
   std::int64_t hidden_;
   TensorParallel tensor_parallel_;
   std::optional<VocabularyParallel> vocabulary_part_;
   std::shared_ptr<const OffloadedActivations> offloaded_;
-  std::vector<int> ids_;     // of the held stages
+  std::vector<int> ids_;  // of the stages here
   bool has_last_stage_;
   std::vector<Stage> held_;  // in the order of ids_
   std::vector<Stage::Mixture> mixtures_;
   std::vector<int> forward_uses_;  // layer groups that pass() reads, in order
-  std::vector<int> runner_;        // of each stage of the model: the rank that runs it in pass()
+  std::vector<int> runner_;        // by stage of the model: the rank that runs it in pass()
 };
 
 }  // namespace echelon

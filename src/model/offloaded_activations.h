@@ -1,8 +1,7 @@
-// Activations that leave the rank's memory between a layer's forward and its backward pass (SuperNeurons,
-// Wang et al. 2018, https://arxiv.org/abs/1801.04380, moves them to the host so). On the cpu they go to files
-// (scratch_file.h). On an accelerator they go to the host's page-locked memory over a stream of its own, and
-// come back over another one layer before they are read. Bytes each way: those that the layer keeps, once a
-// microbatch.
+// Offloads activations between a layer's forward and its backward pass (to the host, as in SuperNeurons, Wang
+// et al. 2018, https://arxiv.org/abs/1801.04380). On the CPU they go to files (scratch_file.h). On an
+// accelerator they go to pinned host memory over a stream of its own, and return over another one, a layer
+// before they are read. Bytes each way: what the layer keeps, once per microbatch.
 #pragma once
 
 #include <memory>
@@ -15,20 +14,21 @@ namespace echelon {
 
 class HostPieces;
 
-// Of one block's microbatch: what is not here.
+// The offloaded part of a block's state for one microbatch.
 struct PutAway;
 
 class OffloadedActivations {
  public:
-  // `rank` outlives it, and what it has put away.
+  // `rank` outlives this and everything offloaded.
   OffloadedActivations(const Rank& rank, const Plan& plan);
 
-  // What a forward pass has left to its backward pass goes, and its memory with it. What ScratchFile throws;
-  // RunError where there is no such memory.
+  // Offloads what a forward pass keeps, and frees its memory. Throws as ScratchFile does; RunError if there
+  // is no pinned memory.
   void put_away(BlockState& state) const;
-  // It is asked for: its memory is here, and what lies in it will be. Nothing where it has not gone.
+  // Starts to bring it back: memory is allocated, and contents will arrive. Does nothing if it was not
+  // offloaded.
   void bring(BlockState& state) const;
-  // From here on the rank's kernels find it.
+  // After this the rank's kernels may read it.
   void wait_for(BlockState& state) const;
 
   // Since the last call.

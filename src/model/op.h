@@ -1,5 +1,5 @@
-// What runs one op of a block (spec/block.h) on a rank: a file for each kind, op_*.cpp. An op says what it
-// does with tensors; which of them are kept, let go of and made again is the block's affair (block_runner.h).
+// Runs one op of a block (spec/block.h) on a rank; a file for each kind, op_*.cpp. An op only computes on
+// tensors; the block decides what is kept, freed and recomputed (block_runner.h).
 #pragma once
 
 #include <memory>
@@ -18,9 +18,9 @@ class OpRunner {
   OpRunner(const OpRunner&) = delete;
   OpRunner& operator=(const OpRunner&) = delete;
 
-  // Sets the op's outputs from its inputs; again(): those that its backward pass reads. backward() takes the
-  // gradients of outputs, sets those of inputs, and adds to the weights' or leaves that for later. All three
-  // may pause.
+  // forward() sets the op's outputs from its inputs; again() recomputes those that the backward pass reads.
+  // backward() takes the gradients of outputs, sets those of inputs, and adds those of weights or defers
+  // them. All three may pause.
   virtual Work<void> forward(BlockRun& run) const {
     run_forward(run);
     co_return;
@@ -37,7 +37,7 @@ class OpRunner {
   }
 
  protected:
-  // The same of an op that never does.
+  // The same, for ops that never pause.
   virtual void run_forward(BlockRun&) const {}
   virtual void run_again(BlockRun& run) const { run_forward(run); }
   virtual void run_backward(BlockRun&) const {}
@@ -50,7 +50,7 @@ class OpRunner {
   const BlockOp& op_;
 };
 
-// What all ops of a rank's block stand on; outlives them.
+// What all ops of a rank's block need; outlives them.
 struct OpSetting {
   const Rank& rank;
   const Plan& plan;
@@ -59,19 +59,19 @@ struct OpSetting {
   std::shared_ptr<const ExpertParallel> experts;  // of this block
   const Faults& faults;
 
-  // An op's weights or biases as one; undefined where it has none.
+  // An op's weights or biases as one; undefined if it has none.
   Weight stacked(const std::vector<ParamSpec>& list) const;
-  // The same in runs of those that are trained, and of those that are frozen: these do not lie side by side.
+  // The same in runs of trained and of frozen ones, which are not contiguous.
   std::vector<Weight> runs(const std::vector<ParamSpec>& list) const;
 };
 
 // The heads of this tp rank. With fewer key/value heads than ranks, neighbouring ranks hold the same one.
 Heads heads_here(const Plan& plan);
-// The same of a state space's, of no rows yet; of groups likewise.
+// The same for a state space, without rows; groups are repeated likewise.
 StateSpaceShape state_space_here(const Plan& plan);
-// The first vocabulary row of a table that is here.
+// The first vocabulary row of a table that this rank holds.
 std::int64_t first_id_here(const ParamSpec& table, const OpSetting& s);
-// Of a block with experts: what both of its ops work with.
+// For a block with experts: what both of its ops use.
 std::shared_ptr<const ExpertParallel> make_experts(const BlockOp& op, const OpSetting& s);
 
 using MakeOp = std::unique_ptr<OpRunner>(const BlockOp& op, const OpSetting& s);
@@ -79,6 +79,6 @@ MakeOp make_embedding_op, make_positions_op, make_norm_op, make_linear_op, make_
     make_activation_op, make_residual_op, make_sum_op, make_experts_in_op, make_experts_out_op, make_loss_op,
     make_latent_op, make_narrow_op, make_state_space_op, make_short_conv_op, make_scale_op, make_gate_op,
     make_join_op;
-MakeOp make_op;  // the one of its kind
+MakeOp make_op;  // dispatches by kind
 
 }  // namespace echelon

@@ -1,8 +1,8 @@
-// An activation, with a gate or without one. One without is of the pass that makes the product before it,
-// where that is left to it (BlockRun::take_left), or behind that adds its bias on the way. The backward pass
-// works in place: the input's memory and that of the output's gradient become the output, which the next
-// product's weights need, and the input's gradient; without a gate the next product's backward pass may have
-// done so.
+// An activation, with or without a gate. One without a gate may run in the pass that computes the product
+// before it, if that is left to it (BlockRun::take_left), or in the pass that adds its bias. The backward
+// pass works in place: the memory of the input and of the output's gradient receives the output, which the
+// next product's weight gradients need, and the input's gradient. Without a gate, the next product's backward
+// pass may already have done this.
 #include "model/op.h"
 #include "tensor/layer_products.h"
 

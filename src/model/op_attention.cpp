@@ -1,4 +1,4 @@
-// Causal attention on the heads of this tp rank and, under context parallelism, on the tokens of the cp
+// Causal attention on the heads of this tp rank and, under context parallelism, over the tokens of the cp
 // group.
 #include <algorithm>
 #include <cmath>

@@ -1,6 +1,6 @@
-// Tokens' rows of the embedding table, cut by vocabulary (Megatron-LM, https://arxiv.org/abs/1909.08053,
-// section 3): each rank answers for its own rows of the table, the others stay zero, and the sum over ranks
-// is the whole answer. And learned positions (GPT-2).
+// Token embedding with a table cut by vocabulary (Megatron-LM, https://arxiv.org/abs/1909.08053, section 3):
+// each rank looks up its own rows of the table, the others stay zero, and the sum over ranks is the result.
+// Also learned positions (GPT-2).
 #include <span>
 
 #include "model/op.h"

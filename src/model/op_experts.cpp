@@ -1,5 +1,5 @@
-// A mixture of experts (parallel/expert_parallel.h) as two ops: to the experts' hidden values, and to their
-// sum.
+// A mixture of experts (parallel/expert_parallel.h) as two ops: up to the experts' hidden values, and from
+// these to the output.
 #include <utility>
 
 #include "model/op.h"

@@ -1,5 +1,5 @@
-// What attention makes, times a sigmoid of what is projected beside it. The backward pass makes the output
-// again, which the next product's weights need.
+// Multiplies attention's output by the sigmoid of a gate projected beside it. The backward pass recomputes
+// the output, which the next product's weight gradients need.
 #include <utility>
 
 #include "model/op.h"

@@ -1,4 +1,4 @@
-// Two values side by side.
+// Concatenates two values by columns.
 #include "model/op.h"
 
 namespace echelon {

@@ -1,8 +1,8 @@
-// Heads made of their compressed forms (DeepSeek-V2, https://arxiv.org/abs/2405.04434, section 2.1): queries,
-// and of each head the unturned part of its key and its value. The part of a key that positions turn is one
-// for all heads, and each has a copy of it. It lies first, where transformers has it last, which is all the
-// same to a product of queries and keys. Attention has heads of one width, so narrower values have zeros
-// behind them.
+// Heads of multi-head latent attention, from their compressed forms (DeepSeek-V2,
+// https://arxiv.org/abs/2405.04434, section 2.1): queries, and each head's key without rotary positions and
+// its value. The rotary part of the key is shared by all heads, and each gets a copy. It comes first, while
+// transformers has it last, which makes no difference to the product of queries and keys. Attention's heads
+// have a single width, so narrower values are padded with zeros.
 #include "model/op.h"
 #include "spec/sum_blocks.h"
 #include "tensor/layer_products.h"

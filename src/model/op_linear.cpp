@@ -1,10 +1,12 @@
-// A matrix product with a parameter: by columns, behind which each tp rank has its columns, or by rows,
-// behind which each has a part of the sum, or with a whole one, for the rows that a rank has. Where it enters
-// by columns, the sum of the input's gradient over tp is under way while the weight's gradient is computed.
-// Adapters (spec/fine_tuning.h) stand beside the matrix. Under invariant numerics what their first products
-// make where tp cuts the sum is added up over tp, so that each rank has it whole: what the second makes of it
-// is then added once, by columns to the whole gradient of the input, by rows to the first block's sum. And of
-// the gradient of a factor that is whole each rank adds up a part.
+// A matrix product with a parameter. Column-parallel: each tp rank gets its own columns. Row-parallel: each
+// gets a partial sum. Or with a whole matrix, on the rank's own rows. In the column-parallel case, the sum of
+// the input's gradient over tp is in flight while the weight's gradient is computed. LoRA adapters
+// (spec/fine_tuning.h) stand beside the matrix.
+//
+// Under invariant numerics, if tp cuts the sum of an adapter's first product, that is summed over tp so that
+// each rank has it whole. The second product's result is then added once: column-parallel, to the whole
+// gradient of the input; row-parallel, to the first block's sum. Of the gradient of a whole factor, each rank
+// sums a part.
 #include <algorithm>
 #include <memory>
 #include <utility>

@@ -1,5 +1,5 @@
-// The output layer's product with cross-entropy. A chunk's gradient takes the place of its logits, so nothing
-// is computed twice: the backward pass makes the loss as well.
+// The output layer's product with cross-entropy. A chunk's gradient replaces its logits, so nothing is
+// computed twice: the backward pass computes the loss too.
 #include <numeric>
 #include <optional>
 #include <span>

@@ -1,4 +1,4 @@
-// LayerNorm or RMSNorm. Its statistics are kept, and its output made again from them.
+// LayerNorm or RMSNorm. Its statistics are kept, and its output is recomputed from them.
 #include <algorithm>
 #include <numeric>
 #include <span>

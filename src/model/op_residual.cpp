@@ -1,5 +1,5 @@
-// x + y, and the bias of the product that y is the sum of, added once behind the sum over tp. Where there is
-// no such sum, it is of the pass that makes the product (BlockRun::take_left).
+// x + y, plus the bias of the product that computed y, added once after the sum over tp. Without such a sum,
+// it runs in the pass that computes the product (BlockRun::take_left).
 #include "base/error.h"
 #include "model/op.h"
 #include "tensor/layer_products.h"

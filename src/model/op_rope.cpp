@@ -1,4 +1,4 @@
-// Queries and keys turned by their positions, in place (Su et al. 2021, https://arxiv.org/abs/2104.09864).
+// Rotary positions of queries and keys, in place (Su et al. 2021, https://arxiv.org/abs/2104.09864).
 #include "model/op.h"
 
 namespace echelon {

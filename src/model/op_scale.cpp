@@ -1,4 +1,5 @@
-// What some weights make, each times a number, in place (Falcon-H1, https://arxiv.org/abs/2507.22448).
+// Multiplies the columns that some weights produced by a constant each, in place (Falcon-H1,
+// https://arxiv.org/abs/2507.22448).
 #include <utility>
 #include <vector>
 

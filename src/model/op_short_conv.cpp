@@ -1,6 +1,6 @@
 // LFM2's gated short convolution (https://arxiv.org/abs/2511.23404) on the channels of this tp rank and,
-// under context parallelism, of this cp rank, from each document's first token on. What is kept is what it is
-// given; the backward pass makes the output again, beside the gradients, for the product behind it.
+// under context parallelism, of this cp rank; it restarts at each document. Its input is kept; the backward
+// pass recomputes the output, beside the gradients, for the next product.
 #include <optional>
 #include <utility>
 

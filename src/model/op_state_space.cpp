@@ -1,7 +1,7 @@
 // Mamba-2's convolution and scan (Dao & Gu 2024, https://arxiv.org/abs/2405.21060), or those of the gated
-// delta rule (Yang et al. 2024, https://arxiv.org/abs/2412.06464) with its norm, on the heads of this tp
-// rank and, under context parallelism, of this cp rank, from each document's first token on. What is kept is
-// what they are given: the backward pass makes the convolution and the states again, beside its gradients.
+// delta rule (Yang et al. 2024, https://arxiv.org/abs/2412.06464) with its norm, on the heads of this tp rank
+// and, under context parallelism, of this cp rank; they restart at each document. Their input is kept; the
+// backward pass recomputes the convolution and the states, beside the gradients.
 #include <algorithm>
 #include <optional>
 #include <utility>

@@ -1,4 +1,4 @@
-// What the tp ranks have parts of, added up where the residual stream is, times a number.
+// Sums the tp ranks' partial sums into the residual stream, times a constant.
 #include "model/op.h"
 
 namespace echelon {

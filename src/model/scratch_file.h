@@ -1,6 +1,5 @@
-// Memory that lies in a file without a name: the system writes it out and brings it in again as it needs room
-// (ZeRO-Offload's idea, Ren et al. 2021, https://arxiv.org/abs/2101.06840, with the disk in the place of the
-// host's memory).
+// Memory mapped to an unnamed file: the system writes it out and reads it back when it needs memory (an idea
+// of ZeRO-Offload, Ren et al. 2021, https://arxiv.org/abs/2101.06840, with the disk in place of host memory).
 #pragma once
 
 #include <cstddef>
@@ -13,9 +12,9 @@ namespace echelon {
 
 class ScratchFile {
  public:
-  // Zeros. The file is made in `directory` (empty: the system's place for temporary files) and goes with the
-  // process, however that ends. Its room on the disk is taken at once: RunError saying `what_for` when there
-  // is none. Of Device::none nothing is made.
+  // Zeros. The file is created in `directory` (empty: the system's directory for temporary files) and
+  // disappears with the process, however that ends. Its disk space is reserved at once: RunError saying
+  // `what_for` if there is not enough. With Device::none no file is created.
   ScratchFile(const std::string& directory, std::size_t bytes, Device device, const char* what_for);
   ~ScratchFile();
   ScratchFile(const ScratchFile&) = delete;
@@ -29,9 +28,9 @@ class ScratchFile {
   std::size_t bytes_;
 };
 
-// That directory itself, or where temporary files go (base/private_directory.h).
+// `directory` itself, or the system's directory for temporary files (base/private_directory.h).
 std::string scratch_place(const std::string& directory);
-// RequestError naming --offload-dir, or TMPDIR where that stands for it, when no file can be made there.
+// RequestError naming --offload-dir, or TMPDIR if that is used instead, if no file can be created there.
 void check_scratch_directory(const std::string& directory);
 
 }  // namespace echelon
