@@ -1,4 +1,4 @@
-// Memory and traffic as the JSON of every verb has them.
+// Memory and traffic as JSON, the same in every command.
 #pragma once
 
 #include <nlohmann/json_fwd.hpp>

@@ -1,4 +1,4 @@
-// Measures this machine and describes it as the planner's machines are described.
+// Measures this machine and describes it in the planner's format.
 #pragma once
 
 #include <string>
@@ -11,7 +11,7 @@ namespace echelon {
 
 class DeviceDriver;
 
-// One measurement, and what the machine that was made of all of them says of it.
+// One measurement, and what the resulting machine description predicts for it.
 struct CalibrationSample {
   std::string what;
   double measured_seconds = 0, described_seconds = 0;
@@ -22,10 +22,10 @@ struct Calibration {
   std::vector<CalibrationSample> samples;
 };
 
-// Products of several shapes and attention in f32 and in bf16, passes over memory, and an all-reduce of
-// thread ranks by size; each the best of a few. One rank has `threads` compute threads; the machine is one
-// node of as many ranks as there are cores for. With a driver: its device 0, by the device's clock, and two
-// ranks that share it.
+// Measures matrix products of several shapes and attention in f32 and bf16, passes over memory, and
+// all-reduces of thread ranks by size; each is the best of a few runs. One rank has `threads` compute
+// threads; the machine is one node with as many ranks as there are cores for. With a driver: its device 0, by
+// the device's clock, and two ranks that share it.
 Calibration calibrate(int threads, const Progress& progress = {}, DeviceDriver* driver = nullptr);
 
 }  // namespace echelon

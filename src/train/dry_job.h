@@ -1,5 +1,5 @@
-// A whole job run dry: what each of its ranks will hold, and send in a step. Ranks that must be the same are
-// a class, of which one is run.
+// A dry run of a whole job: what each rank will hold, and send in a step. Ranks that must be alike form a
+// class, of which one is run.
 #pragma once
 
 #include <cstdint>
@@ -18,8 +18,8 @@ struct RankClass {
 
 struct DryJob {
   std::vector<RankClass> classes;  // by shape
-  std::vector<int> class_of;       // each rank
-  Device device = Device::cpu;     // that is imagined
+  std::vector<int> class_of;       // by rank
+  Device device = Device::cpu;     // the imagined device
 
   const DryRun& of(int rank) const {
     return classes[static_cast<std::size_t>(class_of[static_cast<std::size_t>(rank)])].run;

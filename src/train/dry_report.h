@@ -1,4 +1,4 @@
-// What a job run dry says, for people and for programs.
+// Reports a dry run, for people and for programs.
 #pragma once
 
 #include <string>
@@ -8,7 +8,7 @@
 namespace echelon {
 
 std::string dry_run_text(const Plan& plan, const PipelineLayout& pipeline, const DryJob& job);
-// One object: the whole job, and each class of ranks with one of them.
+// One JSON object: the whole job, and each class of ranks with one of its ranks.
 std::string dry_run_json(const Plan& plan, const PipelineLayout& pipeline, const DryJob& job);
 
 }  // namespace echelon

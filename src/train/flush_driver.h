@@ -1,5 +1,5 @@
-// Steps that end one by one: the schedule flushes, and the optimizer has its barrier. All passes; the
-// gradients of the whole mesh; their norm over all stages; the optimizer's step.
+// Steps that end one by one: the schedule flushes, and the optimizer has its barrier. The sequence: all
+// passes, the gradients of the whole mesh, their norm over all stages, the optimizer step.
 #pragma once
 
 #include <memory>
@@ -23,7 +23,7 @@ class FlushDriver final : public StepDriver {
   double mtp_loss() const { return mtp_loss_; }
 
  private:
-  // What is known of a step before its update: passes and sums over the mesh are queued, or done.
+  // Runs the passes of a step, and queues (or performs) the sums over the mesh.
   void run_passes(std::int64_t step, const SampleSource& samples);
   // Null under invariant numerics.
   std::unique_ptr<GradientSquares> begin_norm();

@@ -1,5 +1,4 @@
-// What a run logs, in the forms that other programs read. Pure functions: where the bytes go is
-// run_outputs.h.
+// The log of a run, in the formats that other programs read. Pure functions: run_outputs.h writes the bytes.
 #pragma once
 
 #include <cstdint>
@@ -18,10 +17,10 @@ struct Fingerprint {
   std::int64_t step = 0;
   std::string text;
 };
-// What JSON lines have alone: what a run begins with and ends with, as objects of JSON, its checkpoints, and
-// what was corrupted.
+// Entries that only JSON lines have: the begin and end of a run as JSON objects, its checkpoints, and
+// corruptions.
 struct RunBegin {
-  std::int64_t step = 0;  // the last one behind it
+  std::int64_t step = 0;  // the last step before it
   std::string json;
 };
 struct RunEnd {
@@ -35,20 +34,20 @@ struct SavedCheckpoint {
 using LogEntry = std::variant<StepRecord, Evaluation, WorkSpread, Fingerprint, RunBegin, RunEnd,
                               SavedCheckpoint, Corruption>;
 
-// One object and the end of its line.
+// One JSON object and a newline.
 std::string json_line(const LogEntry& entry);
 
-// A row under the columns of csv_header(), and the end of its line; cells that the entry says nothing of are
-// empty, and so is the row of one that no column is of. What belongs to layers or ranks is left out, but for the largest load of an expert over the average,
-// the part of the choices that was dropped, and the slowest rank with its seconds of work.
+// A row for the columns of csv_header(), and a newline; cells without a value are empty, and so is the result
+// for an entry without columns. Values by layer or rank are left out, except the largest load of an expert
+// over the average, the fraction of choices that was dropped, and the slowest rank with its seconds of work.
 std::string csv_header();
 std::string csv_row(const LogEntry& entry);
 
-// TensorBoard's event files: TFRecords of tensorflow.Event messages (tensorflow/core/util/event.proto).
-// `wall_seconds`: since 1970. The beginning is for the start of a file; from `first_step` on it takes the
-// place of what earlier files in the directory say.
+// TensorBoard event files: TFRecords of tensorflow.Event messages (tensorflow/core/util/event.proto).
+// `wall_seconds`: since 1970. tensorboard_beginning() starts a file; from `first_step` on, the file
+// supersedes earlier ones in the directory.
 std::string tensorboard_beginning(std::int64_t first_step, double wall_seconds);
-// The same numbers as scalars; empty for an entry that has none.
+// The entry's numbers as scalars; empty if it has none.
 std::string tensorboard_event(const LogEntry& entry, double wall_seconds);
 
 }  // namespace echelon

@@ -1,6 +1,6 @@
-// Steps without an optimizer barrier: a rank that has completed its gradients guesses the optimizer's step
-// (optimistic_step.h) and goes on into the next one's forward passes; then all have summed the norm, and the
-// true step is made.
+// Steps without an optimizer barrier: a rank that has completed its gradients guesses the optimizer step
+// (optimistic_step.h) and continues with the next step's forward passes. Once the norm is summed over all
+// ranks, the true step is made.
 #pragma once
 
 #include <optional>
@@ -24,8 +24,8 @@ class OptimisticDriver final : public StepDriver {
 
   OptimisticStep guessed_;
   std::optional<LateResult> unfinished_;
-  HostNumbers squares_;               // of its gradients, over the pipeline
-  std::vector<StepResult> finished_;  // since train() was called
+  HostNumbers squares_;               // of its gradients, summed over the pipeline
+  std::vector<StepResult> finished_;  // in this call of train()
 };
 
 }  // namespace echelon

@@ -1,16 +1,16 @@
-// The passes of a rank's microbatches as CUDA graphs (docs/devices.md): what the host told the device for one
-// microbatch, captured once, is queued by one call for each later one of as many sequences.
+// The passes of a rank's microbatches as CUDA graphs (docs/devices.md): what the host launches for one
+// microbatch is captured once, and replayed with one call for each later microbatch with as many sequences.
 //
-// Captured is the pass alone, of a dense model on one rank: no message and no sum of other ranks is in it,
-// and the host reads nothing. What differs from one microbatch to the next is written where the graph reads
-// it, tokens, targets, positions and documents; what is an argument of a launch stays what it was, and that
-// is of all of them the scale of the gradients alone, by the number of targets of a batch: another one asks
-// for other graphs. The optimizer's update is outside, and with it the learning rate, its corrections and the
-// seeds of rounding.
+// Only a pass is captured, of a dense model on one rank: it contains no messages and no sums over ranks, and
+// the host reads nothing. Inputs that change between microbatches (tokens, targets, positions, documents) are
+// written where the graph reads them. Arguments of launches stay fixed; the only one that can differ is the
+// scale of the gradients, through the number of targets of a batch, and a different scale needs different
+// graphs. The optimizer's update is outside the graphs, and with it the learning rate, its corrections and
+// the seeds of rounding.
 //
-// The first microbatch of a kind runs as it does without: what is uploaded, chosen and allocated once is
-// there by then. The second is captured, and launched. Forward and backward are a graph each, so that both
-// have their place in the timeline.
+// The first microbatch of a kind runs without capturing, so that everything is uploaded, chosen and allocated
+// by then. The second is captured and launched. Forward and backward are separate graphs, so that each has a
+// span in the timeline.
 #pragma once
 
 #include <functional>
@@ -29,24 +29,24 @@ struct GraphCounts {
 
 class PassGraphs {
  public:
-  // Of a rank with one stage, the model; both outlive it.
+  // For a rank with a single stage, the whole model; both outlive it.
   PassGraphs(const Rank& rank, const Stage& stage);
   ~PassGraphs();
   PassGraphs(const PassGraphs&) = delete;
   PassGraphs& operator=(const PassGraphs&) = delete;
 
-  // Forward, then backward, of one microbatch after another. On another device than CUDA's nothing is
-  // captured, and the same memory held. RunError where a capture or a launch fails.
+  // Run forward, then backward, for one microbatch after another. Without CUDA nothing is captured, but the
+  // same memory is held. RunError if a capture or launch fails.
   void forward(const Microbatch& microbatch, const Loss& loss);
-  // The layer groups whose gradients have got the microbatch's part, in order.
+  // Returns the layer groups whose gradients now contain the microbatch's contribution, in order.
   const std::vector<int>& backward();
 
   const GraphCounts& counts() const { return counts_; }
 
  private:
-  // Of microbatches of as many sequences.
+  // For microbatches with equally many sequences.
   struct Passes {
-    Microbatch inputs;  // where graphs read it
+    Microbatch inputs;  // read by the graphs
     double gradient_scale = 0;
     bool have_run = false;
     std::unique_ptr<DeviceGraph> forward, backward;
@@ -58,7 +58,7 @@ class PassGraphs {
   const Rank& rank_;
   const Stage& stage_;
   std::map<std::int64_t, Passes> passes_;  // by sequences
-  // Of the microbatch that is under way.
+  // The current microbatch.
   enum class Way { plain, capture, replay };
   Way way_ = Way::plain;
   Passes* now_ = nullptr;

@@ -1,5 +1,5 @@
-// A popular expert made on purpose, to see what balancing does about it (as a straggler is made by
-// --straggle).
+// Makes an expert artificially popular, to show what load balancing does about it (as --straggle makes a rank
+// slow).
 #pragma once
 
 #include "model/parameters.h"
@@ -11,9 +11,10 @@ struct PlantedExpert {
   double strength = 0;
 };
 
-// In the initial weights, which training is free to unlearn: all embeddings get a direction in common, and
-// the expert's row of every router points there, so that its logits begin higher by `strength` for every
-// token; after the first layers by less, as these add to the embeddings. By every rank, on its part.
+// Changes the initial weights, which training may unlearn: all embeddings get a common direction, and the
+// expert's row of every router points along it, so that its logits start higher by `strength` for every
+// token. After the first layers the effect is weaker, as these add to the embeddings. Every rank changes its
+// own part.
 void plant_expert(const ParameterStore& parameters, const ModelSpec& model, const PlantedExpert& planted);
 
 }  // namespace echelon

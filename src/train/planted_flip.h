@@ -1,5 +1,5 @@
-// One bit changed on purpose, as a defective machine does (Dixit et al. 2021,
-// https://arxiv.org/abs/2102.11245), to see that it is found.
+// Flips one bit on purpose, as a defective machine does (Dixit et al. 2021,
+// https://arxiv.org/abs/2102.11245), to show that it is detected.
 #pragma once
 
 #include <cstdint>
@@ -14,35 +14,34 @@ namespace echelon {
 
 enum class FlipWhere { weights, moments, gradients, activations, messages };
 const char* name_of(FlipWhere where);
-std::optional<FlipWhere> parse_flip_where(const std::string& text);  // no value: none of them
+std::optional<FlipWhere> parse_flip_where(const std::string& text);  // empty: no such name
 
 struct PlantedFlip {
   int rank = 0;
   std::int64_t step = 0;  // counts from 1
-  // Of the rank's tensors of that kind, one behind another, modulo their number of bits. Of messages: of what
-  // the rank sends from that step on.
+  // Index of the bit in the rank's tensors of that kind, concatenated, modulo their number of bits. For
+  // messages: in what the rank sends from that step on.
   std::uint64_t bit = 0;
   FlipWhere where = FlipWhere::weights;
-  bool lasting = false;  // whenever the step is run; else the first time
+  bool lasting = false;  // every time the step runs; else only the first time
 };
 std::string text_of(const PlantedFlip& flip);  // as on the command line: --flip R:S:B:WHERE
 
-// What the flip is of a rank's weights (and what they are rounded off by) and moments: before the step's
-// first instruction. Of gradients: those of a layer group when its passes are over and it has not been summed
-// over ranks, or this rank's sums. Of activations: what the step's first forward pass keeps for its backward
-// pass.
+// Applies the flip. Weights (with their rounding errors) and moments: before the step's first instruction.
+// Gradients: those of a layer group when its passes are over but before it is summed over ranks, or this
+// rank's sums. Activations: what the step's first forward pass keeps for its backward pass.
 class FlipPlanter {
  public:
   // The witness outlives it.
   FlipPlanter(const PlantedFlip& flip, Witness& witness) : flip_(flip), witness_(witness) {}
 
-  // Adds what it needs.
+  // Adds the hooks that it needs.
   void add_to(TrainerHooks& hooks);
-  // Before the first step: whose bits they are.
+  // Call before the first step: the parameters whose bits are meant.
   void set_parameters(const ParameterStore& parameters) { parameters_ = &parameters; }
-  // A step is about to run, for the first time or again.
+  // Call before a step runs, for the first time or again.
   void begin_step(std::int64_t step);
-  // Whether the bit was there to be changed.
+  // Whether the bit has been flipped.
   bool struck() const {
     return flip_.where == FlipWhere::messages ? due_ && !witness_.is_planted() : struck_;
   }
@@ -51,7 +50,7 @@ class FlipPlanter {
   void strike_state();
   void strike_gradients(std::optional<int> group);
   void strike_kept(const Stage::Saved& saved);
-  // The bit among those of all of them; none where they have none.
+  // Flips the bit, counted over all these tensors; does nothing if they are empty.
   void strike(const std::vector<Tensor>& all);
   void strike(const Tensor& tensor, std::uint64_t bit);
 

@@ -1,11 +1,11 @@
-// Training samples where there is no text: to prove, to time and to measure.
+// Random training samples, for verification, timing and measurements.
 #pragma once
 
 #include "model/microbatch.h"
 
 namespace echelon {
 
-// Where documents are kept apart, they have 16 tokens on average.
+// Under a document mask, documents have 16 tokens on average.
 SampleSource random_tokens(const Plan& plan, std::uint64_t seed);
 
 }  // namespace echelon

@@ -1,4 +1,4 @@
-// The traces of all ranks of a job, brought together where they are drawn.
+// Collects the traces of all ranks of a job for drawing.
 #pragma once
 
 #include "comm/rank.h"
@@ -6,20 +6,20 @@
 
 namespace echelon {
 
-// Marks the steps of training in a rank's trace; nothing where none is recorded.
+// Marks training steps in a rank's trace; does nothing without a recorder.
 class StepTrace {
  public:
   explicit StepTrace(const Rank& rank) : recorder_(rank.recorder()) {}
   void begin(std::int64_t step);  // counts from 1
   void end();
-  void next();  // ends this one, begins the one after
+  void next();  // ends this step and begins the next
 
  private:
   TraceRecorder* recorder_;
   WorkSpan step_;
 };
 
-// What this rank recorded, beside what its pipeline ran. `name`: "rank" or "server".
+// What this rank recorded, together with what its pipeline ran. `name`: "rank" or "server".
 RankTimeline rank_timeline(const Rank& rank, const char* name, std::vector<Span> pipeline);
 
 // By rank of the job, on its rank 0; empty elsewhere. Collective over the job.

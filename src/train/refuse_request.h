@@ -1,4 +1,4 @@
-// What of a training request cannot be done is refused before any rank starts, naming the flag.
+// Refuses training requests that cannot be carried out, before any rank starts, naming the flag.
 #pragma once
 
 #include "checkpoint/checkpoint.h"
@@ -7,35 +7,33 @@
 
 namespace echelon {
 
-// RequestError where the plan, the optimizer or the run's numbers are out of range, or do not go together.
+// RequestError if numbers of the plan, the optimizer or the run are out of range or do not fit together.
 void refuse_impossible(const TrainRequest& request, const PipelineLayout& pipeline);
 
-// RequestError where a device cannot run the plan in this way.
+// RequestError if a device cannot run the plan in this way.
 void refuse_on_device(const Plan& plan, const RunOptions& run);
-// What the kernels of a rank take for themselves, and offloading on a device.
+// Bytes that a rank's kernels take for themselves, and those for offloading on a device.
 std::int64_t scratch_bytes(const Plan& plan, const RunOptions& run);
 
-// How a rank of the job is run dry, and what a rank, or a parameter server, holds beside: its kernels'
-// scratch.
+// The options of a rank's dry run; and memory plus the kernels' scratch, of a rank or a parameter server.
 DryRunOptions dry_run_options(const TrainRequest& request);
 Memory with_scratch(Memory memory, const TrainRequest& request);
 
-// What the run goes on from: the checkpoint at `path`, or the start where that is empty. RequestError where
-// the run cannot go on from it with this data, or the directory holds what would stop it when it saves.
+// The checkpoint at `path` from which the run continues, or the start if that is empty. RequestError if the
+// run cannot continue from it with this data, or if the directory contains something that would prevent
+// saving.
 CheckpointInfo find_resumed(const TrainRequest& request, const std::string& path, const TokenData& data);
 
-// Collective where the ranks are processes: RequestError on all of them where they have not read the same
-// data.
+// Collective if ranks are processes: RequestError on all of them if they have not read the same data.
 void refuse_different_data(ProcessWorld* processes, const TokenData& data);
 
-// Collective where the ranks are processes: RequestError on all of them where one was given another plan,
-// model, optimizer or seed than rank 0, which would train other weights in silence. `more`: further lines
-// that have to be the same, as "--steps 400".
+// Collective if ranks are processes: RequestError on all of them if one has a different plan, model,
+// optimizer or seed than rank 0, and would silently train other weights. `more`: further lines that must
+// agree, such as "--steps 400".
 void refuse_different_settings(ProcessWorld* processes, const Plan& plan, const OptimizerOptions& optimizer,
                                std::uint64_t seed, const std::vector<std::string>& more);
 
-// RequestError where memory, or the disk that parameters, moments or activations are offloaded to, is too
-// small.
+// RequestError if memory is too small, or the disk to which parameters, moments or activations are offloaded.
 void refuse_what_machine_lacks(const TrainRequest& request, const PipelineLayout& pipeline);
 
 }  // namespace echelon

@@ -1,6 +1,6 @@
-// The parts of a step, timed on this machine before a run: one layer of each kind on the ranks that share its
-// work, embedding and output layer, the optimizer, and communication between as many ranks. plan/cost makes a
-// step of them.
+// Times the parts of a step on this machine before a run: one layer of each kind on the ranks that share its
+// work, embedding and output layer, the optimizer, and communication between as many ranks. plan/cost
+// combines them into a step.
 #pragma once
 
 #include "plan/cost.h"
@@ -8,32 +8,32 @@
 
 namespace echelon {
 
-// How large what is timed may be. A device starts kernels no faster than a core computes small ones: it is
-// given what keeps it at work for some milliseconds.
+// How large the timed parts may be. A device launches kernels no faster than a core computes small ones, so
+// it is given enough work for some milliseconds.
 struct RehearsalSize {
   double most_flops;  // of a layer's forward pass
   std::int64_t most_vocab, most_elements;
 };
 RehearsalSize rehearsal_on_host(const Plan& plan);
-// Shared out over the ranks that rehearse on it together.
+// Divided among the ranks that rehearse on the device together.
 RehearsalSize rehearsal_on_device(const Plan& plan, double peak_flops, int ranks_together);
 
-// One microbatch of the plan's model, with so many layers with a dense MLP and so many with experts, on the
-// ranks that compute it together: those of tp and cp, and those that experts are spread over. Fewer tokens
-// and a smaller vocabulary where a try would take long.
+// One microbatch of the plan's model, with `dense` layers with an MLP and `others` with experts, on the ranks
+// that compute it together: those of tp and cp, and those that experts are spread over. It has fewer tokens
+// and a smaller vocabulary if a run would take long.
 struct RehearsedPlan {
   Plan plan;
-  // What a rank of the plan computes in a full microbatch of a layer, and in the output layer, over what it
-  // computes here.
+  // How much more a rank of the plan computes in a full microbatch than here: in a layer, and in the output
+  // layer.
   double layer_share = 1, head_share = 1;
 };
 RehearsedPlan rehearsed_plan(const Plan& plan, const RehearsalSize& size, std::int64_t dense,
                              std::int64_t others);
-// Of a model whose layers have one part each, or some of them a short convolution: with layers like these of
-// it.
+// For models whose layers have one part each, or short convolutions: with layers like these layers of the
+// model.
 RehearsedPlan rehearsed_plan(const Plan& plan, const RehearsalSize& size, std::vector<std::int64_t> like);
 
-// On as many ranks at once as the job will have, or some of them; best of a few tries.
+// Times the parts on as many ranks as the job will have, or some of them; the best of a few runs.
 PartSeconds rehearse(const Plan& plan, const RehearsalSize& size, const RunOptions& options,
                      const JobCores& cores);
 

@@ -1,4 +1,4 @@
-// What a run, or several that went on from one another, has logged in JSON lines: read again and put together.
+// Reads the JSON-lines logs of a run, or of several that continued each other, and combines them.
 #pragma once
 
 #include <nlohmann/json_fwd.hpp>
@@ -6,11 +6,10 @@
 
 namespace echelon {
 
-// One object for people's eyes: of each step its numbers, in columns; each start, checkpoint, evaluation,
-// report of the ranks and fingerprint; loads of the experts; the last summary. Steps that a later start took
-// back are left out, and counted. More than `most_points` steps are shown as means of several, and experts in
-// at most `most_columns` columns.
-// RequestError naming `flag`, the path and the line for what is no such log.
+// One JSON object for display: the numbers of each step, in columns; each start, checkpoint, evaluation,
+// report of the ranks and fingerprint; loads of the experts; the last summary. Steps that a later start undid
+// are left out, and counted. More than `most_points` steps are shown as means of several, and experts in at
+// most `most_columns` columns. RequestError naming `flag`, the path and the line if it is no such log.
 struct HistoryLimits {
   int most_points = 3000, most_columns = 120;
 };

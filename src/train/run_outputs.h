@@ -1,4 +1,4 @@
-// What a training run writes beside its checkpoints: its logs.
+// The logs that a training run writes.
 #pragma once
 
 #include <cstdint>
@@ -12,22 +12,22 @@
 
 namespace echelon {
 
-// A request that is refused leaves no log behind, and an earlier log as it was.
+// A refused request leaves no log behind, and leaves earlier logs unchanged.
 class RunOutputs {
  public:
-  // RequestError naming --log where one cannot be written.
+  // RequestError naming --log if a log cannot be written.
   explicit RunOutputs(const TrainRequest& request);
-  // Nothing more is refused: earlier logs make room for these, or these go on behind them. (TensorBoard's
-  // files stay; each run has one of its own.)
+  // Called when nothing can be refused any more: replaces earlier logs, or appends to them. (TensorBoard's
+  // files stay; each run has its own.)
   void start_logs(bool anew, std::int64_t first_step);
-  // RunError where a log cannot be written any more.
+  // RunError if a log can no longer be written.
   void write_log(const LogEntry& entry);
   void remove_new_logs();
 
  private:
   enum class Form { json_lines, csv, tensorboard };
   struct Log {
-    std::string asked, path;  // as it was asked for; the file
+    std::string asked, path;  // as given by the user; the file
     Form form = Form::json_lines;
     bool had_file = false, had_directory = true, has_beginning = false;
     std::ofstream stream{};

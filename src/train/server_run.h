@@ -1,4 +1,4 @@
-// One of the parameter servers, from the first batch to the checkpoint.
+// One parameter server, from the first batch to the checkpoint.
 #pragma once
 
 #include "train/asynchronous.h"
@@ -11,12 +11,12 @@ class ServerRun {
   // The references must outlive it. The first server fills the summary.
   ServerRun(const SharedRun& shared, const Rank& rank, TrainSummary& summary);
 
-  // The whole run: what ParameterServer and Communicator throw.
+  // The whole run. Throws as ParameterServer and Communicator do.
   void run();
 
  private:
   void report(const ServedStep& step);
-  // Over the whole run: where workers take turns as they come, no step is typical.
+  // Over the whole run: as workers come in any order, no step is typical.
   void summarize(const StalenessMeasures& staleness);
   bool leads() const { return rank_.index() == 0; }
 

@@ -1,6 +1,6 @@
-// What a rank's training goes on from, between two steps: weights and what they are rounded off by, moments,
-// what compression carries, the biases of routers. Named tensor by tensor, and a copy of it all to go back
-// to.
+// The state from which a rank's training continues between two steps: weights with their rounding errors,
+// moments, what compression carries, router biases. Lists it tensor by tensor, and keeps a copy of it all to
+// return to.
 #pragma once
 
 #include <cstdint>
@@ -14,35 +14,35 @@ namespace echelon {
 
 struct HeldState {
   std::string what;  // "first moment of model.layers.0.mlp.up_proj.weight"
-  // The same number on each rank that holds the same elements, which have the same bits there; on no other
-  // rank where `what` is this rank's alone.
+  // The same on each rank that holds the same elements, whose bits must then agree; unique if this state is
+  // this rank's alone.
   std::uint64_t key = 0;
   Tensor tensor;  // contiguous
 };
-// Without the biases of routers, which the stages hold.
+// Without router biases, which the stages hold.
 std::vector<HeldState> held_state(const Rank& rank, const Trainer& trainer);
 
-// Fingerprints of it: of each tensor, and behind them of each layer's biases.
+// Fingerprints of each tensor, then of each layer's biases.
 struct StateFingerprints {
   std::vector<std::string> what;
   std::vector<std::uint64_t> keys, fingerprints;
 };
 StateFingerprints fingerprints_of(const std::vector<HeldState>& state, const RouterBiases& biases);
 
-// As many bytes of the rank's arena (MemoryCategory::other) as the state has.
+// Takes as many bytes of the rank's arena (MemoryCategory::other) as the state.
 class StateCopy {
  public:
-  // Both outlive it. Undefined contents.
+  // Both outlive it. Contents are undefined at first.
   StateCopy(const Rank& rank, Trainer& trainer);
 
   const std::vector<HeldState>& state() const { return state_; }
-  // Of what the trainer has now.
+  // Fingerprints of the trainer's current state.
   StateFingerprints fingerprints() const {
     return fingerprints_of(state_, trainer_.stages().router_biases());
   }
-  // Of the state before `step`, whose fingerprints these are.
+  // Copies the state before `step`, which has these fingerprints.
   void keep(std::int64_t step, StateFingerprints fingerprints);
-  // RunError when the copy is not what was kept.
+  // RunError if the copy is not what was kept.
   void restore() const;
   std::int64_t step() const { return step_; }
 

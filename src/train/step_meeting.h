@@ -1,5 +1,5 @@
-// What ranks tell each other in every step, beside the training: each speaks before the update and hears
-// after it, so that nobody waits for it. All ranks hear the same, and so decide the same.
+// Messages that ranks exchange in every step, outside training: each sends before the update and receives
+// after it, so that nobody waits. All ranks receive the same, and so decide alike.
 #pragma once
 
 #include <memory>
@@ -14,19 +14,21 @@ namespace echelon {
 class StepMeeting {
  public:
   struct Words {
-    bool stop = false;          // the run is asked to end
-    std::int64_t written = -1;  // the step whose checkpoint is under way, once this rank's part is on disk
-    double seconds = 0;         // that this rank worked on the step before
-    std::int64_t fingerprinted = -1;  // the step whose weights' fingerprint this rank has its share of
-    std::uint64_t fingerprint = 0;    // which is this
+    bool stop = false;  // the run is asked to end
+    // The step of the pending checkpoint, once this rank's part is on disk.
+    std::int64_t written = -1;
+    double seconds = 0;  // that this rank worked on the previous step
+    // The step for which this rank has its share of the fingerprint, and that share.
+    std::int64_t fingerprinted = -1;
+    std::uint64_t fingerprint = 0;
   };
 
   explicit StepMeeting(const Rank& rank);
 
   void say(const Words& words);
-  // What each rank said last, by rank; empty before anybody spoke. Each is heard once.
+  // The last message of each rank, by rank; empty before the first. Each is returned once.
   std::vector<Words> hear();
-  // What rank 0 says now, for which the others wait; theirs is not heard.
+  // The word of rank 0, for which the others wait; theirs is ignored.
   bool told_by_first(bool word);
   // Waits for every rank.
   void wait_for_all() { group_->barrier().wait(); }

@@ -1,4 +1,4 @@
-// One rank's training: data in, gradients, step. The same class on one rank and on any mesh.
+// One rank's training: data in, gradients, optimizer step. The same class on a single rank and on any mesh.
 #pragma once
 
 #include <memory>
@@ -10,63 +10,65 @@
 
 namespace echelon {
 
-// A schedule that does not flush steps each stage by itself, before the norm over all stages is known:
-// RequestError where the options clip by it.
+// RequestError if the options clip gradients in a schedule without a flush: it steps each stage by itself,
+// before the norm over all stages is known.
 void refuse_clipping(const OptimizerOptions& optimizer, const PipelineLayout& pipeline);
 
 class Trainer {
  public:
-  // `pipeline`: the plan's own, where several users share it. Without moments: for compute_gradients() alone.
+  // `pipeline`: the plan's layout, if several users share it. Without moments only compute_gradients() may be
+  // called.
   Trainer(const Rank& rank, const Plan& plan, const OptimizerOptions& optimizer, std::uint64_t seed,
           TrainerHooks hooks = {}, std::shared_ptr<const PipelineLayout> pipeline = nullptr,
           Moments moments = Moments::here, FirstValues first_values = FirstValues::drawn);
 
-  // One training step, and the results of all steps that have become known by then, in order. Where the
-  // schedule does not flush, or the optimizer has no barrier, ranks go on into the next step and a result is
-  // known one step later; after the last of `steps_left` steps (1: this one) the pipeline is empty and
-  // everything is known. RunError naming the first tensor when a gradient is not finite.
-  // While one of several steps is at work a device's next samples are read: all are of one source.
+  // Runs one training step. Returns the results of all steps that have become known, in order. If the
+  // schedule does not flush, or the optimizer has no barrier, ranks continue into the next step and a result
+  // is known one step later; after the last of `steps_left` steps (1: this one) the pipeline is empty and
+  // everything is known. While a device works on one of several steps, the samples of the next are read: all
+  // must come from one source. RunError naming the first tensor if a gradient is not finite.
   std::vector<StepResult> step(std::int64_t step, const SampleSource& samples, std::int64_t steps_left);
 
-  // The two halves of step(), where the schedule flushes and the optimizer has its barrier: gradients of the
-  // mean loss over all target tokens of the global batch, summed over the mesh, and that loss; then clipping
-  // and the optimizer's update.
+  // The two halves of step(), if the schedule flushes and the optimizer has its barrier. compute_gradients():
+  // the gradients of the mean loss over all target tokens of the global batch, summed over the mesh; returns
+  // that loss. apply_gradients(): clipping and the optimizer's update.
   double compute_gradients(std::int64_t step, const SampleSource& samples);
   StepResult apply_gradients(std::int64_t step, double loss = 0) {
     return flush().apply_gradients(step, loss);
   }
 
-  // Other than all: for compute_gradients() alone, without ZeRO.
+  // Other values than `all` are for compute_gradients() alone, without ZeRO.
   void set_data_parallel_sums(DataParallelSums sums) { parts_.sums = sums; }
-  // What the routers of each layer that has experts did in the last compute_gradients(), over the whole mesh;
-  // the losses are means over the tokens of the global batch.
+  // What the routers of each layer with experts did in the last compute_gradients(), over the whole mesh;
+  // losses are means over the tokens of the global batch.
   const std::vector<RoutingCounts>& routing() { return flush().routing(); }
   // StepResult::mtp_loss of the last compute_gradients().
   double mtp_loss() { return flush().mtp_loss(); }
-  // What this rank's data decided in the last step() or compute_gradients(); once.
+  // What this rank's data decided in the last step() or compute_gradients(); call once.
   DecidedByData take_decided() const { return {parts_.stages.take_moved_copies(), last_run().was_again}; }
-  // What went to the host of its activations since the last call, and lay there (--offload activations).
+  // Bytes of activations that went to the host since the last call, and that were held there (--offload
+  // activations).
   HostActivations take_offloaded() const { return parts_.stages.take_offloaded(); }
-  // Target tokens behind the last compute_gradients(), over the ranks that add them up.
+  // Target tokens of the last compute_gradients(), over the ranks that sum them.
   double num_targets() const { return driver_->num_targets(); }
-  // A step whose loss or gradient is not finite changes nothing and ends nothing. Where the schedule flushes
-  // and the optimizer has its barrier: see refuse_skipping().
+  // Makes steps with a loss or gradient that is not finite change nothing, instead of ending the run. Needs a
+  // flush and the optimizer's barrier: see refuse_skipping().
   void skip_nonfinite() { parts_.skips_nonfinite = true; }
 
-  // The passes of microbatches are CUDA graphs where a device runs them (train/pass_graphs.h), before the
-  // first step; for what refuse_graphs() does not refuse. Elsewhere the same memory is held.
+  // Replays the passes of microbatches as CUDA graphs on such a device (train/pass_graphs.h). Call before the
+  // first step, for plans that refuse_graphs() accepts. On other devices the same memory is held.
   void replay_passes() { driver_->replay_passes(); }
-  // What comes and goes while no passes run may have the memory that is held for graphs.
+  // The pool for temporary memory while no passes run: it may be the memory held for graphs.
   MemoryPool pool_between_steps() const {
     return driver_->pass_graphs() == nullptr ? MemoryPool::general : MemoryPool::passes;
   }
-  // Nothing without.
+  // Empty without graphs.
   std::optional<GraphCounts> graph_counts() const {
     if (driver_->pass_graphs() == nullptr) return {};
     return driver_->pass_graphs()->counts();
   }
 
-  // Mean loss over samples [0, num_samples) of the source, at the present parameters.
+  // The mean loss over samples [0, num_samples) of the source, with the current parameters.
   double evaluate(std::int64_t num_samples, const SampleSource& samples);
 
   const ParameterStore& parameters() const { return parts_.parameters; }
@@ -79,9 +81,9 @@ class Trainer {
   const PipelineRun& last_run() const { return driver_->last_run(); }
   const Plan& plan() const { return parts_.plan; }
   const Rank& rank() const { return parts_.rank; }
-  // Optimizer steps behind the parameters when `step` training steps are: more than one each under PipeDream.
+  // Optimizer steps of the parameters after `step` training steps: more than one each in PipeDream.
   std::int64_t updates(std::int64_t step) const { return parts_.updates(step); }
-  // Goes on from parameters that have `updates` optimizer steps behind them at `step`.
+  // Continues at `step` from parameters with `updates` optimizer steps.
   void resume(std::int64_t step, std::int64_t updates) {
     parts_.more_updates += updates - parts_.updates(step);
   }

@@ -1,4 +1,4 @@
-// What one rank's training works on, whatever drives its steps.
+// What one rank's training works on, whichever driver runs its steps.
 #pragma once
 
 #include <functional>
@@ -16,37 +16,39 @@ namespace echelon {
 struct StepResult {
   std::int64_t step = 0;  // counts from 0
   double loss = 0;        // mean over all target tokens of the global batch
-  double gradient_norm =
-      0;  // before clipping; not a number where no rank knows it (a schedule that does not flush)
+  // Before clipping; NaN if no rank knows it (a schedule without a flush).
+  double gradient_norm = 0;
   double learning_rate = 0;
-  std::string skipped{};    // what is not finite, where the step was skipped for it
-  bool taken_back = false;  // without a barrier: a wrong guess was, and forward passes were run again
-  std::vector<RoutingCounts> routing = {};  // see Trainer::routing(); only where steps end one by one
-  // As the loss, of the token behind each target, where a model predicts it too; not weighed.
+  std::string skipped{};  // why the step was skipped: what is not finite; empty: it was not
+  // Without a barrier: the guess was wrong, so it was undone and forward passes ran again.
+  bool taken_back = false;
+  // See Trainer::routing(); only if steps end one by one.
+  std::vector<RoutingCounts> routing = {};
+  // Like the loss, of multi-token prediction; without its weight.
   double mtp_loss = 0;
 };
 
-// What data-parallel ranks add up in a step.
+// What data-parallel ranks sum in a step.
 enum class DataParallelSums {
   all,
   counts,  // the number of targets and the loss; gradients stay each rank's own
-  none,    // each rank's batch is a batch of its own
+  none,    // nothing: each rank's batch is separate
 };
 
-// What tests, and runs that are to show something, do to a training on purpose.
+// Deliberate interventions in training, by tests and demonstrations.
 struct TrainerHooks {
   Faults faults = {};
   // Called before each instruction, with the step that it belongs to, counted from 1.
   std::function<void(std::int64_t step, const Instruction&)> before_instruction = {};
-  // What a forward pass keeps is there.
+  // Called when a forward pass has saved what it keeps.
   std::function<void(const Stage::Saved&)> after_forward = {};
-  // The passes of an update are over for this layer group, and its gradients this rank's own; then all sums are
-  // there.
+  // before_sum: called when an update's passes are over for this layer group, and its gradients are still
+  // this rank's own. after_sums: called when all sums are complete.
   std::function<void(int group)> before_sum = {};
   std::function<void()> after_sums = {};
-  // A rank made slow: after the passes of a step it sleeps (slowdown - 1) times as long as they took.
+  // Slows a rank down: after the passes of a step it sleeps (slowdown - 1) times as long as they took.
   double slowdown = 1;
-  // Whether the guess of a step's update counts as wrong, whatever it was.
+  // Whether a step's guessed update counts as wrong, whatever it was.
   std::function<bool(std::int64_t step)> distrusts_guess = {};
 };
 
@@ -78,7 +80,8 @@ struct TrainingParts {
   ParameterStore parameters;
   GradientCompletion gradients;
   const HeldStages stages;
-  std::int64_t more_updates = 0;  // than `step` steps make
+  // Optimizer steps beyond those that `step` training steps make.
+  std::int64_t more_updates = 0;
   DataParallelSums sums = DataParallelSums::all;
   bool skips_nonfinite = false;
 };

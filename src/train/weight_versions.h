@@ -1,6 +1,6 @@
 // The versions of a rank's weights that a schedule without a flush keeps: weight stashing (PipeDream,
 // Narayanan et al. 2019, https://arxiv.org/abs/1806.03377) and double buffering (2BW, Narayanan et al. 2021,
-// https://arxiv.org/abs/2006.09503). The layers keep their views; the memory behind them changes.
+// https://arxiv.org/abs/2006.09503). Layers keep their views; the contents of that memory change.
 #pragma once
 
 #include <map>
@@ -12,18 +12,18 @@ namespace echelon {
 
 class WeightVersions {
  public:
-  // `values`: what the layers view; version 0 at first. `count` versions at once, that one included.
+  // `values`: what layers view; version 0 at first. `count`: the most versions at once, including that one.
   WeightVersions(const Rank& rank, Tensor values, int count);
 
-  // A stream begins: what the layers see is version 0, and there is no other.
+  // Begins a stream: what layers see becomes version 0, the only one.
   void restart();
-  // The layers see this version until the next call.
+  // Layers see this version until the next call.
   void use(int version);
-  // A microbatch has been forward with a version, which is kept until the microbatch has been backward.
+  // keep(): a microbatch's forward pass used this version, which stays until drop() after its backward pass.
   void keep(int version) { ++readers_[version]; }
   void drop(int version) { --readers_[version]; }
-  // The newest version becomes `version` + 1, and is what the layers see and the optimizer changes. The old
-  // one stays if there is room for it; it must not have readers if there is none.
+  // The newest version becomes `version` + 1, which layers see and the optimizer changes. The old one stays
+  // if there is memory for it; otherwise it must have no readers.
   void advance(int version);
 
  private:
@@ -33,7 +33,7 @@ class WeightVersions {
   };
   Kernels* kernels_;
   Tensor values_;
-  int present_ = 0;  // version behind the layers' views
+  int present_ = 0;  // the version that layers see
   std::vector<Stash> stash_;
   std::map<int, int> readers_;
 };
