@@ -1,4 +1,4 @@
-// Files that are there whole or not at all: written under a temporary name, synced, then renamed.
+// Writes files that appear completely or not at all: under a temporary name, synced, then renamed.
 #pragma once
 
 #include <cstddef>
@@ -8,9 +8,9 @@
 
 namespace echelon {
 
-// A power cut leaves the old file or the new one, never a part; no device or pipe is replaced. Every error is
-// a RunError with the path and the system's reason; the temporary file (PATH.tmp-RANDOM) is removed then, and
-// when the object dies before commit().
+// After a power cut there is the old file or the new one, never part of one. Devices and pipes are never
+// replaced. Every error is a RunError with the path and the system's reason. On an error, or if the object is
+// destroyed before commit(), the temporary file (PATH.tmp-RANDOM) is removed.
 class AtomicFile {
  public:
   explicit AtomicFile(std::string path);
@@ -19,7 +19,7 @@ class AtomicFile {
   AtomicFile& operator=(const AtomicFile&) = delete;
 
   void write(const void* data, std::size_t bytes);
-  void commit();  // write what is buffered, fsync, rename, fsync of the directory
+  void commit();  // writes the buffer, fsync, rename, fsync of the directory
 
  private:
   void write_through(const std::byte* data, std::size_t bytes);

@@ -1,5 +1,5 @@
-// bfloat16: the upper half of an f32, 8 significant bits. A form to store numbers in; arithmetic is that of
-// float, into which it turns by itself and exactly. Back it is rounded, which has to be written down.
+// bfloat16: the upper half of an f32, with 8 significant bits. Only a storage format; arithmetic is in float.
+// Conversion to float is implicit and exact; conversion back rounds and is explicit.
 #pragma once
 
 #include <bit>
@@ -12,8 +12,8 @@
 
 namespace echelon {
 
-// The f32 that rounds on to any narrower form as x itself does: where it is not exact, its last bit is set
-// (Boldo & Melquiond 2008, rounding to odd).
+// Rounds x to an f32 that rounds further to any narrower format exactly as x itself does: if it is inexact,
+// its last bit is set (rounding to odd; Boldo & Melquiond 2008).
 ECHELON_HOST_DEVICE inline float rounded_to_odd(double x) {
   const auto nearest = static_cast<float>(x);
   if (static_cast<double>(nearest) == x || !std::isfinite(nearest)) return nearest;
@@ -24,8 +24,8 @@ ECHELON_HOST_DEVICE inline float rounded_to_odd(double x) {
 
 struct bf16 {
   bf16() = default;
-  // To nearest, ties to even: |error| <= 2^-8 |x|, or 2^-134 where x is below the smallest normal number.
-  // Beyond the largest one infinity; NaN stays NaN.
+  // To nearest, ties to even: |error| <= 2^-8 |x|, or 2^-134 if x is below the smallest normal number. Beyond
+  // the largest number, infinity; NaN stays NaN.
   ECHELON_HOST_DEVICE explicit bf16(float x) : bits(rounded(x)) {}
   ECHELON_HOST_DEVICE explicit bf16(double x) : bf16(rounded_to_odd(x)) {}
   ECHELON_HOST_DEVICE operator float() const {  // NOLINT(google-explicit-constructor)
@@ -36,9 +36,9 @@ struct bf16 {
     x.bits = bits;
     return x;
   }
-  // Up or down at random, the nearer the likelier, so that the expected value is x: the lower half of x is
-  // the number of 65536ths of the way to the next bfloat16 away from zero. `random`: 16 uniform bits. (Gupta
-  // et al. 2015, https://arxiv.org/abs/1502.02551.)
+  // Stochastic rounding (Gupta et al. 2015, https://arxiv.org/abs/1502.02551): up or down with probabilities
+  // that make the expected value x. The lower half of x is the distance in 65536ths to the next bfloat16 away
+  // from zero. `random`: 16 uniform bits.
   ECHELON_HOST_DEVICE static bf16 stochastic(float x, std::uint16_t random) {
     const auto whole = std::bit_cast<std::uint32_t>(x);
     return std::isfinite(x) ? of_bits(static_cast<std::uint16_t>((whole + random) >> 16)) : bf16(x);
@@ -64,8 +64,8 @@ struct bf16 {
 };
 static_assert(std::is_trivially_copyable_v<bf16> && sizeof(bf16) == 2);
 
-// What numbers stored as T are computed and summed in, and what gradients of weights, statistics and losses
-// of them are kept in.
+// The type in which numbers stored as T are computed and summed, and in which their weight gradients,
+// statistics and losses are kept.
 template <class T>
 using Wide = std::conditional_t<std::is_same_v<T, bf16>, float, T>;
 

@@ -1,4 +1,4 @@
-// The clock that everything measured is measured by, and the one that a job of ranks is given.
+// The clock for all measurements, and the clock that a job of ranks is given.
 #pragma once
 
 #include <chrono>
@@ -14,8 +14,8 @@ inline double seconds_between(Clock::time_point begin, Clock::time_point end) {
 }
 inline double seconds_since(Clock::time_point begin) { return seconds_between(begin, Clock::now()); }
 
-// How a job reads the time and sleeps. Whatever decides by time (a wait that lasts too long, a rank that is
-// silent, how long a rank worked) asks this, so that a test can turn the clock itself. Called by any thread.
+// How a job reads the time and sleeps. Everything that depends on time (long waits, silent ranks, how long a
+// rank worked) uses this, so that tests can control the clock. Called by any thread.
 struct Time {
   std::function<Clock::time_point()> now = [] { return Clock::now(); };
   std::function<void(Clock::duration)> sleep = [](Clock::duration d) { std::this_thread::sleep_for(d); };

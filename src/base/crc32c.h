@@ -1,5 +1,4 @@
-// The cyclic redundancy check of iSCSI, ext4 and TFRecord files: CRC-32C, Castagnoli's polynomial. (RFC 3720,
-// B.4)
+// CRC-32C, with Castagnoli's polynomial: the checksum of iSCSI, ext4 and TFRecord files (RFC 3720, B.4).
 #pragma once
 
 #include <array>

@@ -1,4 +1,4 @@
-// The three ways a run can end badly. apps/ turns them into exit statuses; libraries only throw.
+// How a run can fail. apps/ turns these errors into exit statuses; libraries only throw.
 #pragma once
 
 #include <fmt/core.h>
@@ -20,7 +20,7 @@ struct RunError : std::runtime_error {
   using std::runtime_error::runtime_error;
 };
 
-// It failed, and would fail again: by the request and the data, not by what happened to the machine.
+// It failed and would fail again, because of the request and the data, not of the machine.
 struct LastingError : RunError {
   using RunError::RunError;
 };
@@ -30,7 +30,7 @@ struct CommError : RunError {
   using RunError::RunError;
 };
 
-// A broken invariant of ours: a bug. Exit status 3.
+// A violated internal invariant: a bug. Exit status 3.
 struct InvariantError : std::logic_error {
   using std::logic_error::logic_error;
 };
@@ -51,16 +51,16 @@ template <class... Args>
 [[noreturn]] void fail_for_good(fmt::format_string<Args...> form, Args&&... args) {
   throw LastingError(fmt::format(form, std::forward<Args>(args)...));
 }
-// What an exception says to people. Those of the standard library speak of its own insides.
+// An exception's message for users, without the internals that those of the standard library mention.
 std::string message_of(const std::exception& error);
 
 inline constexpr const char* no_thread =
     "no thread could be started: the limit of threads (ulimit -u) or of memory (ulimit -v) has been reached";
 
-// A library's message without the name in brackets that it begins with.
+// A library's message without the bracketed name at its start.
 std::string without_library_name(const std::string& message);
 
-// Throws InvariantError when `holds` is false. Cheap enough to stay on in release builds.
+// InvariantError unless `holds`. Cheap enough to stay on in release builds.
 inline void check(bool holds, const char* what) {
   if (!holds) throw InvariantError(std::string("internal error: ") + what);
 }

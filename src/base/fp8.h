@@ -1,6 +1,6 @@
-// fp8: a sign, and 4 bits of exponent and 3 of fraction (e4m3), or 5 and 2 (e5m2), as tensor cores multiply
-// them (Micikevicius et al. 2022, https://arxiv.org/abs/2209.05433). A form of operands, never computed in.
-// Every one of its numbers is a bf16 too.
+// fp8: a sign, with 4 bits of exponent and 3 of fraction (e4m3) or 5 and 2 (e5m2), as tensor cores multiply
+// them (Micikevicius et al. 2022, https://arxiv.org/abs/2209.05433). Only a format of operands; there is no
+// arithmetic in it. Every fp8 number is also a bf16.
 #pragma once
 
 #include <bit>
@@ -18,20 +18,20 @@ enum class Fp8 { e4m3, e5m2 };
 struct Fp8Shape {
   int fraction_bits, bias;
   float largest;
-  int largest_exponent;  // of 2; the largest number is 1.75 times that power
+  int largest_exponent;  // the largest number is 1.75 times 2 to this
 };
 ECHELON_HOST_DEVICE constexpr Fp8Shape shape_of(Fp8 format) {
   return format == Fp8::e4m3 ? Fp8Shape{3, 7, 448.0f, 8} : Fp8Shape{2, 15, 57344.0f, 15};
 }
 
-// 2^exponent, of a float that is no subnormal.
+// 2^exponent, if that is not a subnormal float.
 ECHELON_HOST_DEVICE inline float power_of_two(int exponent) {
   return std::bit_cast<float>(static_cast<std::uint32_t>(exponent + 127) << 23);
 }
 
-// The number of the format that is nearest, of two the even one; |error| <= 2^-4 |x| (e4m3) or 2^-3 |x|
-// (e5m2), or half the smallest number where x is below the smallest normal one. Beyond the largest one that
-// one, whatever its size; NaN stays NaN.
+// The nearest number of the format, ties to even; |error| <= 2^-4 |x| (e4m3) or 2^-3 |x| (e5m2), or half the
+// smallest number if x is below the smallest normal one. Saturates at the largest number, also for infinity;
+// NaN stays NaN.
 ECHELON_HOST_DEVICE inline float rounded_to_fp8(float x, Fp8 format) {
   const Fp8Shape shape = shape_of(format);
   const std::uint32_t bits = std::bit_cast<std::uint32_t>(x), sign = bits & 0x80000000u;
@@ -40,7 +40,7 @@ ECHELON_HOST_DEVICE inline float rounded_to_fp8(float x, Fp8 format) {
   const float magnitude = std::bit_cast<float>(size), least_normal = power_of_two(1 - shape.bias);
   float rounded;
   if (magnitude < least_normal) {
-    // Where floats are as far apart as these numbers the sum is rounded to one of them.
+    // Adding a number at which floats have this spacing rounds the sum to a multiple of it.
     const float apart = power_of_two(1 - shape.bias - shape.fraction_bits + 23);
     rounded = (magnitude + apart) - apart;
   } else {
@@ -52,7 +52,7 @@ ECHELON_HOST_DEVICE inline float rounded_to_fp8(float x, Fp8 format) {
   return std::bit_cast<float>(std::bit_cast<std::uint32_t>(rounded) | sign);
 }
 
-// Its 8 bits. NaN has all but the sign set.
+// The 8 bits of x, rounded. For NaN all bits but the sign are set.
 ECHELON_HOST_DEVICE inline std::uint8_t fp8_bits(float x, Fp8 format) {
   const Fp8Shape shape = shape_of(format);
   const std::uint32_t bits = std::bit_cast<std::uint32_t>(rounded_to_fp8(x, format));
@@ -66,7 +66,7 @@ ECHELON_HOST_DEVICE inline std::uint8_t fp8_bits(float x, Fp8 format) {
   return static_cast<std::uint8_t>(sign | ((size >> (23 - shape.fraction_bits)) - lower));
 }
 
-// The number that 8 bits are.
+// The number with these 8 bits.
 ECHELON_HOST_DEVICE inline float fp8_value(std::uint8_t code, Fp8 format) {
   const Fp8Shape shape = shape_of(format);
   const std::uint32_t size = code & 0x7fu, sign = static_cast<std::uint32_t>(code & 0x80u) << 24;
@@ -84,10 +84,10 @@ ECHELON_HOST_DEVICE inline float fp8_value(std::uint8_t code, Fp8 format) {
   return std::bit_cast<float>(magnitude | sign);
 }
 
-// What numbers are multiplied by before they are rounded, the largest of which in magnitude is `largest`: the
-// largest power of two with which that one still is a number of the format, so that its factor costs no
-// digit, and none of them is beyond the last one. At most 2^100, so that what is rounded and divided by it
-// again is no subnormal f32. Of what has an infinity or no number NaN: its product is none either.
+// The factor of numbers before they are rounded, whose largest magnitude is `largest`: the largest power of
+// two with which that one is still within the format. A power of two costs no precision, and nothing
+// saturates. At most 2^100, so that a rounded number divided by the factor is no subnormal f32. NaN if
+// `largest` is infinite or NaN, so that products are NaN too.
 ECHELON_HOST_DEVICE inline float fp8_scale(float largest, Fp8 format) {
   if (!(largest <= std::numeric_limits<float>::max())) return std::numeric_limits<float>::quiet_NaN();
   const std::uint32_t bits = std::bit_cast<std::uint32_t>(largest);

@@ -1,5 +1,5 @@
-// The one rule by which sums over ranks are grouped, and by which data fan out over ranks. Under invariant
-// numerics sums over sequences and over blocks of a reduction are grouped by it too (docs/invariance.md).
+// The rule by which sums over ranks are grouped and data fan out over ranks. Under invariant numerics it also
+// groups sums over sequences and over blocks of a reduction (docs/invariance.md).
 #pragma once
 
 #include <cstddef>
@@ -7,18 +7,18 @@
 
 namespace echelon {
 
-// Where [begin, end) is cut in halves; the first is the larger one when they differ. end - begin >= 2.
+// Where [begin, end) is halved; if the halves differ, the first is larger. end - begin >= 2.
 //
 // sum[a, b) = sum[a, m) + sum[m, b) with m = halving_cut(a, b), down to single ranks. So the first j levels
-// cut k 2^j ranks into groups of k neighbours each: a sum inside the groups followed by one across them has
-// the bits of the flat sum.
+// split k 2^j ranks into groups of k neighbours: a sum inside the groups followed by one across them has the
+// bits of the flat sum.
 template <class Int>
 constexpr Int halving_cut(Int begin, Int end) {
   return begin + (end - begin + 1) / 2;
 }
 
-// Whether the sum of `leaves` is one over `parts` equal runs of them: the runs are nodes of the tree, and its
-// upper levels are the tree of so many runs.
+// Whether the sum of `leaves` is a sum over `parts` equal runs of them: the runs are nodes of the tree, and
+// the upper levels are the tree of `parts` leaves.
 constexpr bool cuts_halving_tree(std::int64_t leaves, std::int64_t parts) {
   if (parts < 1 || leaves % parts != 0) return false;
   const std::int64_t each = leaves / parts;
@@ -31,9 +31,8 @@ constexpr bool cuts_halving_tree(std::int64_t leaves, std::int64_t parts) {
   return cuts(cuts, 0, parts);
 }
 
-// Leaves that come one after another, and how they are added up: before this one there are so many sums that
-// wait for another, it is one more, and behind it so many pairs of neighbours, the last ones first, are
-// complete and become one.
+// How to sum leaves that arrive in order. When this leaf arrives, `waiting` partial sums already wait; after
+// it, `merges` times the last two of the waiting sums are complete neighbours and are added.
 struct TreePlace {
   int waiting = 0, merges = 0;
 };
@@ -48,14 +47,14 @@ constexpr TreePlace tree_place(std::int64_t leaves, std::int64_t leaf) {
   }
   return place;
 }
-// The most that wait.
+// The most sums that wait at once.
 constexpr int most_waiting(std::int64_t leaves) {
   int most = 0;
   for (; leaves > 1; leaves /= 2) ++most;
   return most;
 }
 
-// Of numbers that are all there, at least one.
+// The sum of numbers [begin, end), at least one, that are all there.
 template <class Numbers>
 constexpr auto halving_sum(const Numbers& numbers, std::int64_t begin, std::int64_t end)
     -> decltype(numbers[0] + numbers[0]) {

@@ -1,4 +1,4 @@
-// Functions that both the host's compiler and CUDA's compile, each for its processor.
+// Marks functions that both the host's compiler and CUDA's compile.
 #pragma once
 
 #ifdef __CUDACC__

@@ -1,4 +1,4 @@
-// JSON as it is written, to files and to standard output, and as it is read from files.
+// JSON, as written to files and standard output, and as read from files.
 #pragma once
 
 #include <nlohmann/json_fwd.hpp>
@@ -6,17 +6,17 @@
 
 namespace echelon {
 
-// On one line. What is not UTF-8, as a path may be, becomes U+FFFD: JSON has no other way to say it.
+// On one line. Bytes that are not UTF-8, possible in a path, become U+FFFD, since JSON cannot express them.
 std::string json_text(const nlohmann::ordered_json& value);
 
-// RequestError that begins with `where` for what is not JSON, or is nested so deeply that walking through it
-// would overflow a stack.
+// RequestError beginning with `where` if the text is not JSON, or is nested so deeply that walking it would
+// overflow the stack.
 nlohmann::json parse_json(const std::string& text, const std::string& where);
-// The same with the keys of objects in their order.
+// The same, keeping the order of keys in objects.
 nlohmann::ordered_json parse_ordered_json(const std::string& text, const std::string& where);
 
-// As Python and with it older versions of transformers may have written it: a value Infinity, which JSON has
-// no word for, is read as what newer versions write, {"__float__": "Infinity"}.
+// JSON as Python, and so older versions of transformers, may have written it: the value Infinity, which JSON
+// lacks, is read as what newer versions write, {"__float__": "Infinity"}.
 nlohmann::json parse_python_json(const std::string& text, const std::string& where);
 
 }  // namespace echelon

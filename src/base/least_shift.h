@@ -4,9 +4,8 @@
 
 namespace echelon {
 
-// The least shift of numbers of this magnitude, to a few digits, for which holds(shift); what holds for one
-// holds for all larger ones. 0 where it holds without; infinite where it does not for four times the
-// magnitude.
+// The least shift, to a few digits, of numbers of this magnitude for which holds(shift), which must be
+// monotone. 0 if it holds without a shift; infinite if it does not hold at four times the magnitude.
 template <class Holds>
 double least_shift(double magnitude, const Holds& holds) {
   if (holds(0.0)) return 0;

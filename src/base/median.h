@@ -5,7 +5,8 @@
 
 namespace echelon {
 
-// The upper one of the two in the middle where their number is even, which is among the values; 0 of none.
+// The median; of an even number of values the upper of the two in the middle, so that it is one of the
+// values. 0 if there are none.
 inline double upper_median(std::vector<double> values) {
   if (values.empty()) return 0;
   const auto middle = values.begin() + static_cast<std::ptrdiff_t>(values.size() / 2);
@@ -13,7 +14,7 @@ inline double upper_median(std::vector<double> values) {
   return *middle;
 }
 
-// The mean of these two.
+// The median; of an even number of values the mean of the two in the middle.
 inline double median(std::vector<double> values) {
   if (values.empty()) return 0;
   const auto middle = values.begin() + static_cast<std::ptrdiff_t>(values.size() / 2);

@@ -1,4 +1,4 @@
-// Files as they are read: at positions, or whole as text.
+// Reads files: at positions, or whole as text.
 #pragma once
 
 #include <sys/types.h>
@@ -13,18 +13,18 @@
 
 namespace echelon {
 
-// The system does not let this process read it, for want of a right or of descriptors, say: what it holds is
-// not known.
+// The system does not let this process read the file, for lack of permission or descriptors: its contents are
+// unknown.
 struct Unreadable : RequestError {
   using RequestError::RequestError;
 };
 
-// A regular file that is read at positions, by any number of threads. It maps nothing: somebody may cut it
-// short while it is read, which would end a process that has it mapped (SIGBUS).
+// A regular file that any number of threads may read at positions. It is not mapped: if it were cut short
+// meanwhile, a mapping would kill the process (SIGBUS).
 class OpenFile {
  public:
-  // Does not wait, as opening a named pipe would. RequestError naming the path and why: it is missing, may
-  // not be read, or is no regular file. `what` begins the messages ("--data"); it may be empty.
+  // Never blocks, as opening a named pipe would. RequestError naming the path and the reason: missing, not
+  // readable, or no regular file. `what` begins the messages ("--data"); it may be empty.
   explicit OpenFile(const std::string& path, std::string_view what = "");
   ~OpenFile();
   OpenFile(OpenFile&& other) noexcept;
@@ -34,13 +34,13 @@ class OpenFile {
   std::int64_t size() const { return size_; }  // when it was opened
   int descriptor() const { return fd_; }       // -1 once it is closed
 
-  // The bytes from position `at` on. RunError where the file has become shorter or cannot be read any more.
+  // Reads the bytes from position `at` on. RunError if the file has become shorter or can no longer be read.
   void read(std::int64_t at, std::span<std::byte> out) const;
-  // As many of them as there are now.
+  // Reads as many of them as there are now.
   std::size_t read_some(std::int64_t at, std::span<std::byte> out) const;
 
-  // A process may hold a thousand open files, and data may be more: from now on each read opens it for
-  // itself. RunError there where another file has taken its place.
+  // Closes the descriptor; from now on each read reopens the file. (A process may hold only about a thousand
+  // open files, and data may be more.) A read then throws RunError if another file has taken its place.
   void close();
 
  private:
@@ -56,7 +56,7 @@ class OpenFile {
 
 inline constexpr std::int64_t largest_text = std::int64_t{64} << 20;
 
-// A whole file of text. RequestError as above, also where it cannot be read or has more than `most` bytes.
+// Reads a whole text file. RequestError as above, and if it cannot be read or has more than `most` bytes.
 std::string read_text(const std::string& path, std::string_view what = "", std::int64_t most = largest_text);
 
 }  // namespace echelon

@@ -1,4 +1,4 @@
-// Files that the program is asked to write, such as --out FILE.
+// Files that the user asks the program to write, as with --out FILE.
 #pragma once
 
 #include <string>
@@ -7,19 +7,19 @@
 
 namespace echelon {
 
-// Before the work: RequestError with the flag, the path and the system's reason where nothing can be written
-// there. What is there stays as it is.
+// Call before the work: RequestError with the flag, the path and the system's reason if nothing can be
+// written there. An existing file stays as it is.
 void check_output(std::string_view flag, const std::string& path);
 
-// Each under the flag that names it. RequestError where one that is written is one that is read, or another
-// that is written: what is there would be lost. Of devices and pipes nothing is.
+// Files with the flags that name them. RequestError if a file to be written is also to be read, or written
+// twice: its contents would be lost. Devices and pipes are exempt.
 struct NamedFile {
   std::string flag, path;
 };
 void check_apart(const std::vector<NamedFile>& written, const std::vector<NamedFile>& read);
 
-// A regular file is there whole or as it was (AtomicFile); a link leads to it. A pipe, a terminal or another
-// device is written to. RunError with the same words where that cannot be done, any more.
+// Writes a regular file atomically (AtomicFile), following a link. Pipes, terminals and other devices are
+// written to directly. RunError with the same text if it can no longer be written.
 void write_output(std::string_view flag, const std::string& path, std::string_view text);
 
 }  // namespace echelon

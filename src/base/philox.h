@@ -21,7 +21,7 @@ enum class Stream : std::uint32_t {
   document_lengths = 9
 };
 
-// What decides the words of a generator: a plain value, which a device can be given.
+// What determines a generator's words: a plain value that can be passed to a device.
 struct PhiloxKey {
   std::uint32_t low, high;
   std::uint64_t substream;
@@ -29,7 +29,7 @@ struct PhiloxKey {
 
 class Philox {
  public:
-  // `substream` tells apart, for one purpose, e.g. the parameters (a hash of the name) or the steps.
+  // `substream` separates uses with one purpose, such as parameters (by a hash of the name) or steps.
   Philox(std::uint64_t seed, Stream stream, std::uint64_t substream);
 
   // Key = seed; counter = (index, substream). The stream is folded into the seed's high word.

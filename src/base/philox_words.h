@@ -1,4 +1,4 @@
-// The words of base/philox.h, one at a time, wherever they are wanted.
+// Single words of the generator in base/philox.h, for host and device.
 #pragma once
 
 #include <cmath>
@@ -10,7 +10,7 @@
 #ifndef R123_CUDA_DEVICE
 #define R123_CUDA_DEVICE ECHELON_HOST_DEVICE
 #endif
-// Random123's SSE type is not used here, and brings a header of all the processor's instructions with it.
+// Random123's SSE type is not used here, and would include a header of all the processor's instructions.
 #ifndef R123_USE_SSE
 #define R123_USE_SSE 0
 #endif
@@ -28,7 +28,7 @@ ECHELON_HOST_DEVICE inline r123::Philox4x32::ctr_type philox_block(const PhiloxK
   return r123::Philox4x32{}(counter, of_seed);
 }
 
-// As Philox::fill_words() gives for element i.
+// Element i of Philox::fill_words().
 ECHELON_HOST_DEVICE inline std::uint32_t philox_word(const PhiloxKey& key, std::uint64_t i) {
   return philox_block(key, i / 4).v[i % 4];
 }
@@ -39,7 +39,7 @@ ECHELON_HOST_DEVICE inline double philox_unit(std::uint32_t high, std::uint32_t 
   return static_cast<double>(bits) * 0x1.0p-53;
 }
 
-// Two numbers of the standard normal distribution, of one block (Box & Muller 1958).
+// Two standard normal numbers from one block (Box & Muller 1958).
 struct NormalPair {
   double first, second;
 };

@@ -1,5 +1,4 @@
-// A directory for one run that nobody else can look into or lead astray, in a place where everybody may
-// write.
+// A directory for one run, in a place where everybody may write, that nobody else can read or tamper with.
 #pragma once
 
 #include <map>
@@ -8,22 +7,23 @@
 
 namespace echelon {
 
-// Where temporary files go: TMPDIR, else /tmp. RequestError where that is no directory.
+// The directory for temporary files: TMPDIR, else /tmp. RequestError if that is no directory.
 std::string temporary_place();
 
-// Makes PLACE/NAME-XXXXXX, mode 0700, and returns its path. `place` is made where it is missing; empty: the
-// temporary one. RequestError that begins with `asked_by` (a flag) or names TMPDIR when it cannot be made.
+// Creates PLACE/NAME-XXXXXX with mode 0700 and returns its path. `place` is created if missing; empty: the
+// directory for temporary files. If it cannot, RequestError that begins with `asked_by` (a flag) or names
+// TMPDIR.
 std::string make_private_directory(const std::string& place, const std::string& name,
                                    const std::string& asked_by);
 
-// The files that this process writes in such a directory. Any thread.
+// Files that this process writes in such a directory. Any thread may call.
 class PrivateFiles {
  public:
-  // Nothing is written before.
+  // Before this call nothing is written.
   void open(std::string directory);
   std::string directory() const;
-  // To the end of a file, which is made (mode 0600) by the first call: a file or link of that name that is
-  // there already is not written to. Empty when all is written, else why it is not.
+  // Appends to a file. The first call creates it (mode 0600) and does not write to a file or link of that
+  // name that already exists. Returns the error, or empty if all is written.
   std::string append(const std::string& file, const std::string& text);
 
  private:

@@ -1,4 +1,4 @@
-// How far long work has come: work reports it, and whoever asked for the work decides what is shown.
+// Progress of long work: the work reports it, and the caller decides what to show.
 #pragma once
 
 #include <functional>
@@ -6,21 +6,21 @@
 
 namespace echelon {
 
-// `done` is the fraction that is finished, from 0 to 1, or below 0 where nobody can tell; `what` comes now.
-// Called before each piece, from one thread at a time. Empty: nobody looks.
+// `done` is the finished fraction, from 0 to 1, or negative if unknown; `what` comes next. Called before each
+// piece, from one thread at a time. May be empty.
 using Progress = std::function<void(double done, const std::string& what)>;
 
 inline void report(const Progress& progress, double done, const std::string& what) {
   if (progress) progress(done, what);
 }
 
-// When a line about progress is due. On a terminal it is written over, so it appears after a second and stays
-// fresh; elsewhere each line stays, so they come ever less often.
+// Decides when a progress line is due. On a terminal the line is overwritten, so it appears after a second
+// and stays current; elsewhere each line stays, so they become less and less frequent.
 class ProgressPace {
  public:
   explicit ProgressPace(bool terminal) : terminal_(terminal), next_(terminal ? 1 : 30) {}
   double next_seconds() const { return next_; }
-  // Whether one is due `seconds` after the start; if so, the next one is due later.
+  // Whether a line is due `seconds` after the start; if so, schedules the next one later.
   bool is_due(double seconds);
 
  private:

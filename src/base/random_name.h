@@ -1,4 +1,4 @@
-// Names that no other has.
+// Unique names.
 #pragma once
 
 #include <fmt/format.h>
@@ -8,7 +8,7 @@
 
 namespace echelon {
 
-// 64 random bits in hexadecimal digits. Not a secret.
+// 64 random bits in hexadecimal. Not a secret.
 inline std::string random_name() {
   std::random_device random;
   return fmt::format("{:08x}{:08x}", random(), random());

@@ -1,4 +1,4 @@
-// A count as a number to calculate with; exact below 2^53.
+// A count as a double; exact below 2^53.
 #pragma once
 
 #include <cstdint>

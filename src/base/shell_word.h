@@ -1,11 +1,11 @@
-// A text as one word of a command that is shown to be typed.
+// Quotes text for commands that are shown to be typed.
 #pragma once
 
 #include <string>
 
 namespace echelon {
 
-// In quotes where a shell would take it for several words or for more than it is.
+// The text as one word of a shell: quoted if the shell would split it or interpret it.
 std::string shell_word(const std::string& text);
 
 }  // namespace echelon

@@ -1,5 +1,4 @@
-// Cuts of a range: even ones, the one rule by which everything that need not divide is divided, and of given
-// sizes.
+// Ranges, and the one rule by which everything that need not divide evenly is divided.
 #pragma once
 
 #include <cstdint>
@@ -16,7 +15,7 @@ struct Range {
 };
 
 // Part `index` of `length` cut into `parts` contiguous pieces whose sizes differ by at most one; the first
-// length % parts pieces are the larger ones. Pieces may be empty.
+// length % parts pieces are larger. Pieces may be empty.
 inline Range split_range(std::int64_t length, std::int64_t parts, std::int64_t index) {
   const std::int64_t small = length / parts, larger = length % parts;
   const std::int64_t begin = index * small + (index < larger ? index : larger);

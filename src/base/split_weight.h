@@ -1,12 +1,13 @@
-// An f32 weight as the bfloat16 that it rounds to and what that rounds off: together they are its 32 bits, in
-// no more memory than they. (Split-SGD-BF16, Kalamkar et al. 2020, https://arxiv.org/abs/2005.04680, where
-// the value is what is left when the lower half is cut off; here it is the nearest.)
+// An f32 weight split into the bfloat16 that it rounds to and the rounding error. Together they are its 32
+// bits, and take no more memory. (Split-SGD-BF16, Kalamkar et al. 2020, https://arxiv.org/abs/2005.04680,
+// truncates to get the value; here it is the nearest.)
 //
-// The bits of an f32 are a number that grows with its magnitude. The value is that number divided by 2^16 and
-// rounded to nearest, halves away from zero; the remainder is what is to be added to 2^16 times the value:
-// from -2^15 to 2^15 - 1. To even, both neighbours could have rounded to the same value from the middle
-// between them. All finite numbers and infinities come back as they were; those above the largest bfloat16 by
-// half a unit have the value infinity. A NaN comes back as a NaN whose payload is that of its value.
+// The bits of an f32 are an integer that grows with its magnitude. The value is that integer divided by 2^16
+// and rounded to nearest, halves away from zero; the remainder is what must be added to 2^16 times the value:
+// from -2^15 to 2^15 - 1. (With ties to even, the midpoints on both sides of a value could round to it, and
+// the remainder would need one more number.) All finite numbers and infinities are restored exactly; those at
+// least half a unit above the largest bfloat16 have the value infinity. A NaN is restored as a NaN with its
+// value's payload.
 #pragma once
 
 #include <bit>
@@ -21,7 +22,7 @@ struct SplitWeight {
   SplitWeight() = default;
   ECHELON_HOST_DEVICE explicit SplitWeight(float weight) {
     const auto whole = std::bit_cast<std::uint32_t>(weight);
-    if ((whole & 0x7fffffffu) > 0x7f800000u) {  // rounded as a number it could become infinite, or a zero
+    if ((whole & 0x7fffffffu) > 0x7f800000u) {  // rounded as a number, NaN could become infinity or zero
       value = bf16(weight);
       remainder = 0;
       return;

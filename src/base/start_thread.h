@@ -1,4 +1,4 @@
-// The one way that threads of the program are started.
+// All threads of the program are started here.
 #pragma once
 
 #include <new>
@@ -10,12 +10,12 @@
 
 namespace echelon {
 
-// RunError that begins with `what` it is for, where the system gives no thread.
+// RunError that begins with `what`, its purpose, if the system provides no thread.
 template <class Body>
 std::thread start_thread(const std::string& what, Body&& body) {
   try {
     return std::thread(std::forward<Body>(body));
-  } catch (const std::system_error&) {  // whose own words are of something that is unavailable
+  } catch (const std::system_error&) {  // whose own text is not helpful
   } catch (const std::bad_alloc&) {
   }
   fail("{}: {}", what, no_thread);

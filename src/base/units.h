@@ -1,4 +1,4 @@
-// Text forms of numbers for people.
+// Numbers as text for people.
 #pragma once
 
 #include <cstdint>
@@ -7,8 +7,8 @@
 namespace echelon {
 
 std::string format_bytes(double bytes);  // 1536 -> "1.50 KiB"
-// In the powers of 1000 that devices' memories are sold in: "78.1 GB", or "10.5 MB" below a tenth of one.
-// Differences down to a byte show: "21.3 kB".
+// In powers of 1000, as devices' memories are sold: "78.1 GB", or "10.5 MB" below a tenth of one. Small
+// differences stay visible: "21.3 kB".
 std::string format_device_memory(double bytes);
 double device_memory_unit(double bytes);  // 1e9, 1e6, 1e3 or 1
 // "1 layer", "2 layers", "2 microbatches".

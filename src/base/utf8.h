@@ -6,15 +6,14 @@
 
 namespace echelon {
 
-// Whether it is UTF-8; a character that the end cuts off does not count against it.
+// Whether the text is UTF-8; a character cut off at the end is allowed.
 bool is_utf8(std::string_view text);
 
-// The text with U+FFFD for what is not UTF-8, as a path may be.
+// The text with U+FFFD in place of what is not UTF-8, which a path may contain.
 std::string valid_utf8(std::string_view text);
 
-// The text as it may reach a terminal, on one line: a tab or an end of line becomes a space; other control
-// characters, those that turn the direction of what follows, and what is not UTF-8 become U+FFFD. Of more
-// than `most` bytes the rest is cut off.
+// The text on one line, safe for a terminal: tabs and line ends become spaces; other control characters,
+// those that change the text direction, and what is not UTF-8 become U+FFFD. Cut off after `most` bytes.
 std::string printable(std::string_view text, std::size_t most = 4096);
 
 }  // namespace echelon

@@ -1,5 +1,5 @@
-// A computation in pieces: a coroutine that stops where it would wait for others, so that something else can
-// go on meanwhile. What happens when depends on nothing but the order of the calls of step().
+// A computation in pieces: a coroutine that pauses where it would wait for others, so that something else can
+// run meanwhile. Its order of execution depends only on the calls of step().
 #pragma once
 
 #include <coroutine>
@@ -9,7 +9,7 @@
 
 namespace echelon {
 
-// `co_await Pause{}` in a Work, or in one that it awaits: back to whoever called step().
+// `co_await Pause{}` in a Work, or in one that it awaits, returns to the caller of step().
 struct Pause {};
 
 class WorkPromise {
@@ -41,7 +41,7 @@ class WorkPromise {
     if (error_) std::rethrow_exception(error_);
   }
 
-  std::coroutine_handle<> awaited_by_, innermost_;  // the second: of the outermost one
+  std::coroutine_handle<> awaited_by_, innermost_;  // innermost_: used in the outermost one
   WorkPromise* outermost_ = this;
   std::exception_ptr error_;
 };
@@ -78,7 +78,7 @@ class [[nodiscard]] Work {
     if (self_) self_.destroy();
   }
 
-  // Goes on until it pauses, or ends: then true. Throws what it threw.
+  // Runs until it pauses (false) or ends (true). Rethrows what it threw.
   bool step() {
     self_.promise().innermost_.resume();
     if (!self_.done()) return false;
@@ -87,14 +87,14 @@ class [[nodiscard]] Work {
   }
   // The result, once it has ended.
   T take() { return self_.promise().take(); }
-  // All of it at once.
+  // Runs to the end without pauses.
   T finish() {
     while (!step()) {
     }
     return take();
   }
 
-  // Awaited by another Work: runs as a part of it.
+  // If another Work awaits this one, it runs as part of that.
   bool await_ready() const noexcept { return false; }
   template <class P>
   std::coroutine_handle<> await_suspend(std::coroutine_handle<P> awaiting) noexcept {
