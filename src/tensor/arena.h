@@ -1,13 +1,13 @@
-// Memory of one rank: every byte is accounted by category, and freed blocks are kept and handed out again, so
-// that a steady-state step asks the system for nothing. On the host they are parts of one region, or of few,
-// and what is free side by side is one piece. On Device::none it is accounted and never there.
+// Memory of one rank. Every byte is counted by category, and freed blocks are kept and reused, so that a
+// steady-state step requests nothing from the system. On the host, blocks are parts of one region, or of a
+// few, and neighbouring free blocks merge. On Device::none memory is counted but never exists.
 //
-// On an accelerator the system gives each block by itself, but what comes and goes may be a part of a larger
-// block that is free meanwhile, which is whole again when its parts are given back. A block is given back
-// while kernels that use it are still queued: whoever takes it next queues behind them on the rank's stream.
-// What another stream uses is said to the block, and it is handed out again only when that stream has come so
-// far. The host runs ahead of both: two blocks of a size may be kept so, and whoever needs a third waits, on
-// the rank's stream, for the oldest of them.
+// On an accelerator the system provides each block separately, but a short-lived block may be part of a
+// larger free block, which is whole again when its parts are returned. A block may be returned while queued
+// kernels still use it: whoever takes it next queues after them on the rank's stream. If another stream uses
+// a block, the block is told, and is reused only when that stream has finished with it. The host runs ahead
+// of both: two blocks of a size may be held in this way; a request for a third waits, on the rank's stream,
+// for the oldest of them.
 #pragma once
 
 #include <array>
@@ -31,28 +31,28 @@ class DeviceEvent;
 class DeviceStream;
 class HostRegion;
 
-// Of passes that run again as graphs the memory is theirs alone: what is handed out while they run comes back
-// when they are over, and goes to the next of them, which may be a graph that was captured on it. It counts
-// as much as the largest of them held, from then on, whether one runs or not.
+// Memory of passes that are replayed as graphs belongs to them alone: what is allocated while they run is
+// reusable only by later such passes, which may be graphs captured on it. It counts, from then on, as the
+// most that any of them held, whether one runs or not.
 enum class MemoryPool { general, passes };
 
-// One allocation. Returns itself to its arena when the last Tensor that views it goes. Without an arena:
-// memory that somebody else keeps.
+// One allocation. It returns to its arena when the last Tensor that views it is destroyed. Without an arena:
+// memory that somebody else owns.
 struct Block {
   Arena* arena = nullptr;
   Device device = Device::cpu;
-  bool has_memory = false;    // not while it is released
-  std::byte* data = nullptr;  // while it has memory; of another device than the cpu not for the host
-  std::size_t bytes = 0;      // as asked: what the account counts
+  bool has_memory = false;    // false while released
+  std::byte* data = nullptr;  // valid while it has memory; on other devices than the CPU not for the host
+  std::size_t bytes = 0;      // as requested: what is counted
   std::size_t capacity = 0;   // as held
   MemoryCategory category = MemoryCategory::other;
   MemoryPool pool = MemoryPool::general;
   std::vector<std::shared_ptr<DeviceEvent>> in_use_until = {};  // of other streams than the arena's
 };
 
-// Not thread-safe: a rank's arena is used by that rank's thread alone. Must outlive its blocks.
+// Not thread-safe: only its rank's thread uses it. Must outlive its blocks.
 class Arena {
-  // The value of a member while this lives, and not after it.
+  // Sets a member during its lifetime.
   template <class T>
   class Setting {
    public:
@@ -67,67 +67,66 @@ class Arena {
   };
 
  public:
-  // `limit_bytes` > 0: an allocation that would bring the live total above it throws RunError (what, how
+  // `limit_bytes` > 0: an allocation that would raise the live total above it throws RunError (what, how
   // much).
   explicit Arena(Device device = Device::cpu, std::size_t limit_bytes = 0);
-  // Of Device::none, as if it were of `imagined`.
+  // Of Device::none, standing for `imagined`.
   static Arena dry(Device imagined) { return {Device::none, imagined}; }
-  // Of a driver's device, with streams of its own there; of the cpu where `driver` is null.
+  // On a driver's device, with streams of its own there; on the CPU if `driver` is null.
   Arena(DeviceDriver* driver, int device_number, std::size_t limit_bytes = 0);
-  // Waits for what is queued.
+  // Waits for queued work.
   ~Arena();
   Arena(const Arena&) = delete;
   Arena& operator=(const Arena&) = delete;
 
-  // 64-byte aligned, contents undefined. RunError when the system has no memory left.
+  // 64-byte aligned, contents undefined. RunError if the system has no memory left.
   std::shared_ptr<Block> allocate(std::size_t bytes, MemoryCategory category);
-  // One that comes to memory by acquire().
+  // A block that gets its memory from acquire().
   std::shared_ptr<Block> block_without_memory(std::size_t bytes, MemoryCategory category);
 
-  // What is allocated while it lives is from that pool.
+  // Allocations during its lifetime come from this pool.
   class PoolUse : Setting<MemoryPool> {
    public:
     PoolUse(Arena& arena, MemoryPool pool) : Setting(arena.pool_, pool) {}
   };
   MemoryPool pool() const { return pool_; }
 
-  // What is allocated while it lives is given back before any larger block is needed again that is free now
-  // (where `is_brief`), and on an accelerator may be a part of one. Else nothing there is cut from more than
-  // twice what is wanted: what stays would keep a large block, such as that of the logits, from being whole
-  // when it is needed.
+  // Promises (if `is_brief`) that allocations during its lifetime are returned before any larger block that
+  // is free now is needed again, so that on an accelerator they may be parts of one. Otherwise no block is
+  // cut from one of more than twice its size: if it stayed, a large block, such as that of the logits, would
+  // not be whole when needed.
   class BriefUse : Setting<bool> {
    public:
     explicit BriefUse(Arena& arena, bool is_brief = true) : Setting(arena.is_brief_, is_brief) {}
   };
-  // No graph is left: what passes held, and have given back, is everybody's.
+  // Called when no graph is left: returns the memory of their passes to general use.
   void end_passes();
 
-  // The block gives its memory back while its views live on, and takes some again, contents undefined. What
-  // allocate() throws.
+  // release() frees the block's memory while views of it live on; acquire() gives it memory again, contents
+  // undefined. Throws as allocate() does.
   void release(Block& block);
   void acquire(Block& block);
 
   Device device() const { return device_; }
-  // The same, and of Device::none whose memory is imagined: never none.
+  // The same, but for Device::none the imagined device: never none.
   Device stands_for() const { return stands_for_; }
-  // Of Device::cuda: where the rank's kernels run in order.
+  // Device::cuda: the stream on which the rank's kernels run in order.
   DeviceStream& stream() const { return *stream_; }
-  // And what crosses between ranks: a stream for each group of that name, so that what one axis sends does
-  // not stand behind another's. Made at its first use.
+  // Device::cuda: a stream for transfers between ranks, one for each group name, so that one axis does not
+  // queue behind another. Created at its first use.
   DeviceStream& transfers(const std::string& name);
   const Memory& live() const { return live_; }
-  // Live bytes by category at the moment when their total was largest since the last reset_peak().
+  // Live bytes by category at the moment of their largest total since the last reset_peak().
   const Memory& peak() const { return peak_; }
   void reset_peak() { peak_ = live_; }
-  // How often the system was asked for memory: constant over steady-state steps.
+  // How often memory was requested from the system: constant over steady-state steps.
   std::int64_t system_allocations() const { return system_allocations_; }
-  // What the system has given: live blocks and those kept for reuse; on the host the regions, from their
-  // first byte to the last that was in use since drop_kept().
+  // Bytes from the system: live blocks and those kept for reuse; on the host, the regions from their first
+  // byte to the last that was in use since drop_kept().
   std::size_t held_bytes() const { return held_bytes_; }
-  // The host waits for what kernels have been asked to do: nothing on the cpu, where they are done.
+  // Makes the host wait for queued kernels; does nothing on the CPU.
   void synchronize() const;
-  // Gives the kept blocks back to the system, but for those of passes, and for those before others in a
-  // region.
+  // Returns kept blocks to the system, except those of passes, and those before others in a region.
   void drop_kept();
 
  private:
@@ -138,15 +137,15 @@ class Arena {
     std::vector<std::shared_ptr<DeviceEvent>> until;
   };
 
-  // Of what the system has given at once, or of a region, all or a part; that of the next address is beside
-  // it where it does not begin one.
+  // All or part of a block from the system, or of a region. The piece at the next address is its neighbour
+  // unless that `begins` a block.
   struct Piece {
     std::size_t bytes;
     bool begins = true, is_free = false;
     MemoryPool pool = MemoryPool::general;  // while it is free
   };
   using Pieces = std::map<std::byte*, Piece>;
-  using Kept = std::set<std::pair<std::size_t, std::byte*>>;  // what is free, by size
+  using Kept = std::set<std::pair<std::size_t, std::byte*>>;  // free pieces, by size
   Kept& kept(MemoryPool pool) { return pool == MemoryPool::general ? free_ : of_passes_; }
   void account(const Block& block);
   void take_bytes(Block& block);
@@ -172,8 +171,8 @@ class Arena {
   Kept free_, of_passes_;
   MemoryPool pool_ = MemoryPool::general;
   bool is_brief_ = false;
-  Memory passes_live_, passes_peak_;  // of these live_ has the second
-  std::vector<InUse> in_use_;         // given back, and used by other streams
+  Memory passes_live_, passes_peak_;  // live_ includes the second
+  std::vector<InUse> in_use_;         // returned, but still in use by other streams
   std::int64_t system_allocations_ = 0;
   std::size_t held_bytes_ = 0;
 };

@@ -1,7 +1,7 @@
-// Attention in bf16 by kernels that make columns of tiles (tensor/matmul_simd.h): 32 queries are the columns
-// of a tile and keys its rows, so that scores, their softmax and their gradients lie as the next products
-// take them, and only what is given is packed, once for a head. The algorithm is FlashAttention-2's (Dao
-// 2023, https://arxiv.org/abs/2307.08691).
+// Attention in bf16 with kernels that compute columns of tiles (tensor/matmul_simd.h): 32 queries are the
+// columns of a tile and keys its rows. Scores, their softmax and their gradients then already have the layout
+// that the next products need, and only the inputs are packed, once per head. The algorithm is
+// FlashAttention-2's (Dao 2023, https://arxiv.org/abs/2307.08691).
 #pragma once
 
 #include <cstddef>
@@ -14,12 +14,11 @@ namespace echelon {
 
 struct MicroKernel;
 
-// Whether all that is packed of a head has room in so many bytes; and the shape is one of these: no cap, and
-// nothing that is accumulated onto.
+// Whether a head's packed data fit in `room` bytes, and the shape is supported: no cap, no accumulation.
 bool is_made_by_columns(const AttentionShape& shape, std::size_t room);
 
-// As attention_forward() and attention_backward(), in bf16; thread i's room begins i * room_step bytes behind
-// `rooms`. dq, or dk and dv, may be undefined.
+// Like attention_forward() and attention_backward(), in bf16. Thread i's work space begins i * room_step
+// bytes after `rooms`. dq, or dk and dv, may be undefined.
 void attention_forward_by_columns(const MicroKernel& kernel, const Tensor& q, const Tensor& k,
                                   const Tensor& v, const AttentionShape& shape, const Tensor& out,
                                   const Tensor& lse, std::byte* rooms, std::int64_t room_step,

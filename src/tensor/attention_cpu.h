@@ -1,7 +1,7 @@
-// Causal attention in tiles (FlashAttention-2: Dao 2023, https://arxiv.org/abs/2307.08691): a tile of scores
-// at a time, never a T x T matrix. Products by oneDNN, or under invariant numerics by our own kernels,
-// softmax by fused passes. f32, or bf16 whose scores and sums are f32; that by columns of tiles
-// (tensor/attention_columns.h) where a kernel makes them.
+// Causal attention in tiles (FlashAttention-2: Dao 2023, https://arxiv.org/abs/2307.08691): one tile of
+// scores at a time, never a T x T matrix. Products are oneDNN's, or under invariant numerics those of our own
+// kernels; softmax is in fused passes. f32, or bf16 with scores and sums in f32; the latter by columns of
+// tiles (tensor/attention_columns.h) if a kernel computes them.
 #pragma once
 
 #include <cstdint>
@@ -11,15 +11,15 @@
 
 namespace echelon {
 
-// Scratch that each thread needs, its products' too.
+// Scratch bytes for each thread, its products included.
 std::int64_t attention_scratch_bytes(DType dtype, Numerics numerics);
-// In bf16: more would not fit in it.
+// The limit in bf16, given by the scratch.
 inline constexpr std::int64_t most_head_dim = 4096;
 
-// As Kernels::attention and Kernels::attention_backward, shapes already checked. `scratch` holds
-// attention_scratch_bytes() of each thread. Forward: the threads share blocks of queries; backward: key/value
-// heads of the batch, or where these are few, their tiles of keys and blocks of queries. The bits do not
-// depend on the team.
+// Like Kernels::attention and Kernels::attention_backward, with shapes already checked. `scratch` holds
+// attention_scratch_bytes() for each thread. Forward, threads share blocks of queries; backward, the batch's
+// key/value heads or, if these are few, their tiles of keys and blocks of queries. The bits do not depend on
+// the team.
 void attention_forward(const Tensor& q, const Tensor& k, const Tensor& v, const AttentionShape& shape,
                        const Tensor& out, const Tensor& lse, const Tensor& scratch, const ThreadTeam& team,
                        Numerics numerics);

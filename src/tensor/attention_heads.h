@@ -1,4 +1,4 @@
-// What attention on a CPU sees of its operands: the rows of a head, and which keys each query sees.
+// How attention on a CPU accesses its operands: the rows of a head, and which keys each query sees.
 #pragma once
 
 #include <algorithm>
@@ -11,7 +11,7 @@
 
 namespace echelon {
 
-// One head of one sequence: rows stand `stride` elements apart. T: float, bf16, or either of them const.
+// One head of one sequence: rows are `stride` elements apart. T: float or bf16, possibly const.
 template <class T>
 struct Head {
   T* data = nullptr;
@@ -36,7 +36,7 @@ Head<T> key_head(const Tensor& x, const AttentionShape& s, std::int64_t sequence
                     s.head_dim);
 }
 
-// What each query of one sequence sees.
+// Which keys each query of one sequence sees.
 class Mask {
  public:
   Mask(const AttentionShape& s, std::int64_t sequence)
@@ -46,21 +46,21 @@ class Mask {
         kv_len_(s.kv_len),
         first_(s.first_keys.defined() ? s.first_keys.host<std::int32_t>() + sequence * s.q_len : nullptr) {}
 
-  // Keys [first_key(t), end_key(t)) of query t; none where the end is not after the first.
+  // Query t sees keys [first_key(t), end_key(t)); none if that is empty.
   std::int64_t first_key(std::int64_t t) const { return first_ == nullptr ? 0 : first_[t]; }
   std::int64_t end_key(std::int64_t t) const {
     return causal_keys(position_ + t * q_step_, k_step_, kv_len_);
   }
-  // What queries [begin, end) see together.
+  // The first key that any of queries [begin, end) sees.
   std::int64_t first_key(std::int64_t begin, std::int64_t end) const {
     return first_ == nullptr ? 0 : *std::min_element(first_ + begin, first_ + end);
   }
 
   bool begins_late() const { return first_ != nullptr; }
 
-  // For query t, the scores of keys [first, first + cols): calls pass(begin, visible, n) for the rest of the
-  // row from `begin` on, a vector's boundary. What lies ahead of the first visible key is zero in `made`,
-  // what the pass makes, afterwards.
+  // Runs a pass over query t's scores of keys [first, first + cols): calls pass(begin, visible, n) for the
+  // rest of the row from `begin` on, which is vector-aligned. Afterwards `made`, the pass's outputs, are zero
+  // before the first visible key.
   template <class T, class Pass>
   void on_visible(std::int64_t t, std::int64_t first, std::int64_t cols, float* row,
                   std::initializer_list<T*> made, const Pass& pass) const {

@@ -1,13 +1,12 @@
-// Causal attention in plain loops: the part of the reference kernels that is more than a line of arithmetic.
+// Causal attention in plain loops, for the reference kernels.
 #pragma once
 
 #include "tensor/kernels.h"
 
 namespace echelon {
 
-// As Kernels::attention and Kernels::attention_backward, of tensors stored as T = float, double or bf16. A
-// query that sees no key (q_offset negative, as for a block of keys that lies later in the sequence) gives 0
-// and lse = -infinity.
+// Like Kernels::attention and Kernels::attention_backward, for tensors of T = float, double or bf16. A query
+// that sees no key (negative q_offset, as for a block of later keys) gives 0 and lse = -infinity.
 template <class T>
 void reference_attention(const Tensor& q, const Tensor& k, const Tensor& v, const AttentionShape& shape,
                          const Tensor& out, const Tensor& lse);

@@ -1,4 +1,4 @@
-// What a causal mask leaves of keys, on the host and on devices.
+// The keys that a causal mask leaves, on the host and on devices.
 #pragma once
 
 #include <cstdint>
@@ -7,7 +7,7 @@
 
 namespace echelon {
 
-// How many of `count` keys, which stand at 0, step, 2 step ..., stand no later than `position`.
+// How many of `count` keys, at positions 0, step, 2 step ..., are not after `position`.
 ECHELON_HOST_DEVICE inline std::int64_t causal_keys(std::int64_t position, std::int64_t step,
                                                     std::int64_t count) {
   if (position < 0) return 0;

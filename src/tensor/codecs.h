@@ -1,8 +1,9 @@
-// Narrow forms of floating-point numbers, packed into bytes: what a gradient becomes before it travels. Plain
-// loops over n elements (F is float or double); bytes need no alignment. All sums stay in F.
+// Narrow formats of floating-point numbers, packed into bytes, for gradients in transit. Plain loops over n
+// elements (F is float or double); bytes need no alignment. All sums stay in F.
 //
-// What a form cannot hold never turns into a wrong finite number: NaN, infinity, and f64 beyond the range of
-// f32 (fp16: of 2^142) decode to something that is not finite, so that a bad gradient is still seen.
+// A value that a format cannot hold never becomes a wrong finite number: NaN, infinity, and f64 beyond the
+// range of f32 (for fp16: of 2^142) decode to something that is not finite, so that a bad gradient is still
+// noticed.
 #pragma once
 
 #include <cstddef>
@@ -10,20 +11,19 @@
 
 namespace echelon {
 
-// bfloat16: 2 n bytes, rounded to nearest even. |error| <= 2^-8 |x| (8 significant bits), or 2^-134 where x
-// is below the smallest normal f32. f32 above the largest bfloat16 becomes that largest, within the same
-// bound.
+// bfloat16: 2 n bytes, rounded to nearest even. |error| <= 2^-8 |x| (8 significant bits), or 2^-134 if x is
+// below the smallest normal f32. f32 above the largest bfloat16 becomes that one, within the same bound.
 template <class F>
 void encode_bf16(const F* x, std::int64_t n, std::byte* out);
 template <class F>
 void decode_bf16(const std::byte* in, std::int64_t n, bool accumulate, F* y);  // y = or y +=
 
-// max |x|; NaN when one of them is.
+// max |x|; NaN if any element is NaN.
 template <class F>
 F largest_magnitude(const F* x, std::int64_t n);
 
-// IEEE half with a power of two common to a block, which brings the block's largest magnitude m to [2^14,
-// 2^15): nothing overflows and no loss scale is needed. |error| <= max(2^-11 |x|, 2^-39 m), or 2^-149
+// IEEE half with a power-of-two scale for each block, which brings the block's largest magnitude m into
+// [2^14, 2^15): nothing overflows and no loss scale is needed. |error| <= max(2^-11 |x|, 2^-39 m), or 2^-149
 // at the lower end of f32.
 float fp16_scale(double largest);
 template <class F>
@@ -31,9 +31,9 @@ void encode_fp16(const F* x, std::int64_t n, float scale, std::byte* out);  // 2
 template <class F>
 void decode_fp16(const std::byte* in, std::int64_t n, float scale, bool accumulate, F* y);
 
-// Multiples of m / 127 for a block whose largest magnitude is m, rounded up or down at random (random: n
-// words), the nearer the likelier, so that the expected value is x (Gupta et al. 2015,
-// https://arxiv.org/abs/1502.02551). |error| <= scale, |bias| <= 2^-16 scale.
+// Multiples of m / 127 for a block whose largest magnitude is m, with stochastic rounding (random: n words),
+// so that the expected value is x (Gupta et al. 2015, https://arxiv.org/abs/1502.02551). |error| <= scale,
+// |bias| <= 2^-16 scale.
 float int8_scale(double largest);
 template <class F>
 void encode_int8(const F* x, std::int64_t n, float scale, const std::uint32_t* random, std::byte* out);

@@ -1,4 +1,4 @@
-// Products as libraries see them whose matrices are stored column after column.
+// Matrix products in the convention of libraries with column-major storage.
 #pragma once
 
 #include <cstdint>
@@ -8,12 +8,11 @@
 
 namespace echelon {
 
-// `cols` columns of `rows` elements, `stride` elements apart. Of a tensor it is the transpose of the matrix
-// that the tensor is.
+// `cols` columns of `rows` elements, `stride` elements apart: the transpose of the row-major tensor.
 struct ColumnMatrix {
   const Tensor* tensor;
   std::int64_t rows, cols, stride;
-  bool transposed;  // before it is multiplied
+  bool transposed;  // before the multiplication
 };
 
 // result = or += op(first) op(second).
@@ -21,7 +20,7 @@ struct ColumnProduct {
   ColumnMatrix first, second, result;
 };
 
-// c = op(a) op(b), rows after rows, is c^T = op(b)^T op(a)^T. `product` outlives what is returned.
+// A row-major c = op(a) op(b) is a column-major c^T = op(b)^T op(a)^T. `product` outlives the result.
 inline ColumnProduct column_product(const MatrixProduct& product) {
   const auto of = [](const Tensor& t, Transpose turn) {
     return ColumnMatrix{&t, t.cols(), t.rows(), t.row_stride(), turn == Transpose::yes};
@@ -29,8 +28,8 @@ inline ColumnProduct column_product(const MatrixProduct& product) {
   return {of(product.b, product.tb), of(product.a, product.ta), of(product.c, Transpose::no)};
 }
 
-// What such libraries make in the same pass. `vector` has as many elements as the result has rows, or of
-// sums_of_second columns; `beside` is like the result.
+// What such libraries can do in the same pass. `vector` has an element for each row of the result, or for
+// each column of sums_of_second; `beside` is shaped like the result.
 struct ColumnEpilogue {
   enum class Kind {
     none,
@@ -44,9 +43,9 @@ struct ColumnEpilogue {
   Kind kind = Kind::none;
   const Tensor *vector = nullptr, *beside = nullptr;
 };
-// cuBLASLt takes tanh of GELU, and of its slope, from an approximation: on an H200 gradients in f32 were off
-// by 1.4e-5 of their size. A result in bf16, 2^-9 at best, does not show it; a wider one does, and is
-// followed by passes of our own.
+// cuBLASLt approximates the tanh of GELU and of its slope: on an H200 gradients in f32 were off by 1.4e-5 of
+// their size. A bf16 result (2^-9 at best) does not show it; for wider results our own passes follow the
+// product instead.
 inline bool is_exact_enough(ColumnEpilogue::Kind kind, DType result) {
   using Kind = ColumnEpilogue::Kind;
   const bool takes_tanh = kind == Kind::gelu || kind == Kind::bias_gelu || kind == Kind::gelu_slope;
@@ -56,12 +55,12 @@ inline bool is_exact_enough(ColumnEpilogue::Kind kind, DType result) {
 struct FollowedProduct {
   ColumnProduct product;
   ColumnEpilogue epilogue;
-  // What the product is added to on its way to the result: nothing, the result, or another such matrix.
+  // A matrix that the product is added to: none, the result, or another one.
   std::optional<ColumnMatrix> onto = {};
 };
 
-// Nothing where they have no pass for it. Both outlive what is returned. What is left to do: `hidden` is
-// still to become its activation, and column sums are written, not added.
+// The library's product and epilogue; empty if it has none for these. Both arguments outlive the result. Left
+// to the caller: `hidden` must still become its activation, and column sums are written, not added.
 inline std::optional<FollowedProduct> followed_product(const MatrixProduct& product, const Epilogue& e) {
   using Kind = ColumnEpilogue::Kind;
   FollowedProduct made{column_product(product), {}};

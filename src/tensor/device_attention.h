@@ -1,5 +1,5 @@
-// Attention that keeps its scores in registers, where a device has warps for it: of bf16 on tensor cores, of
-// f32 on ordinary ones. DeviceKernels asks here first.
+// Attention that keeps its scores in registers, on devices with warps: bf16 on tensor cores, f32 on ordinary
+// ones. DeviceKernels tries this first.
 #pragma once
 
 #include <cstddef>
@@ -21,7 +21,7 @@ class AttentionLaunch {
   AttentionLaunch(const Launch& launch, const AttentionShape& shape, const rows::AttentionSizes& sizes)
       : launch_(launch), shape_(shape), sizes_(sizes) {}
 
-  // False, and nothing is done, for what is not for it: fits().
+  // False, with nothing done, if this does not support the operands: see fits().
   bool attention(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& out, const Tensor& lse) {
     const auto with = [&]<class Kernel, class T>() {
       if (!has_memory<Kernel>()) return false;
@@ -42,7 +42,7 @@ class AttentionLaunch {
     return false;
   }
 
-  // Of any queries and keys, by what is aligned, as the others are.
+  // Supports all queries and keys that are aligned like the others.
   bool delta(const Tensor& out, const Tensor& dout, const Tensor& delta) {
     const auto with = [&]<class T>(T) {
       using Kernel = rows::WarpAttentionDelta<T>;
@@ -87,17 +87,17 @@ class AttentionLaunch {
 
  private:
   template <class T>
-  static constexpr std::int64_t at_once = 16 / sizeof(T);  // elements of 16 bytes
+  static constexpr std::int64_t at_once = 16 / sizeof(T);  // elements in 16 bytes
 
-  // The one rule: queries and keys that are neighbours, all in one type, blocks of whole warps, heads that
-  // are not too wide and a multiple of 16 bytes, rows that begin at multiples of 16 bytes, and as much shared
-  // memory as the kernels ask for, which has_memory() says.
+  // What is supported: queries and keys at consecutive positions, all of one type, blocks of whole warps,
+  // heads of limited width and a multiple of 16 bytes, rows that start at multiples of 16 bytes, and enough
+  // shared memory, which has_memory() checks.
   template <class T>
   bool fits(std::int64_t widest, std::initializer_list<const Tensor*> heads) const {
     return shape_.q_step == 1 && shape_.k_step == 1 && shape_.head_dim % at_once<T> == 0 &&
            shape_.head_dim <= widest && are_whole<T>(heads);
   }
-  // Whole warps, and rows that begin at multiples of 16 bytes.
+  // Whether blocks are whole warps and rows start at multiples of 16 bytes.
   template <class T>
   bool are_whole(std::initializer_list<const Tensor*> heads) const {
     if (launch_.lanes() % rows::warp_lanes != 0) return false;

@@ -1,4 +1,4 @@
-// When a device came to the events of its streams, on the host's clock.
+// Converts the times of events on a device's streams to the host's clock.
 #pragma once
 
 #include <memory>
@@ -8,17 +8,17 @@
 
 namespace echelon {
 
-// Of one rank, by its own thread.
+// Of one rank; used by its own thread.
 class DeviceClock {
  public:
-  // What is queued on the stream is marked; the clock of `time` is the host's. The host waits for the stream.
+  // Marks work on this stream; `time` is the host's clock. The host waits for the stream.
   DeviceClock(DeviceStream& stream, const Time& time);
   DeviceClock(const DeviceClock&) = delete;
   DeviceClock& operator=(const DeviceClock&) = delete;
 
-  // Happens when what is queued on the stream now is done.
+  // An event that happens when the work queued so far is done.
   std::shared_ptr<DeviceEvent> mark() const { return stream_.record(); }
-  // The host waits until it has happened.
+  // When the event happened; the host waits for it.
   Clock::time_point time_of(const std::shared_ptr<DeviceEvent>& event);
 
  private:

@@ -1,4 +1,4 @@
-// A rank's streams, events and graphs on a device, and what it moves between the host and there.
+// A rank's streams, events and graphs on a device, and copies between the host and the device.
 #pragma once
 
 #include <array>
@@ -12,7 +12,7 @@ namespace echelon {
 
 class DeviceEvent {
  public:
-  // Happens when what is queued on the stream now is done.
+  // Happens when the work queued on the stream so far is done.
   DeviceEvent(DeviceDriver& driver, int device, StreamHandle stream);
   ~DeviceEvent() { driver_.destroy_event(event_); }
   DeviceEvent(const DeviceEvent&) = delete;
@@ -21,7 +21,7 @@ class DeviceEvent {
   EventHandle handle() const { return event_; }
   bool has_happened() const { return driver_.has_happened(event_); }
   void synchronize() const { driver_.synchronize(event_); }
-  // Of two that have happened.
+  // Both must have happened.
   double seconds_since(const DeviceEvent& other) const {
     return driver_.seconds_between(other.event_, event_);
   }
@@ -34,9 +34,9 @@ class DeviceEvent {
 // Page-locked memory of the host.
 class PinnedMemory {
  public:
-  // RunError saying `what_for` where the system has no more of it.
+  // RunError saying `what_for` if the system has none left.
   PinnedMemory(DeviceDriver& driver, std::size_t bytes, const char* what_for);
-  // Nothing that is queued uses it any more.
+  // Nothing queued may still use it.
   ~PinnedMemory() { driver_.free_pinned(data_); }
   PinnedMemory(const PinnedMemory&) = delete;
   PinnedMemory& operator=(const PinnedMemory&) = delete;
@@ -52,7 +52,7 @@ class PinnedMemory {
 
 class DeviceStream;
 
-// Work of a stream that is queued again by one call.
+// Work of a stream that one call queues again.
 class DeviceGraph {
  public:
   // See DeviceStream::capture(). The stream outlives it.
@@ -68,17 +68,17 @@ class DeviceGraph {
   GraphHandle graph_;
 };
 
-// Rows in memory of the host's own, which need not be pinned, or on the device.
+// Rows in host memory, which need not be pinned, or on the device.
 struct StridedRows {
   void* data = nullptr;
   std::size_t stride = 0;  // bytes
 };
 
-// Of one rank: its copies come from that rank's thread. Others may record on it, and let it wait.
+// The stream of one rank: only that rank's thread copies. Others may record on it, and make it wait.
 class DeviceStream {
  public:
   DeviceStream(DeviceDriver& driver, int device);
-  // Waits for what is under way.
+  // Waits for work in progress.
   ~DeviceStream();
   DeviceStream(const DeviceStream&) = delete;
   DeviceStream& operator=(const DeviceStream&) = delete;
@@ -95,34 +95,34 @@ class DeviceStream {
     refuse_in_capture("it waits for another stream");
     driver_.wait(stream_, event.handle());
   }
-  // The host waits for all that is queued.
+  // Makes the host wait for all queued work.
   void synchronize() const {
     refuse_in_capture("the host waits for what it computes");
     driver_.synchronize(stream_);
   }
 
-  // What `work` queues here, which does not run: see DeviceDriver::begin_capture(). What was queued before is
-  // waited for. RunError where it does what a graph cannot hold.
+  // Captures what `work` queues here without running it: see DeviceDriver::begin_capture(). Waits for earlier
+  // work first. RunError if it does something that a graph cannot contain.
   GraphHandle capture(const std::function<void()>& work);
   bool is_capturing() const { return is_capturing_; }
 
-  // Waits for the numbers, and so for all that was queued before. Through pinned memory.
+  // Waits for the data, and so for all earlier work. Goes through pinned memory.
   void copy_to_host(StridedRows to, StridedRows from, std::size_t row_bytes, std::size_t rows);
-  // `from` may be changed when it returns; the copy is queued. Through pinned memory, and waits where that
-  // is full of copies still under way.
+  // Queues the copy; `from` may be changed afterwards. Goes through pinned memory, and waits if that is full
+  // of pending copies.
   void copy_from_host(StridedRows to, StridedRows from, std::size_t row_bytes, std::size_t rows);
 
  private:
-  // What is copied at a time; while one half is under way the other is filled.
+  // The size of a copy; one half is in flight while the other is filled.
   static constexpr std::size_t half_bytes = 2 << 20;
   struct Half {
     std::byte* memory = nullptr;
     std::shared_ptr<DeviceEvent> in_use;
   };
   void refuse_in_capture(const char* why) const;
-  // A half whose copy is done.
+  // A half whose copy has finished.
   Half& next_half();
-  // In pieces of at most half_bytes: visit(bytes from the row's begin, bytes of each row, first row, rows).
+  // Calls visit(offset within the row, bytes of each row, first row, rows) for pieces of at most half_bytes.
   template <class Visit>
   static void cut(std::size_t row_bytes, std::size_t rows, const Visit& visit);
 

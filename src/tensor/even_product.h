@@ -1,6 +1,6 @@
-// Products of extents that vectors of 16 bytes do not divide, such as GPT-2's vocabulary of 50,257. cuBLASLt
-// has only its slowest algorithms for those, however the rows are aligned: on an H200 they take 7 to 10 times
-// as long. They are cut into a product of even extents and the few rows, columns or steps of k that are left.
+// Products with extents that are not multiples of 16 bytes, such as GPT-2's vocabulary of 50,257. cuBLASLt
+// has only its slowest algorithms for these, however rows are aligned: on an H200 they take 7 to 10 times as
+// long. They are split into a product of even extents and the few remaining rows, columns or steps of k.
 #pragma once
 
 #include <algorithm>
@@ -12,7 +12,7 @@ namespace echelon {
 
 inline constexpr std::int64_t even_elements = 8;  // of bf16
 
-// Whether cutting is worth its launches, and helps: where rows begin evenly.
+// Whether splitting is worth its launches; it helps only if rows are aligned.
 inline bool is_cut_evenly(const MatrixProduct& p) {
   constexpr std::int64_t long_extent = 2048, much_work = std::int64_t{1} << 28;
   const std::int64_t m = p.c.rows(), n = p.c.cols(), k = p.ta == Transpose::yes ? p.a.rows() : p.a.cols();
@@ -25,9 +25,9 @@ inline bool is_cut_evenly(const MatrixProduct& p) {
          is_aligned(p.b) && is_aligned(p.c);
 }
 
-// The parts of a product of bf16, each element of whose result is rounded once. multiply(product) does one.
-// `room` (bytes) is for sums in f32 of a result in bf16, whose rows take turns there; copy(sums, result)
-// rounds them.
+// The parts of a bf16 product, with each element of the result rounded once. multiply(product) computes one
+// part. `room` (bytes) holds sums in f32 for a bf16 result, a few rows at a time; copy(sums, result) rounds
+// them.
 template <class Multiply, class Copy>
 class EvenProduct {
  public:
@@ -76,7 +76,7 @@ class EvenProduct {
     part.b = p.tb == Transpose::yes ? p.b.column_range(begin, end) : p.b.row_range(begin, end);
     return part;
   }
-  // Of a result in f32.
+  // For a result in f32.
   void add_steps(const MatrixProduct& p) const {
     const std::int64_t k = depth(p);
     multiply_(steps(p, 0, even(k)));

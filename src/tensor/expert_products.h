@@ -1,4 +1,4 @@
-// Products of tokens that are sorted by expert: those of all experts are one call.
+// Products of tokens that are sorted by expert, for all experts in one call.
 #pragma once
 
 #include <cstdint>
@@ -11,29 +11,29 @@
 
 namespace echelon {
 
-// Rows [bounds[e], bounds[e + 1]) belong to expert e, which may have none; rows after the last bound are
-// neither read nor written.
+// Rows [bounds[e], bounds[e + 1]) belong to expert e, and may be none; rows after the last bound are neither
+// read nor written.
 using ExpertBounds = std::vector<std::int64_t>;
 
 bool any_trained(const std::vector<Weight>& weights);
-// y = x W or x W^T. `sums`: how each is grouped. In fp8 the operands of each expert have scales of their own.
+// y = x W or x W^T. `sums`: the blocks of each sum. In fp8, each expert's operands have their own scales.
 void multiply(Kernels& kernels, const std::vector<Weight>& weights, Transpose turn,
               const ExpertBounds& bounds, const Tensor& x, const Tensor& y, const SumBlocks& sums = {},
               const OperandFormats& formats = {});
-// Gradients += dy^T x. Those of an expert without tokens stay as they are, and a frozen one has none.
+// Gradients += dy^T x. Unchanged for experts without tokens; frozen experts have none.
 void add_gradients(Kernels& kernels, const std::vector<Weight>& weights, const ExpertBounds& bounds,
                    const Tensor& x, const Tensor& dy, const OperandFormats& formats = {});
-// Biases of experts' products, of as many columns as y has: each row gets its expert's.
+// Adds biases of experts' products, with as many columns as y: to each row its expert's.
 void add_biases(Kernels& kernels, const std::vector<Weight>& biases, const ExpertBounds& bounds,
                 const Tensor& y);
-// Gradients += column sums of dy; as above.
+// Gradients += column sums of dy, likewise.
 void add_bias_gradients(Kernels& kernels, const std::vector<Weight>& biases, const ExpertBounds& bounds,
                         const Tensor& dy);
 // of_rows (N, 1, wide) += each row of x times its expert's bias.
 void add_bias_products(Kernels& kernels, const std::vector<Weight>& biases, const ExpertBounds& bounds,
                        const Tensor& x, const Tensor& of_rows);
-// Gradients sequence by sequence, where `of_sequences` has the bounds of each expert's rows of each of them,
-// one expert after another: here an expert without tokens of a sequence has a gradient of it, which is zero.
+// Gradients sequence by sequence. `of_sequences`: bounds of each expert's rows of each sequence, expert by
+// expert. Here an expert without tokens of a sequence contributes a gradient of zero.
 void add_gradients(Kernels& kernels, const SequenceSums& sums, const std::vector<Weight>& weights,
                    const ExpertBounds& of_sequences, const Tensor& x, const Tensor& dy);
 void add_bias_gradients(Kernels& kernels, const SequenceSums& sums, const std::vector<Weight>& biases,

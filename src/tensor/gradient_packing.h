@@ -1,4 +1,4 @@
-// A part of a bucket of gradients in the narrow form in which it travels (spec/compression.h,
+// Packs part of a gradient bucket into the narrow format in which it travels (spec/compression.h,
 // tensor/codecs.h). Plain loops; F is float or double.
 #pragma once
 
@@ -10,8 +10,8 @@
 
 namespace echelon {
 
-// Packs the elements of `part` of the bucket that begins at x into quantized_bytes(). int8 rounds by the
-// generator of each section, `rounding`, from the element within the section.
+// Packs the elements of `part` of the bucket that begins at x into quantized_bytes(). int8 rounds with each
+// section's generator in `rounding`, indexed by the element within the section.
 template <class F>
 void pack_part(CompressionKind kind, const GradientBucket& bucket, Range part,
                std::span<const Philox> rounding, const F* x, std::byte* out);

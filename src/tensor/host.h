@@ -1,6 +1,5 @@
-// What crosses between the host's memory and a tensor's device. On Device::none there is nothing to cross: a
-// copy from the host does nothing, and one to the host is an InvariantError, as whoever reads numbers that
-// were never computed must say what they are to be.
+// Copies between host memory and a tensor's device. On Device::none a copy from the host does nothing, and
+// one to the host is an InvariantError unless the caller says which values to use, since none were computed.
 #pragma once
 
 #include <cstddef>
@@ -14,16 +13,16 @@ namespace echelon {
 
 class Kernels;
 
-// T as in Tensor::host(). The elements in row-major order, whatever the stride of the rows.
+// T as in Tensor::host(). Elements in row-major order, whatever the row stride.
 template <class T>
 std::vector<T> copy_to_host(const Tensor& from);
-// The same where a dry run goes on with `dry` in each place.
+// The same; a dry run gets `dry` for each element.
 template <class T>
 std::vector<T> copy_to_host(const Tensor& from, T dry) {
   if (from.device() == Device::none) return std::vector<T>(static_cast<std::size_t>(from.numel()), dry);
   return copy_to_host<T>(from);
 }
-// As many elements as the tensor has.
+// `from` has as many elements as the tensor.
 template <class T>
 void copy_from_host(std::span<const T> from, Out to);
 template <class T>
@@ -31,15 +30,15 @@ void copy_from_host(const std::vector<T>& from, Out to) {
   copy_from_host(std::span<const T>(from), to);
 }
 
-// Numbers of any float dtype as doubles, and back, each rounded once.
+// Numbers of any float dtype as doubles; and back, each rounded once.
 std::vector<double> copy_numbers_to_host(const Tensor& from);
 void copy_numbers_from_host(std::span<const double> from, Out to);
 
-// A contiguous tensor as bytes that the host reads, and writes where it is done by store(): its own on the
-// cpu, elsewhere a copy.
+// A contiguous tensor's bytes for the host to read and write; store() completes writing. On the CPU the
+// tensor's own memory, elsewhere a copy.
 class HostBytes {
  public:
-  // `read`: what it holds is there; else the host writes all of it.
+  // `read`: loads the contents; otherwise the host must write everything.
   HostBytes(const Tensor& tensor, bool read);
   std::byte* data() const { return data_; }
   void store() const;
@@ -50,16 +49,16 @@ class HostBytes {
   std::byte* data_;
 };
 
-// By kernels where both are on one device; else one is contiguous memory of the host (what is offloaded).
+// Uses kernels if both are on one device; otherwise one is contiguous host memory (offloaded).
 void copy_anywhere(Kernels& kernels, const Tensor& from, Out to);
 
 // A contiguous tensor of any type.
 void fill_with_zero(Out to);
 
-// From tensor to tensor of one device, contiguous and of one type, which may be one that no kernel copies.
+// Between contiguous tensors of one device and one type, which kernels need not support.
 void copy_on_device(const Tensor& from, Out to);
 
-// The bytes of a contiguous tensor; as many as it has.
+// The bytes of a contiguous tensor; the sizes must match.
 void copy_bytes_to_host(const Tensor& from, std::span<std::byte> to);
 void copy_bytes_from_host(std::span<const std::byte> from, Out to);
 

@@ -1,5 +1,5 @@
-// What runs the function objects of tensor/rows/ on the host: one block after another, each in one lane, so
-// that sums are in the order of their indices.
+// Runs the function objects of tensor/rows/ on the host: one block after another, each in a single lane, so
+// that sums are in index order.
 #pragma once
 
 #include <cstddef>
@@ -34,7 +34,7 @@ class HostLaunch {
     run(name, rows, kernel);
   }
 
-  // A row is one block, and a column is one sum.
+  // A whole row is one block, and a whole column is one sum.
   static constexpr std::int64_t piece() { return std::int64_t{1} << 62; }
   static constexpr std::int64_t rows_at_once(std::int64_t rows, std::int64_t) { return rows; }
   static constexpr std::int64_t lanes() { return 1; }

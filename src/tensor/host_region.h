@@ -1,6 +1,5 @@
-// Addresses on the host of which the first part is memory, and more of them as it is asked for: what is given
-// back in them becomes one piece again with what lies beside it. Pages come from the system when they are
-// touched first.
+// A range of host addresses whose first part is memory, growing on demand, so that neighbouring freed pieces
+// can merge. The system provides pages when they are first touched.
 #pragma once
 
 #include <cstddef>
@@ -10,8 +9,8 @@ namespace echelon {
 
 class HostRegion {
  public:
-  // So many addresses at least; where a process has no limit of them, as many as `held` too, which other
-  // regions have. null: there are none left.
+  // Reserves at least `wanted` addresses; if the process has no limit of them, also as many as the `held`
+  // ones of other regions. null: there are none left.
   static std::unique_ptr<HostRegion> reserve(std::size_t wanted, std::size_t held);
   ~HostRegion();
   HostRegion(const HostRegion&) = delete;
@@ -19,9 +18,9 @@ class HostRegion {
 
   std::byte* begin() const { return begin_; }
   std::byte* end() const { return begin_ + size_; }  // of what is memory
-  // By so many bytes more at its end; false, and nothing is changed, where there are none.
+  // Grows by `bytes` at the end; false, with nothing changed, if there are none.
   bool grow(std::size_t bytes);
-  // The pages of its last bytes go back to the system.
+  // Returns the pages of its last bytes to the system.
   void shrink(std::size_t bytes);
 
  private:
@@ -32,10 +31,10 @@ class HostRegion {
   std::size_t size_ = 0, usable_ = 0;  // usable: whole pages of it
 };
 
-// For AddressSanitizer: nobody reads or writes what is free.
+// For AddressSanitizer: forbids and permits access to free memory.
 void forbid(std::byte* data, std::size_t bytes);
 void permit(std::byte* data, std::size_t bytes);
-// What is forbidden behind each block, where that is asked about.
+// Bytes to forbid after each block, under AddressSanitizer.
 std::size_t guard_bytes();
 
 }  // namespace echelon

@@ -1,7 +1,7 @@
-// What computes the kernels: the seam between Echelon and a machine. kernels_reference.cpp is plain loops in
-// any float type, kernels_cpu.cpp oneDNN and SIMD in f32 and bf16; the mathematics of rows and elements that
-// several of them share is in rows/. Functions and arguments are those of
-// Kernels, which has checked shapes and dtypes; where a backend has not every dtype, it checks for its own.
+// The interface of kernel implementations for a kind of machine. kernels_reference.cpp has plain loops in any
+// float type, kernels_cpu.cpp oneDNN and SIMD in f32 and bf16; math that several share is in rows/. Functions
+// and arguments are those of Kernels, which has checked shapes and dtypes. A backend that does not support
+// every dtype checks for its own.
 #pragma once
 
 #include "tensor/kernels.h"
@@ -15,14 +15,14 @@ class KernelBackend {
   KernelBackend(const KernelBackend&) = delete;
   KernelBackend& operator=(const KernelBackend&) = delete;
 
-  virtual const ThreadTeam& team() const;  // the calling thread alone
+  virtual const ThreadTeam& team() const;  // by default the calling thread alone
   virtual void matmul(const Tensor& a, Transpose ta, const Tensor& b, Transpose tb, Out c,
                       bool accumulate) = 0;
   virtual void grouped_matmul(std::span<const MatrixProduct> products) = 0;
-  // A product with what follows in one pass; false, and nothing done, where there is none for it: Kernels
-  // then makes the product, and passes behind it.
+  // A product with its epilogue in one pass. False, with nothing done, if there is none for it: Kernels then
+  // runs the product and separate passes.
   virtual bool fused_matmul(const MatrixProduct&, const Epilogue&) { return false; }
-  // Where nothing multiplies fp8: rounded operands, which are bf16 exactly, by grouped_matmul().
+  // By default, rounds operands, which are then exact in bf16, and calls grouped_matmul().
   virtual void fp8_matmul(std::span<const Fp8Product> products);
   virtual void round_to_fp8(const Tensor& x, Fp8 format, Out y) = 0;
   virtual void fill(Out x, double value) = 0;
@@ -30,7 +30,7 @@ class KernelBackend {
   virtual void add(const Tensor& x, InOut y) = 0;
   virtual void scale(InOut x, double factor) = 0;
   virtual void sum_squares(const Tensor& x, std::int64_t block, Out sums) = 0;
-  // Of several, where a call of each costs what is worth saving.
+  // For several tensors, where separate calls cost too much.
   virtual void sum_squares_of_all(std::span<const SumsOf> all, std::int64_t block) {
     for (const SumsOf& one : all) sum_squares(one.x, block, one.sums);
   }
@@ -114,7 +114,7 @@ class KernelBackend {
   virtual void cross_entropy_backward(const Tensor& p, const Tensor& sum, const Tensor& targets,
                                       std::int64_t first_id, double loss_scale, Out dlogits,
                                       const LogitsCap& cap) = 0;
-  // By its three steps, unless a backend has something better.
+  // In three steps, unless a backend has something better.
   virtual void cross_entropy(InOut logits, const Tensor& targets, double loss_scale, double cap, Out max,
                              Out sum, Out target, Out dlogits) {
     row_max(logits, max);

@@ -1,5 +1,5 @@
-// Kernels that are the same plain loops wherever the host computes: small or memory-bound, or work that
-// decides what is computed next. The reference kernels and the CPU kernels are these and their own.
+// Kernels that are the same plain loops wherever the host computes: small or memory-bound ones, and those
+// that decide what is computed next. The reference kernels and the CPU kernels add their own.
 #pragma once
 
 #include "tensor/host_launch.h"
@@ -7,7 +7,8 @@
 
 namespace echelon {
 
-// Compiled in kernels_host.cpp alone, whose loops the compiler vectorises: of two the linker takes the first.
+// Compiled only in kernels_host.cpp, where loops are vectorised: of two versions the linker would take the
+// first.
 extern template class StateSpaceScan<HostLaunch>;
 extern template class TokenKernels<HostLaunch>;
 

@@ -1,16 +1,16 @@
-// From tensors to the function objects of tensor/rows/, and these to whatever runs them, a Launch, which has
+// Calls the function objects of tensor/rows/ on tensors. A Launch runs them; it has
 //   matrix<T>(tensor), data<T>(tensor)   where the elements of a tensor are, for the kernel
 //   run(name, blocks, kernel, shared)    kernel(team) for each block, with `shared` bytes of memory to each
-//   run_rows(name, rows, cols, kernel)   the same without that memory, for rows of so many elements, of which
-//                                        fewer lanes may do one where it is short: for what reads all of a
-//                                        row before it writes it
+//   run_rows(name, rows, cols, kernel)   the same without that memory, for rows of `cols` elements; fewer
+//   lanes
+//                                        may do a short row: for kernels that read all of a row before they
+//                                        write it
 //   piece()                              how many elements of a row are a block's
 //   rows_at_once(rows, cols)             how many rows of a column sum are a block's
 //   lanes()                              of a block
-//   upload(span), scratch<T>(count)      a copy of the host's numbers, and room for some, until the call
-//   ends:
-//                                        each has data()
-//   read(from, count)                    a vector of numbers that kernels have made; the host waits for them
+//   upload(span), scratch<T>(count)      a copy of the host's numbers, and work space, valid until the call
+//                                        ends; each has data()
+//   read(from, count)                    a vector of numbers that kernels computed; the host waits for them
 // HostLaunch (tensor/host_launch.h) is one lane of the host, CudaLaunch (tensor/cuda/) a device's blocks.
 #pragma once
 
@@ -52,7 +52,7 @@ class Launching {
       launch_.run(name, count * each.pieces(cols, each.piece), each);
     }
   }
-  // Several of one kind, which do not meet, in few launches: kernels that have `blocks` blocks each.
+  // Runs several kernels of one kind, which do not overlap and have `blocks` blocks each, in few launches.
   template <class Kernel>
   void run_together(const char* name, std::span<const Kernel> kernels,
                     std::span<const std::int64_t> blocks) const {
@@ -74,8 +74,8 @@ class Launching {
     each_element(name, t.rows(), t.cols(), kernel);
   }
 
-  // Each of the totals (C) += the sum over `rows` of its terms (rows/column_sums.h), which is summed by
-  // itself first.
+  // Each of the totals (C) += the sum over `rows` of its terms (rows/column_sums.h); the sum is computed
+  // separately first.
   template <class Term>
   void add_column_sums(const char* name, std::int64_t rows, std::int64_t cols, const Term& term,
                        rows::ColumnTotals<Term> totals) const {
@@ -94,7 +94,7 @@ class Launching {
                                          cols, chunks, true});
   }
 
-  // body(matrix of x, matrix of y) where both are of one type, or one is bf16 and the other f32.
+  // Calls body(matrix of x, matrix of y) if both have one type, or one is bf16 and the other f32.
   template <class Body>
   void with_pair(const Tensor& x, const Tensor& y, const Body& body) const {
     with_stored_type(x, [&]<class X>(X) {

@@ -1,4 +1,4 @@
-// Products of layers, whose recipe may round operands to fp8 (spec/fp8.h).
+// Matrix products of layers, whose operands the recipe may round to fp8 (spec/fp8.h).
 #pragma once
 
 #include <span>
@@ -9,10 +9,10 @@
 
 namespace echelon {
 
-// What an operand in fp8 needs room for (Fp8Product), counted as `other`.
+// Allocates an fp8 operand's work space (Fp8Product), counted as `other`.
 Tensor fp8_room(const Tensor& operand);
 
-// One product by itself, and what follows; there are no blocks where operands are rounded.
+// One product with its epilogue; with rounded operands there are no blocks.
 void multiply(Kernels& kernels, const MatrixProduct& product, const OperandFormats& formats,
               const Epilogue& epilogue = {});
 

@@ -1,4 +1,4 @@
-// Normal numbers as weights start with.
+// Normal numbers for initial weights.
 #pragma once
 
 #include <cstdint>
@@ -8,8 +8,8 @@
 
 namespace echelon {
 
-// out[i] = deviation * random.normal(first + i), rounded to f32: the same bits as one by one, several at once
-// where the CPU kernels are built.
+// out[i] = deviation * random.normal(first + i), rounded to f32. The same bits as one by one, but vectorised
+// if the CPU kernels are built.
 void fill_normals(const Philox& random, double deviation, std::uint64_t first, std::span<float> out);
 
 }  // namespace echelon

@@ -1,13 +1,13 @@
-// What kernels make once in a process.
+// One-time preparation of kernels in a process.
 #pragma once
 
 #include "spec/precision.h"
 
 namespace echelon {
 
-// On the main thread, before it starts ranks or a progress line: oneDNN writes its code then, and what it
-// does where memory ends meanwhile is not to be relied on. RequestError where there are no kernels for the
-// precision, RunError where memory is too little.
+// Call it on the main thread before starting ranks or a progress line: oneDNN generates its code then, and
+// does not handle running out of memory reliably. RequestError if there are no kernels for the precision,
+// RunError if memory is too small.
 void prepare_kernels(const PrecisionRecipe& precision);
 
 }  // namespace echelon

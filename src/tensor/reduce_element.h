@@ -1,4 +1,4 @@
-// One element of a reduction over ranks, as a device computes it: the bits of comm/reduce.h.
+// One element of a reduction over ranks, as a device computes it, with the bits of comm/reduce.h.
 #pragma once
 
 #include <cstdint>
@@ -11,10 +11,10 @@
 
 namespace echelon {
 
-// How leaves that come one after another are added up by halves, so that a device need not know the tree.
+// How consecutive leaves are added by halves, precomputed so that a device need not know the tree.
 struct ReductionOrder {
   static constexpr int most_sources = 64;
-  std::int8_t merges[most_sources] = {};  // behind each source
+  std::int8_t merges[most_sources] = {};  // after each source
   static ReductionOrder of(int sources) {
     ReductionOrder order;
     for (int i = 0; i < sources; ++i)
@@ -23,7 +23,7 @@ struct ReductionOrder {
   }
 };
 
-// `T` is what elements are summed in, `From` what they are stored in.
+// `T`: the type of sums; `From`: the stored type.
 template <ReduceOp op, class T>
 ECHELON_HOST_DEVICE inline T combined(T a, T b) {
   if constexpr (op == ReduceOp::sum) {

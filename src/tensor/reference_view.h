@@ -1,4 +1,4 @@
-// How the reference kernels look at tensors: typed rows, checked once per call.
+// Typed rows of tensors for the reference kernels, checked once per call.
 #pragma once
 
 #include <cstdint>
@@ -10,8 +10,8 @@
 
 namespace echelon {
 
-// A tensor as a matrix (leading dimensions folded into rows), m[row][column]. Rows may be further apart than
-// they are long. Throws InvariantError when the tensor is undefined or its elements are not F.
+// A tensor as a matrix (leading dimensions folded into rows), m[row][column]; rows may have a stride.
+// InvariantError if the tensor is undefined or its elements are not F.
 template <class F>
 struct Matrix : rows::Matrix<F> {
   explicit Matrix(const Tensor& t) : rows::Matrix<F>{t.host<F>(), t.rows(), t.cols(), t.row_stride()} {
@@ -32,7 +32,7 @@ T* flat(const Tensor& t, std::int64_t count) {
   return t.host<T>();
 }
 
-// Calls body(float{}) or body(double{}) after the tensor's dtype: for what is never kept narrower.
+// Calls body(float{}) or body(double{}) by the tensor's dtype, for tensors that are never narrower.
 template <class Body>
 void with_float_type(const Tensor& t, const Body& body) {
   if (t.dtype() == DType::f32) return body(float{});

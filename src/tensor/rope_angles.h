@@ -1,4 +1,4 @@
-// Cosines and sines of RoPE (Su 2021), position after position, without a table of positions.
+// Cosines and sines of RoPE (Su 2021) for successive positions, without a table of positions.
 #pragma once
 
 #include <array>
@@ -9,9 +9,9 @@
 
 namespace echelon {
 
-// For up to 64 pairs of a head. In double, because in f32 the angle of a late position is off by more than
-// the arithmetic that follows. From one position to the next by a turn; exactly anew at every multiple of 64,
-// so that a position's numbers depend on the position alone.
+// For up to 64 pairs of a head. In double precision, because in f32 the angle of a late position has a larger
+// error than the arithmetic that follows. Each position is computed from the previous one by a rotation, and
+// afresh at every multiple of 64, so that the numbers depend on the position alone.
 class RopeAngles {
  public:
   static constexpr std::int64_t most_pairs = 64;

@@ -1,4 +1,5 @@
-// Sums whose terms are made block by block, added by the tree of base/halving_tree.h (docs/invariance.md).
+// Sums whose terms are computed block by block and added by the tree of base/halving_tree.h
+// (docs/invariance.md).
 #pragma once
 
 #include <utility>
@@ -9,8 +10,8 @@
 
 namespace echelon {
 
-// sum = the terms of so many blocks, at least one. make(block, to) writes one; like_sum() is room for one
-// that waits.
+// sum = the sum of the terms of `blocks` blocks, at least one. make(block, to) computes a term; like_sum()
+// allocates space for a waiting one.
 template <class Room, class Make>
 void sum_by_blocks(Kernels& kernels, std::int64_t blocks, const Tensor& sum, const Room& like_sum,
                    const Make& make) {

@@ -1,4 +1,4 @@
-// A typed view of memory that it may share. No gradient, no graph.
+// A typed view of memory, which other tensors may share. No gradient, no graph.
 #pragma once
 
 #include <cstdint>
@@ -12,25 +12,25 @@
 
 namespace echelon {
 
-// Row-major. The innermost dimension is contiguous; a 2-D view may have rows further apart than its columns
+// Row-major. The innermost dimension is contiguous; rows of a 2-D view may be further apart than its columns
 // (a column range of a wider matrix). Copying a Tensor copies the view, never the data.
 class Tensor {
  public:
   Tensor() = default;  // empty: defined() is false
   // Allocates from the arena, contents undefined.
   Tensor(Arena& arena, MemoryCategory category, DType dtype, std::vector<std::int64_t> shape);
-  // One that gets its memory by acquire_memory().
+  // A tensor that gets its memory from acquire_memory().
   static Tensor without_memory(Arena& arena, MemoryCategory category, DType dtype,
                                std::vector<std::int64_t> shape);
-  // A view of the host's memory, which the caller keeps alive.
+  // A view of host memory, which the caller keeps alive.
   static Tensor view_of(void* data, DType dtype, std::vector<std::int64_t> shape);
-  // The same with rows so many elements apart.
+  // The same with a row stride in elements.
   static Tensor view_of(void* data, DType dtype, std::vector<std::int64_t> shape, std::int64_t row_stride);
-  // Memory of the host's own, which no arena counts; contents undefined.
+  // Host memory of its own, which no arena counts; contents undefined.
   static Tensor of_host(DType dtype, std::vector<std::int64_t> shape);
 
-  // Contents undefined; from the arena that this tensor's memory is from, or the host's own where no arena
-  // counts that.
+  // A new tensor, contents undefined, from the same arena as this one, or in host memory if this one has no
+  // arena.
   Tensor beside(MemoryCategory category, DType dtype, std::vector<std::int64_t> shape) const;
 
   bool defined() const { return owner_ != nullptr; }
@@ -47,31 +47,32 @@ class Tensor {
   std::int64_t row_stride() const { return row_stride_; }
   bool contiguous() const { return row_stride_ == cols() || rows() <= 1; }
 
-  // What the host may read and write as its own: on the cpu alone. InvariantError on another device, and
+  // The elements, for the host to read and write; only on the CPU. InvariantError on another device, and
   // while the memory is released. T must be float, double, bf16, std::int32_t, std::int16_t or std::uint8_t
-  // and match dtype() (checked). What works on any device is in tensor/host.h.
+  // and match dtype() (checked). For other devices see tensor/host.h.
   template <class T>
   T* host() const;
   void* host_bytes() const;
-  // Where its elements are, for what runs on its device: kernels, and the driver's copies. InvariantError on
+  // The address of its elements, for code on its device: kernels, and the driver's copies. InvariantError on
   // no device, and while the memory is released. T as in host().
   template <class T>
   T* on_device() const;
   std::byte* address() const;
-  // Of Device::cuda: where the kernels run that use it, of its arena.
+  // Device::cuda: its arena's stream, on which kernels use it.
   DeviceStream& stream() const;
-  // And where what crosses between ranks does, one for each name: Arena::transfers().
+  // Device::cuda: a stream for transfers between ranks, one for each name: Arena::transfers().
   DeviceStream& transfers(const std::string& name) const;
-  // Work of another stream than its arena's uses the memory until then: it is not handed out again before.
-  // Of the host's memory: the host waits where it touches it.
+  // Another stream uses the memory until `event`: it is not reused before. For host memory, the host waits
+  // when it accesses it.
   void in_use_until(std::shared_ptr<DeviceEvent> event) const;
-  // The whole allocation behind it, as bytes (u8), whatever of it this is a view of.
+  // The whole allocation behind this view, as bytes (u8).
   Tensor allocation() const;
-  // How many tensors view that, this one among them.
+  // How many tensors view the allocation, this one included.
   std::int64_t num_views() const { return owner_.use_count(); }
-  // Whether both begin at the same byte.
+  // Whether both start at the same byte.
   bool begins_with(const Tensor& other) const;
 
+  // Rows [begin, end), of a 2-D or folded tensor; the result is 2-D.
   Tensor row_range(std::int64_t begin,
                    std::int64_t end) const;  // 2-D or folded: rows [begin, end), 2-D result
   Tensor column_range(std::int64_t begin, std::int64_t end) const;  // 2-D
@@ -79,18 +80,17 @@ class Tensor {
   // Elements [begin, end) of a contiguous tensor as a 1-D view.
   Tensor flat_range(std::int64_t begin, std::int64_t end) const;
   Tensor flat() const { return flat_range(0, numel()); }
-  // Of bytes (u8, contiguous): those from `begin` on as a tensor of another dtype, whose elements are aligned
-  // there.
+  // For bytes (u8, contiguous): those from `begin` on as a tensor of another dtype, suitably aligned.
   Tensor typed(std::int64_t begin, DType dtype, std::vector<std::int64_t> shape) const;
 
-  // The memory of the whole allocation behind this tensor, and so behind all its views, goes back to the
-  // arena and comes again with undefined contents.
+  // Returns the memory of the whole allocation, and so of all its views, to the arena; acquire_memory()
+  // allocates it again, contents undefined.
   void release_memory() const;
   void acquire_memory() const;
   bool has_memory() const { return owner_ && owner_->has_memory; }
 
-  // The allocations that two tensors view change places, and with them all views of both: which of several
-  // versions of the weights the layers see. Same size.
+  // Swaps the allocations behind two tensors, and so behind all views of both: to switch which version of the
+  // weights layers see. They must have the same size.
   static void swap_memory(const Tensor& a, const Tensor& b);
 
  private:
@@ -101,8 +101,8 @@ class Tensor {
   std::int64_t row_stride_ = 0;
 };
 
-// How a call takes what it writes (Out), and what it reads and writes (InOut): its signature says so. For
-// the length of the call.
+// Mark a function's outputs (Out), and what it both reads and writes (InOut), in its signature. Valid for the
+// length of the call.
 class Out {
  public:
   Out(const Tensor& tensor) : tensor_(tensor) {}  // NOLINT(google-explicit-constructor)

@@ -1,6 +1,6 @@
-// The compute threads of one rank: the calling one and others, which wait for work between its kernels. Work
-// is cut by its size alone, so a loop body that owns its outputs gives the same bits on any number of
-// threads. A body must not throw.
+// The compute threads of one rank: the calling thread and others, which wait for work between its kernels.
+// Work is divided by its size alone, so a loop body that owns its outputs gives the same bits on any number
+// of threads. A body must not throw.
 #pragma once
 
 #include <algorithm>
@@ -18,7 +18,7 @@ namespace echelon {
 
 class ThreadTeam {
  public:
-  // `begin_thread` is called by each of the others before its first work. RunError where the system gives no
+  // Each of the other threads calls `begin_thread` before its first work. RunError if the system provides no
   // thread.
   explicit ThreadTeam(int threads, const std::function<void()>& begin_thread = {});
   ~ThreadTeam();
@@ -27,7 +27,8 @@ class ThreadTeam {
 
   int threads() const { return threads_; }
 
-  // body(i, thread) for each i < count, by whichever thread is free. In the order of i where there is one.
+  // Calls body(i, thread) for each i < count on whichever thread is free; with a single thread, in the order
+  // of i.
   template <class Body>
   void each_task(std::int64_t count, const Body& body) const {
     if (threads_ == 1 || count <= 1) {
@@ -40,8 +41,8 @@ class ThreadTeam {
     });
   }
 
-  // The same where a body may throw. What the first one of them threw, in the order of i, is thrown when
-  // those that were under way are done; none is begun behind it.
+  // The same for a body that may throw. Rethrows the exception of the lowest i, after running bodies have
+  // finished; none with a higher i is started.
   template <class Body>
   void each_task_that_may_throw(std::int64_t count, const Body& body) const {
     std::atomic<std::int64_t> failed{count};
@@ -61,8 +62,8 @@ class ThreadTeam {
     if (thrown) std::rethrow_exception(thrown);
   }
 
-  // body(i) for each i in [0, rows), each of about `cols` elements; some neighbours at a time, by whichever
-  // thread is free.
+  // Calls body(i) for each i in [0, rows), each with about `cols` elements; groups of neighbours go to
+  // whichever thread is free.
   template <class Body>
   void each_row(std::int64_t rows, std::int64_t cols, const Body& body) const {
     // Below this many elements it costs more to wake the others than it saves.
@@ -71,7 +72,7 @@ class ThreadTeam {
       for (std::int64_t i = 0; i < rows; ++i) body(i);
       return;
     }
-    // Small enough that one whose core has other work leaves more to the others.
+    // Small parts, so that a thread whose core is busy leaves more to the others.
     constexpr std::int64_t parts_of_thread = 8, smallest = 4096;
     const std::int64_t parts = std::min<std::int64_t>(
         {rows, parts_of_thread * threads_, std::max<std::int64_t>(rows * cols / smallest, threads_)});
@@ -81,8 +82,8 @@ class ThreadTeam {
     });
   }
 
-  // body(pointer, row, column, count) for pieces of x. When `whole` (every operand is contiguous) x is one
-  // long row 0.
+  // Calls body(pointer, row, column, count) for pieces of x. If `whole` (every operand is contiguous), x is
+  // one long row 0.
   template <class T, class Body>
   void each_span(const Matrix<T>& x, bool whole, const Body& body) const {
     if (!whole) return each_row(x.rows, x.cols, [&](std::int64_t i) { body(x[i], i, 0, x.cols); });
@@ -95,7 +96,7 @@ class ThreadTeam {
 
  private:
   struct Others;
-  // act(thread) on every thread, 0 being this one.
+  // Runs act(thread) on every thread; 0 is this one.
   template <class Act>
   void together(const Act& act) const {
     run([](const void* of, int thread) { (*static_cast<const Act*>(of))(thread); }, &act);

@@ -1,5 +1,5 @@
-// Numbers of the host that kernels of a device are given: what layers ask for again and again (frequencies of
-// RoPE, ranges of sums) is not copied, nor waited for, each time.
+// Copies the host's numbers to a device for kernels, with a cache: what layers need again and again (RoPE
+// frequencies, ranges of sums) is not copied and waited for each time.
 #pragma once
 
 #include <cstddef>
@@ -10,12 +10,11 @@
 
 namespace echelon {
 
-// Of one rank, whose arena outlives it.
+// For one rank, whose arena outlives it.
 class Uploads {
  public:
-  // A copy of these bytes, of which there is one at least, on the arena's device. What a pass asks for that
-  // runs again as a graph (MemoryPool::passes) stays for good, outside the memory of passes; of the rest the
-  // last ones are kept.
+  // A copy of these bytes, at least one, on the arena's device. Copies for passes that are replayed as graphs
+  // (MemoryPool::passes) are kept forever, outside the memory of passes; of the others, the most recent.
   Tensor get(Arena& arena, std::span<const std::byte> bytes);
 
  private:

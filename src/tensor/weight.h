@@ -10,9 +10,9 @@ namespace echelon {
 struct Weight {
   Tensor value;
   Tensor gradient;
-  // Under invariant numerics: sums over microbatches that wait for others (tensor/sequence_sums.h).
+  // Under invariant numerics, partial sums over microbatches (tensor/sequence_sums.h).
   std::vector<Tensor> waiting{};
-  // Whether each tp rank uses it with all rows, under sequence parallelism too.
+  // Whether each tp rank uses it with all rows, even under sequence parallelism.
   bool all_rows = false;
   bool defined() const { return value.defined(); }
 };
