@@ -1,9 +1,9 @@
-// The kernels of a device that has blocks of many lanes (tensor/rows/team.h): those of rows and tokens, and
-// here those that need other forms than the host's loops. What multiplies matrices with a vendor's library
+// Kernels of a device with blocks of many lanes (tensor/rows/team.h): those of rows and tokens, and those
+// that need other forms than the host's loops. A backend that multiplies matrices with a vendor's library
 // overrides matmul. Nothing here depends on the vendor: tests run it in threads of the host.
 //
-// Beyond tensor/launching.h a Launch has
-//   most_shared_bytes()   that a block may ask for
+// In addition to tensor/launching.h, a Launch has
+//   most_shared_bytes()   the most shared memory that a block may request
 #pragma once
 
 #include <algorithm>
@@ -33,20 +33,20 @@ namespace echelon {
 template <class Launch>
 class DeviceKernels : public RowKernels<Launch, TokenKernels<Launch>> {
  public:
-  // With invariant numerics nothing of bf16 is multiplied on tensor cores: the order of their sums is nowhere
-  // written down.
+  // With invariant numerics no bf16 products use tensor cores, since the order of their sums is not
+  // documented.
   explicit DeviceKernels(Launch launch, Numerics numerics = Numerics::ordinary)
       : RowKernels<Launch, TokenKernels<Launch>>(std::move(launch)), numerics_(numerics) {}
 
-  // Each sum in the order of k, in tiles: the bits of an element show no shape.
+  // In tiles, each sum in the order of k: an element's bits do not depend on shapes.
   void matmul(const Tensor& a, Transpose ta, const Tensor& b, Transpose tb, Out c, bool accumulate) override {
     const MatrixProduct product{a, ta, b, tb, c, accumulate};
     multiply_in_tiles({&product, 1});
   }
   void grouped_matmul(std::span<const MatrixProduct> products) override { multiply_in_tiles(products); }
 
-  // In tiles, what follows in the pass that stores them: where all is of one type. Column sums are over what
-  // the tiles of a column read.
+  // In tiles, with the epilogue in the pass that stores them, if all tensors have one type. Column sums are
+  // over what a column's tiles read.
   bool fused_matmul(const MatrixProduct& p, const Epilogue& e) override {
     const DType type = p.c.dtype();
     if (p.a.dtype() != type || p.b.dtype() != type || e.column_sums.defined() || p.accumulate) return false;
@@ -66,8 +66,8 @@ class DeviceKernels : public RowKernels<Launch, TokenKernels<Launch>> {
     return true;
   }
 
-  // Codes and scales are made on the way, each operand's in the orientation that its product reads: who
-  // multiplies what in which order is known here, and how long an operand stays the same is not.
+  // Computes codes and scales for each call, each operand's in the orientation that its product reads: only
+  // the call knows which products these are, and nothing says for how long an operand stays unchanged.
   void fp8_matmul(std::span<const Fp8Product> products) override {
     std::vector<Fp8Product> in_bf16;
     for (const Fp8Product& p : products)
@@ -100,7 +100,7 @@ class DeviceKernels : public RowKernels<Launch, TokenKernels<Launch>> {
     this->template run_together<rows::SumInOrder>("sum_in_order", kernels, blocks);
   }
 
-  // Weights that are rounded at random have a launch each, as each knows its elements by runs of its own.
+  // Stochastically rounded weights get a launch each, since each has its own runs of logical elements.
   void adamw_of_all(std::span<const AdamWUpdate> updates) override {
     std::vector<const AdamWUpdate*> whole, split;
     for (const AdamWUpdate& u : updates)
@@ -158,8 +158,8 @@ class DeviceKernels : public RowKernels<Launch, TokenKernels<Launch>> {
     });
   }
 
-  // In two passes, each of which makes the scores again: one for what queries get, one for what keys get, so
-  // that every sum is one block's.
+  // In two passes, each of which recomputes the scores: one for the gradients of queries, one for those of
+  // keys and values, so that a single block computes each sum.
   void attention_backward(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& dout,
                           const Tensor& lse, const Tensor& delta, const AttentionShape& shape, Out dq, Out dk,
                           Out dv) override {
@@ -293,9 +293,9 @@ class DeviceKernels : public RowKernels<Launch, TokenKernels<Launch>> {
   }
 
  protected:
-  // Products of fp8 that a vendor's library has. The codes lie in the rooms: op(a)'s rows, and op(b)'s
-  // columns, one after another; the scales, on the device, make of these numbers their size. What it has no
-  // product for (false) is multiplied from rounded operands in bf16.
+  // fp8 products of a vendor's library. Codes lie in the rooms: op(a)'s rows, and op(b)'s columns, one after
+  // another; the scales, on the device, restore their magnitudes. If it has no product for these (false),
+  // rounded operands are multiplied in bf16.
   virtual bool takes_codes(const Fp8Product&) const { return false; }
   virtual bool multiply_codes(const Fp8Product&, const float*, const float*) { return false; }
 
@@ -303,13 +303,13 @@ class DeviceKernels : public RowKernels<Launch, TokenKernels<Launch>> {
   rows::Matrix<T> matrix(const Tensor& t) const {
     return this->launch().template matrix<T>(t);
   }
-  // Null of an undefined one.
+  // Null for an undefined tensor.
   template <class T>
   T* data(const Tensor& t) const {
     return t.defined() ? this->launch().template data<T>(t) : nullptr;
   }
 
-  // In one launch for each kind of types among them.
+  // One launch for each combination of types.
   void multiply_in_tiles(std::span<const MatrixProduct> products) {
     std::map<std::array<DType, 3>, std::vector<const MatrixProduct*>> by_types;
     for (const MatrixProduct& p : products)
@@ -339,7 +339,8 @@ class DeviceKernels : public RowKernels<Launch, TokenKernels<Launch>> {
     return multiply_codes(p, &scale_a.data()->back, &scale_b.data()->back);
   }
 
-  // What products sum over: of all of them, one after another; each with the ends of its own.
+  // The depths (ranges of k) over which products sum: of all products, one after another; each part has its
+  // own ends.
   struct Depths {
     struct Part {
       std::int64_t first_range, first_end, blocks;
@@ -361,7 +362,7 @@ class DeviceKernels : public RowKernels<Launch, TokenKernels<Launch>> {
       }
     }
   };
-  // `ranges` and `ends`: those of all products, on the device.
+  // `ranges` and `ends`: of all products, on the device.
   template <class A, class B, class C, class Store>
   rows::TiledProduct<A, B, C, Store> tiled(const MatrixProduct& p, const typename Depths::Part& part,
                                            const rows::DepthRange* ranges, const std::int64_t* ends,
@@ -423,7 +424,7 @@ class DeviceKernels : public RowKernels<Launch, TokenKernels<Launch>> {
     return blocks;
   }
 
-  // As many as keep the blocks few.
+  // Enough elements per block to keep the number of blocks small.
   static std::int64_t elements_at_once(std::int64_t count) {
     constexpr std::int64_t least = 4096, most_blocks = 1024;
     const std::int64_t each = (count + most_blocks - 1) / most_blocks;
@@ -434,7 +435,7 @@ class DeviceKernels : public RowKernels<Launch, TokenKernels<Launch>> {
   double largest_of(const Tensor& x, const Measure& measure) {
     double most = 0;
     if (x.numel() == 0) return most;
-    // What lies in one piece is cut anew.
+    // Contiguous tensors are divided anew.
     const std::int64_t each = elements_at_once(x.numel()), count = x.numel();
     with_stored_type(x, [&, this]<class T>(T) {
       const rows::Matrix<T> m = matrix<T>(x);
@@ -476,7 +477,7 @@ class DeviceKernels : public RowKernels<Launch, TokenKernels<Launch>> {
     return {this->launch(), shape, sizes_of(shape, 1)};
   }
 
-  // make(sizes) with the largest tile whose shared memory a block may have.
+  // Runs make(sizes) with the largest tile whose shared memory a block may have.
   template <class Kernel, class Make>
   void run_tiles(const char* name, const AttentionShape& shape, const Make& make) const {
     for (const int tile : {32, 16, 8, 4}) {

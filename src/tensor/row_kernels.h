@@ -1,5 +1,5 @@
-// The kernels that are passes over rows and elements and that a vendor may have better ones of, for whatever
-// Launch Base launches with (tensor/launching.h).
+// Kernels that are passes over rows and elements, of which a vendor may have better ones, for any Launch
+// (tensor/launching.h) that Base uses.
 #pragma once
 
 #include <cmath>
@@ -20,7 +20,7 @@
 
 namespace echelon {
 
-// Base is TokenKernels<Launch>, or more than it.
+// Base is TokenKernels<Launch>, or derived from it.
 template <class Launch, class Base>
 class RowKernels : public Base {
  public:
@@ -359,7 +359,7 @@ class RowKernels : public Base {
             .keep = F(1 - step.lr * step.weight_decay)};
   }
 
-  // Of x in bf16, which is not empty; for kernels that follow.
+  // The fp8 scale of x (bf16, not empty), for kernels that follow.
   auto fp8_scale_of(const Tensor& x, Fp8 format) const {
     const auto largest = this->launch().template scratch<double>(x.rows());
     auto scale = this->launch().template scratch<rows::Fp8Scale>(1);
@@ -368,7 +368,7 @@ class RowKernels : public Base {
     this->launch().run("fp8_scale", 1, rows::ChooseFp8Scale{largest.data(), x.rows(), format, scale.data()});
     return scale;
   }
-  // The codes of x, which is not empty, into its room; returns the scale.
+  // Writes the codes of x (not empty) into its room; returns the scale.
   auto cast_to_fp8(const Tensor& x, bool turned, Fp8 format, const Tensor& room) const {
     auto scale = fp8_scale_of(x, format);
     const rows::CastToFp8 cast{matrix<bf16>(x), turned, reinterpret_cast<std::uint8_t*>(data<bf16>(room)),
@@ -381,7 +381,7 @@ class RowKernels : public Base {
   rows::Matrix<T> matrix(const Tensor& t) const {
     return this->launch().template matrix<T>(t);
   }
-  // Null of an undefined one.
+  // Null for an undefined tensor.
   template <class T>
   T* data(const Tensor& t) const {
     return t.defined() ? this->launch().template data<T>(t) : nullptr;

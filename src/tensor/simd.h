@@ -1,6 +1,6 @@
 // Passes over rows of floats, compiled for several instruction sets and chosen at run time (Highway). Each
-// reads and writes every element once, so that a kernel made of one pass runs at the speed of memory. One
-// thread, no allocation; what a sum adds in which order depends on n alone.
+// pass reads and writes every element once, so that a kernel with one pass runs at memory speed.
+// Single-threaded, without allocation; the order of each sum depends on n alone.
 #pragma once
 
 #include <cstdint>
@@ -12,7 +12,7 @@
 
 namespace echelon {
 
-// What AdamW multiplies by, the same for all elements of a step.
+// AdamW's factors, the same for all elements of a step.
 struct AdamWFactors {
   float beta1, one_minus_beta1, beta2, one_minus_beta2;
   float gradient_scale;
@@ -22,7 +22,7 @@ struct AdamWFactors {
   float eps;
 };
 
-// alpha and limit: of clamped_swiglu alone.
+// alpha and limit are for clamped_swiglu only.
 template <class T>
 struct GatedPasses {
   void (*forward)(const T* gate, const T* up, T* y, std::int64_t n, float alpha, float limit);
@@ -39,19 +39,19 @@ struct ActivationPasses {
   void (*backward)(T* h, T* dy, std::int64_t n);
 };
 
-// Of a gated short convolution what is given of a row, [B | C | x] of `width` channels each, with the rows
-// before and behind `stride` apart; the taps of all channels for the row itself, for the one before, ...
+// The inputs of a gated short convolution for one row: [B | C | x] of `width` channels each, with
+// neighbouring rows `stride` apart; and the taps of all channels for the row itself, for the one before, and
+// so on.
 template <class T>
 struct ConvolvedRow {
   const T* given;
   std::int64_t stride, width;
-  const float* taps;    // undefined of a weight's gradient
-  std::int64_t before;  // how many rows it sees, itself among them
+  const float* taps;    // undefined for a weight's gradient
+  std::int64_t before;  // rows that it sees, its own included
 };
 
-// T, float or bf16, is what numbers are stored as; all arithmetic is that of floats, and a bf16 is rounded to
-// nearest once, when it is stored. All pointers are to n elements unless said otherwise; none needs to be
-// aligned.
+// T, float or bf16, is the stored type; all arithmetic is in float, and a bf16 is rounded to nearest once,
+// when it is stored. Pointers are to n elements unless noted; none needs to be aligned.
 template <class T>
 struct Simd {
   using Size = std::int64_t;
@@ -66,25 +66,26 @@ struct Simd {
   void (*scale_wide)(const float* x, float factor, T* y, Size n);  // likewise; y may be x if it is as wide
   double (*sum_squares)(const T* x, Size n);
   bool (*all_finite)(const T* x, Size n);
-  // high and low = the sums of the digits of scale x^2 (rows::exact_square), which doubles hold of up to 2^20
-  // elements.
+  // high and low = the sums of the digits of scale x^2 (rows::exact_square), which doubles hold exactly for
+  // up to 2^20 elements.
   void (*sum_squares_exactly)(const T* x, double scale, Size n, double* high, double* low);
-  float (*largest)(const T* x, Size n);  // in magnitude; not a number where one is not
-  // y = rounded_to_fp8(scale x) / scale; the scale is a power of two, or not a number.
+  // In magnitude; NaN if any element is NaN.
+  float (*largest)(const T* x, Size n);
+  // y = rounded_to_fp8(scale x) / scale; the scale is a power of two, or NaN.
   void (*round_to_fp8)(const T* x, float scale, Fp8 format, T* y, Size n);
   float (*dot)(const T* x, const T* y, Size n);
   // out = x + y + bias (bias may be null); out may be x or y.
   void (*residual)(const T* x, const T* y, const T* bias, T* out, Size n);
   // y = C times the convolution of B x.
   void (*short_convolution)(const ConvolvedRow<T>& row, T* y);
-  // Of dy, whose rows stand dy_stride apart, of this row and of so many that see it: the gradient of what is
-  // given of this row, and y once more.
+  // From dy, with rows dy_stride apart, of this row and of the `seen_by` later rows that see it: the gradient
+  // of this row's inputs, and y once more.
   void (*short_convolution_backward)(const ConvolvedRow<T>& row, const T* dy, Size dy_stride, Size seen_by,
                                      T* d_given, T* y);
-  // sums[k n ...] += the row's terms of the gradients of taps, of n channels that begin where given and dy
-  // do.
+  // sums[k n ...] += the row's contribution to the gradients of taps, for n channels that begin at the
+  // pointers.
   void (*short_convolution_taps)(const ConvolvedRow<T>& row, const T* dy, float* sums, Size n);
-  // sum += column sums over `rows` rows that stand `stride` apart.
+  // sum += column sums over `rows` rows, `stride` apart.
   void (*column_sums)(const T* x, Size stride, Size rows, float* sum, Size n);
 
   // stats[0] = mean, stats[1] = rstd. w and b may be null: ones and zeros; no b without w.
@@ -92,50 +93,50 @@ struct Simd {
   void (*layer_norm_again)(const T* x, const T* w, const T* b, const float* stats, T* y, Size n);
   // dx += gradient through the norm.
   void (*layer_norm_dx)(const T* dy, const T* x, const T* w, const float* stats, T* dx, Size n);
-  // dw += column sums of dy * xhat, db += column sums of dy, over `rows` rows that stand their stride apart.
+  // dw += column sums of dy * xhat, db += column sums of dy, over `rows` rows with these strides.
   void (*layer_norm_dw)(const T* dy, Size dy_stride, const T* x, Size x_stride, const float* stats, Size rows,
                         float* dw, float* db, Size n);
   // stats[0] = rstd.
   void (*rms_norm)(const T* x, const T* w, float eps, T* y, float* stats, Size n);
   void (*rms_norm_again)(const T* x, const T* w, const float* stats, T* y, Size n);
   void (*rms_norm_dx)(const T* dy, const T* x, const T* w, const float* stats, T* dx, Size n);
-  // Its two halves, of some columns of a row: the sum of dy w x rstd, and dx += with its mean over the row.
+  // Its two halves, for some columns of a row: the sum of dy w x rstd, and dx += given its mean over the row.
   float (*rms_norm_dx_sum)(const T* dy, const T* x, const T* w, float rstd, Size n);
   void (*rms_norm_dx_of)(const T* dy, const T* x, const T* w, float rstd, float mean, T* dx, Size n);
   void (*rms_norm_dw)(const T* dy, Size dy_stride, const T* x, Size x_stride, const float* stats, Size rows,
                       float* dw, Size n);
 
-  // Of an activation a without a gate.
+  // For an activation without a gate.
   ActivationPasses<T> (*activation)(Activation a);
-  GatedPasses<T> (*gated)(Activation a);  // of one with a gate
-  WideGatedBackward<T>* (*gated_backward_wide)(Activation a);  // of swiglu and clamped_swiglu
-  // xielu of two numbers (rows::XieluOf); backward h becomes y, dy becomes the gradient of h, and the sums
-  // are those of dy times what each of the two is multiplied by.
+  GatedPasses<T> (*gated)(Activation a);                       // for one with a gate
+  WideGatedBackward<T>* (*gated_backward_wide)(Activation a);  // for swiglu and clamped_swiglu
+  // xIELU with its two numbers (rows::XieluOf). Backward, h becomes y, dy becomes the gradient of h, and the
+  // sums are of dy times the factor of each number.
   void (*xielu)(const T* h, float above, float below, T* y, Size n);
   void (*xielu_backward)(T* h, T* dy, float above, float below, float* sum_above, float* sum_below, Size n);
-  // y = x sigmoid(gate); backward gate and dy become the gradients of gate and of x.
+  // y = x sigmoid(gate). Backward, gate and dy become the gradients of gate and of x.
   void (*sigmoid_gate)(const T* x, const T* gate, T* y, Size n);
   void (*sigmoid_gate_backward)(const T* x, T* gate, T* dy, T* y, Size n);
-  // Turns (low[i], high[i]) by the angle of (cosine[i], sign * sine[i]).
+  // Rotates (low[i], high[i]) by the angle with this cosine and sign * sine.
   void (*rotate)(T* low, T* high, const float* cosine, const float* sine, float sign, Size n);
 
-  // One row of a tile of attention scores s, of which the first `visible` may be seen; max and sum are the
-  // row's so far. p = exp(s - new max), 0 where not visible up to n; max and sum are updated; returns exp(old
-  // max - new max). p may be s. Both must have room up to a multiple of 64 elements.
+  // A row of a tile of attention scores s, of which the first `visible` are seen; max and sum are the row's
+  // so far. p = exp(s - new max), 0 beyond `visible` up to n; updates max and sum; returns exp(old max - new
+  // max). p may be s. Both need space up to a multiple of 64 elements.
   float (*softmax_row)(const float* s, Size visible, Size n, float* max, float* sum, T* p);
-  // p = exp(s - lse), ds = p (dp - delta); both 0 where not visible up to n. They may be s and dp. Room as
+  // p = exp(s - lse), ds = p (dp - delta); both 0 beyond `visible` up to n. They may be s and dp. Space as
   // above.
   void (*softmax_gradient_row)(const float* s, const float* dp, Size visible, Size n, float lse, float delta,
                                T* p, T* ds);
-  // The same for scores that the softmax saw as cap tanh(s / cap); ds is the gradient of s.
+  // The same with a soft cap: the softmax saw cap tanh(s / cap); ds is the gradient of s.
   void (*capped_softmax_gradient_row)(const float* s, const float* dp, Size visible, Size n, float lse,
                                       float delta, float cap, T* p, T* ds);
   // y = factor p (1 - (l / cap)^2), l = max + log(p); y may be p if it is as wide.
   void (*scale_capped)(const float* p, float factor, float max, float cap, T* y, Size n);
 };
 
-// Scores of 32 queries, a key a row: query q sees the rows [first[q], end[q]), and all of them see the rows
-// [seen_begin, seen_end). They are multiplied by `scale`. Rows come in pairs.
+// Scores of 32 queries, with a row for each key: query q sees rows [first[q], end[q]), and all queries see
+// rows [seen_begin, seen_end). Scores are multiplied by `scale`. Rows come in pairs.
 struct ScoreColumns {
   static constexpr std::int64_t queries = 32;
   const float* scores = nullptr;
@@ -146,7 +147,7 @@ struct ScoreColumns {
   bool all_see(std::int64_t row) const { return seen_begin <= row && row < seen_end; }
 };
 
-// Passes over what is f32 whatever the rest is stored as.
+// Passes over numbers that are f32 in any precision.
 struct WideSimd {
   using Size = std::int64_t;
 
@@ -154,12 +155,12 @@ struct WideSimd {
   void (*soft_cap)(float* x, float cap, Size n);  // x becomes cap tanh(x / cap)
   // x becomes exp(x - max); returns the sum.
   float (*exp_sum)(float* x, float max, Size n);
-  // Of each query: its max and sum so far are updated, and factor becomes exp(old max - new max). A word of p
-  // has exp(score - new max) of two rows, rounded to bf16, the first in its lower half; 0 where not seen.
+  // For each query: updates its max and sum so far; factor becomes exp(old max - new max). A word of p holds
+  // exp(score - new max) of two rows, rounded to bf16, the first in its lower half; 0 if not seen.
   void (*softmax_columns)(const ScoreColumns& columns, float* max, float* sum, float* factor,
                           std::uint32_t* p);
-  // p = exp(score - lse), ds = p (dp - delta), rounded to bf16, 0 where not seen: as rows, of which every 32
-  // stand `tile_step` elements behind the ones before; and ds as the words above.
+  // p = exp(score - lse), ds = p (dp - delta), rounded to bf16, 0 if not seen. Stored as rows, in tiles of 32
+  // that are `tile_step` elements apart; and ds also as words like those above.
   void (*softmax_gradient_columns)(const ScoreColumns& columns, const float* dp, const float* lse,
                                    const float* delta, bf16* p, bf16* ds, Size tile_step,
                                    std::uint32_t* ds_pairs);
@@ -168,7 +169,7 @@ struct WideSimd {
   // p and its remainders are the weights in f32 (base/split_weight.h).
   void (*adamw_split)(bf16* p, std::int16_t* remainder, const float* g, float* m, float* v,
                       const AdamWFactors& factors, Size n);
-  // p is rounded by the upper half of its word of `random` (bf16::stochastic), v by the lower one, m to
+  // p is rounded by the upper half of its word of `random` (bf16::stochastic), v by the lower half, m to
   // nearest.
   void (*adamw_at_random)(bf16* p, const float* g, bf16* m, bf16* v, const std::uint32_t* random,
                           const AdamWFactors& factors, Size n);
@@ -183,8 +184,8 @@ template <>
 const Simd<bf16>& simd<bf16>();
 const WideSimd& wide_simd();
 
-// For tests: body(name) once for each instruction set that there are passes for and that this processor has,
-// as if it had no better one.
+// For tests: calls body(name) for each instruction set that has passes and that this processor supports, as
+// if there were no better one.
 void on_each_instruction_set(const std::function<void(const char* name)>& body);
 
 }  // namespace echelon

@@ -1,5 +1,5 @@
-// Vectors of floats from and to memory of floats or bf16, for files that Highway compiles once for each
-// instruction set.
+// Loads and stores vectors of floats from and to memory of floats or bf16, for files that Highway compiles
+// once for each instruction set.
 #if defined(ECHELON_SIMD_BF16_INL_H) == defined(HWY_TARGET_TOGGLE)
 #ifdef ECHELON_SIMD_BF16_INL_H
 #undef ECHELON_SIMD_BF16_INL_H
@@ -21,8 +21,8 @@ namespace {
 
 namespace hn = hwy::HWY_NAMESPACE;
 
-// As many elements as d has lanes: bf16 is widened when it is loaded, and rounded to nearest, ties to even,
-// when it is stored.
+// As many elements as d has lanes: bf16 is widened when loaded, and rounded to nearest, ties to even, when
+// stored.
 template <class D>
 HWY_INLINE hn::Vec<D> load(D d, const float* x) {
   return hn::LoadU(d, x);

@@ -1,17 +1,17 @@
 // The scan of Mamba-2 in its chunked form (Dao & Gu 2024, https://arxiv.org/abs/2405.21060, section 6), for
-// whatever Launch launches with. Of each head a state h (P, N) goes from position to position,
+// any Launch. Each head passes a state h (P, N) from position to position,
 //   h_t = exp(dt_t A) h_t-1 + dt_t x_t B_t^T,   y_t = h_t C_t + D x_t,
-// from a document's first one on. Within a chunk of Q positions y is a product of Q x Q weights with dt x, as
-// attention's is of its scores with values; from chunk to chunk goes the state. So nearly all of it is
-// products, of which those with states are of all heads of a group at once. All that is not an input or an
-// output of the op is wide.
+// starting anew at each document. Within a chunk of Q positions, y is a product of Q x Q weights with dt x,
+// as attention's output is of its scores with values; between chunks, only the state is passed on. So nearly
+// all of it is matrix products; those with states are for all heads of a group at once. Everything that is
+// not an input or output of the op is wide.
 //
-// The gated delta rule (Yang et al. 2024, https://arxiv.org/abs/2412.06464) with keys k and queries q of
-// length 1 and values v takes out what the state has for a key before it puts in what it should have:
+// The gated delta rule (Yang et al. 2024, https://arxiv.org/abs/2412.06464), with keys k and queries q of
+// length 1 and values v, first removes what the state holds for a key and then adds the new value:
 //   h_t = a_t h_t-1 + u_t k_t^T,   u_t = beta_t (v_t - a_t h_t-1 k_t),   y_t = h_t q_t / sqrt(N),
-// with a_t = exp(dt_t A). So it is the same scan of u in place of dt x, and within a chunk u is the solution
-// of a triangular system (Yang et al. 2024, https://arxiv.org/abs/2406.06484): row t has the row s before it
-// beta_t k_t . k_s times what is left of s.
+// with a_t = exp(dt_t A). So it is the same scan with u in place of dt x, and within a chunk u is the
+// solution of a triangular system (Yang et al. 2024, https://arxiv.org/abs/2406.06484): the entry of row t
+// for an earlier row s is beta_t k_t . k_s times the decay of s until t.
 #pragma once
 
 #include <algorithm>
@@ -27,7 +27,7 @@
 
 namespace echelon {
 
-// kernel(team, i) for each i < count; on the host the threads of the rank share them.
+// Calls kernel(team, i) for each i < count; on the host the rank's threads share them.
 template <class Launch, class Kernel>
 void spread_blocks(const Launch& launch, const ThreadTeam& team, const char* name, std::int64_t count,
                    const Kernel& kernel) {
@@ -64,7 +64,7 @@ class StateSpaceScan {
     mixed_ = room(s_.heads * s_.chunk_rows(), s_.chunk_rows());
   }
 
-  // `state`: the one before the first position, which becomes the one behind the last; or undefined.
+  // `state`: the state before the first position, which becomes the one after the last; or undefined.
   void forward(const Tensor& given, const Tensor& y) {
     const Tensor state = given.defined() ? given : room(s_.width(), s_.state);
     each_sequence([&](std::int64_t sequence) {
@@ -276,7 +276,7 @@ class StateSpaceScan {
                                  matrix<F>(head_rows(stepped_, at)), matrix<F>(head_rows(last_, at))});
     });
   }
-  // What the delta rule puts into the state.
+  // Computes u, which the delta rule adds to the state.
   void solve(const Chunk& at, const Tensor& before) {
     for (std::int64_t g = 0; g < s_.groups; ++g) {
       product(at.b(g), Transpose::no, at.b(g), Transpose::yes, square(keys_, g, at));
@@ -345,7 +345,7 @@ class StateSpaceScan {
   Tensor keys_and_queries(const Tensor& xbc, std::int64_t sequence) const {
     return of_sequence(xbc, sequence).column_range(s_.width(), s_.mixed_width());
   }
-  // What the state before the chunk gives, not yet times what is left of it, and what the chunk gives.
+  // The outputs that the state before the chunk yields, before its decay, and those that the chunk yields.
   void make_outputs(const Chunk& at, const Tensor& before) {
     for (std::int64_t g = 0; g < s_.groups; ++g) {
       product(at.c(g), Transpose::no, at.b(g), Transpose::yes, square(products_, g, at));
@@ -375,7 +375,7 @@ class StateSpaceScan {
   }
 
   static Tensor head_rows(const Tensor& t, const Chunk& at) { return t.row_range(0, at.rows); }
-  // The i-th of matrices (rows, rows) of a chunk, and so many of them.
+  // `count` matrices (rows, rows) of a chunk.
   static Tensor squares(const Tensor& t, std::int64_t count, const Chunk& at) {
     return t.flat_range(0, count * at.rows * at.rows).reshape({count * at.rows, at.rows});
   }
@@ -423,12 +423,13 @@ class StateSpaceScan {
   const StateSpaceShape& s_;
   const StateSpaceTensors& in_;
   Tensor free_;
-  Tensor steps_, sums_, rests_;  // of one sequence
-  // Of one chunk: dt x, and what of it is left at its end; what the state before gives, and what the chunk
-  // does; the products of C and B, and the weights of rows.
+  Tensor steps_, sums_, rests_;  // of a sequence
+  // Of a chunk: dt x, and its decay until the chunk's end; outputs from the state before, and from the chunk;
+  // products of C and B, and the weights of rows.
   Tensor stepped_, last_, of_state_, of_chunk_, products_, weights_;
-  // Of the delta rule: of a sequence betas, and what keys and queries were multiplied by; of a chunk what the
-  // state before has for its keys, the products of keys, and how much of a row's u each later one takes out.
+  // For the delta rule. Of a sequence: betas, and the factors that normalise keys and queries. Of a chunk:
+  // what the state before holds for its keys, products of keys, and how much of a row's u each later row
+  // removes.
   Tensor betas_, factors_, recalled_, keys_, mixed_;
 };
 

@@ -1,5 +1,5 @@
-// The kernels that decide for each token or only add up, and that move choices about: what every backend of a
-// Launch (tensor/launching.h) has, and no other kernels need to be faster than.
+// Kernels that decide for each token, only add up, or move choices: every backend with a Launch
+// (tensor/launching.h) uses these, as none needs faster ones.
 #pragma once
 
 #include <cstdint>
@@ -239,7 +239,7 @@ class TokenKernels : public KernelBackend, protected Launching<Launch> {
   rows::Matrix<T> matrix(const Tensor& t) const {
     return this->launch().template matrix<T>(t);
   }
-  // Null of an undefined one.
+  // Null for an undefined tensor.
   template <class T>
   T* data(const Tensor& t) const {
     return t.defined() ? this->launch().template data<T>(t) : nullptr;
