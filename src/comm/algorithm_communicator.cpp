@@ -109,8 +109,8 @@ std::unique_ptr<Communicator> with_algorithms(std::unique_ptr<Communicator> mess
   return std::make_unique<AlgorithmCommunicator>(std::move(messages), std::move(channels), collectives);
 }
 
-// Steps times latency plus bytes over bandwidth, along the longest chain of messages, in bytes that could
-// have been sent. (Hockney's model; Thakur, Rabenseifner, Gropp 2005 choose in this way.)
+// Cost of the longest chain of messages: steps times latency plus bytes over bandwidth, in units of bytes.
+// (Hockney's model; Thakur, Rabenseifner, Gropp 2005 choose in this way.)
 AllReduceAlgorithm fastest_all_reduce(int n, std::int64_t bytes) {
   constexpr double latency_bytes = 64 << 10;  // 5 microseconds of 12.5 GB/s: one 100 Gb/s link
   const auto p = static_cast<int>(std::bit_floor(static_cast<unsigned>(n)));

@@ -18,8 +18,8 @@ std::string text_of(const json& object) {
   return object.dump(-1, ' ', false, json::error_handler_t::replace);
 }
 
-// None where it is no object. What is deeper than any frame is dropped while it is read, so that no depth of
-// nesting is ever kept.
+// Empty if it is no object. Anything nested deeper than a frame can be is dropped while it is read, so that
+// no depth is ever stored.
 std::optional<json> parse_object(const std::string& text) {
   const auto is_shallow = [](int depth, json::parse_event_t, json&) { return depth <= 2; };
   json j = json::parse(text, is_shallow, false);

@@ -100,8 +100,8 @@ struct ControlNetwork::State {
     if (hooks.on_failure) hooks.on_failure(*failure);
   }
 
-  // False where nobody can have heard it, as on a standard error that is full: this process ends, and when it
-  // has, another one speaks.
+  // False if nobody can have heard it, as on a full standard error: this process then ends, and another one
+  // speaks.
   bool say(const ControlProtocol::Report& report) const {
     try {
       if (hooks.on_report) hooks.on_report(report);

@@ -12,8 +12,8 @@
 namespace echelon {
 namespace {
 
-// Which of two failures that were found at one time every process keeps: a cause that is known rather than a
-// connection that ended, that rather than a wait that was given up; then the one that the lowest rank found.
+// Which of two simultaneous failures every process keeps: a known cause before a connection that ended, that
+// before a wait that was given up; then the one that the lowest rank found.
 auto order_of(const Failure& f) { return std::tuple(f.late, f.lost, f.found_by); }
 
 }  // namespace
@@ -112,16 +112,15 @@ bool ControlProtocol::waits_for_words(Clock::time_point now) const {
   return false;
 }
 
-// Ranks leave what they are at as soon as they know. Where one is gone, or a wait was given up, some never
-// will.
+// Ranks leave their operations as soon as they know. If one is gone, or a wait was given up, some never will.
 bool ControlProtocol::waits_for_causes(Clock::time_point now) const {
   if (failure_->refused || failure_->late || failure_->lost || now - failed_at_ > settling) return false;
   return std::any_of(peers_.begin(), peers_.end(),
                      [](const Peer& p) { return !p.gone && p.said_last_words && !p.is_back; });
 }
 
-// The one that found the failure; where that cannot speak, the lowest of those that can. Who has heard nobody
-// speak by then speaks itself.
+// The rank that found the failure speaks; if it cannot, the lowest of those that can. A rank that has heard
+// nobody by then speaks itself.
 int ControlProtocol::speaker(Clock::time_point now) const {
   const auto passed = now - failed_at_;
   if (!peer(failure_->found_by).gone && passed <= 2 * silence) return failure_->found_by;

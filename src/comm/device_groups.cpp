@@ -24,8 +24,8 @@ using namespace std::chrono_literals;
 
 namespace {
 
-// How often the library is asked what has gone wrong. What it says is often the echo of a rank that ended, of
-// which the world then says more: it has this long to.
+// How often the library is asked for errors. Its error is often only a consequence of a rank that ended,
+// about which the world then reports more: it has this long to do so.
 constexpr std::chrono::milliseconds library_period = 5ms, library_grace = 2s;
 
 struct LaunchedWork {

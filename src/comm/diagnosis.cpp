@@ -19,8 +19,8 @@ bool can_be_followed(const RankState& s) { return !s.gone && !s.silent; }
 using States = std::vector<RankState>;
 const RankState& state_of(const States& states, int rank) { return states[static_cast<std::size_t>(rank)]; }
 
-// Whom a rank waits for, as far as that holds it up: what is only to be taken is on its way, unless nobody is
-// there to take it.
+// The ranks that hold this one up by making it wait: a message that only has to be received is on its way,
+// unless nobody is there to receive it.
 std::vector<int> holding_up(const States& states, const RankState& s) {
   if (!can_be_followed(s) || !is_waiting(s)) return {};
   std::vector<int> ranks = s.waits_for;

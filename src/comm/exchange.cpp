@@ -63,8 +63,8 @@ static bool is_dry(const Tensor& x, const Tensor& y) {
   return x.device() == Device::none || y.device() == Device::none;
 }
 
-// queue() on the stream of `at`, behind what the streams of the others have been given, which go on behind
-// it.
+// Runs queue() on the stream of `at`, after the work queued so far on the others' streams, whose later work
+// follows it.
 template <class Queue>
 static void in_order(const Tensor& at, std::initializer_list<const Tensor*> others, const Queue& queue) {
   const DeviceStream* const stream = &at.stream();

@@ -24,8 +24,8 @@ class HalvingDoubling {
   HalvingDoubling(Communicator& group, const Fold& at, const Tensor& x, ReduceOp op, Scratch& scratch)
       : group_(group), at_(at), x_(x), op_(op), scratch_(scratch) {}
 
-  // Parts [begin, end) hold sums over the blocks that differ from mine in the bits below `bit`; afterwards,
-  // over all.
+  // Parts [begin, end) hold sums over the blocks that differ from this one in the bits below `bit`;
+  // afterwards, over all.
   void run(int bit, int begin, int end) const {
     if (bit == at_.blocks) return;
     const int middle = (begin + end) / 2, peer = Fold::first_of(group_.size(), at_.index ^ bit);

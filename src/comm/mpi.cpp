@@ -126,9 +126,10 @@ bool have_message_passing() { return true; }
 std::string how_to_get_message_passing() { return ""; }
 
 Processes start_message_passing() {
-  // Four TCP connections between each two processes, where nobody asked Open MPI for another number. On one,
-  // the word that a large message may come waits behind the large message on its way in that direction: an
-  // exchange, which is what collectives are made of, then runs at half the network's speed.
+  // Uses four TCP connections between each two processes, unless the user has asked Open MPI for another
+  // number. On a single connection, the permission to send a large message queues behind the large message
+  // that goes the same way: an exchange, of which collectives are made, then runs at half the network's
+  // speed.
   ::setenv("OMPI_MCA_btl_tcp_links", "4", 0);
   int level = 0;
   need(MPI_Init_thread(nullptr, nullptr, MPI_THREAD_SERIALIZED, &level), "start");

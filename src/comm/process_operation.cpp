@@ -190,8 +190,8 @@ void ProcessOperation::check_envelope(int peer, const Envelope& theirs) const {
                               group_.world(group_.me), describe(call_), group_.world(peer), their_call));
 }
 
-// What follows an envelope is received once both ranks are known to mean the same: Open MPI 4.1 writes past
-// the end of the memory of a receive that is shorter than its message.
+// Data after an envelope are received only when both ranks are known to agree: Open MPI 4.1 writes past the
+// end of a receive buffer that is shorter than the message.
 void ProcessOperation::take_envelopes() {
   for (int peer : arrived_) {
     const auto p = static_cast<std::size_t>(peer);

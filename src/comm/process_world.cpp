@@ -99,8 +99,8 @@ struct ProcessWorld::State {
     if (!failure.refused && hooks.record) hooks.record(processes.rank, recorder.json_lines(processes.rank));
   }
 
-  // By the rank's thread: returns when somebody has spoken. `cause`: its own; empty: it has heard of the
-  // failure.
+  // Called by the rank's thread: returns when some rank has spoken. `cause`: its own error; empty: it has
+  // only heard of the failure.
   void fail(const Failure& failure, const std::string& cause) {
     if (!std::exchange(is_back, true)) {
       control->fail(failure);
@@ -200,9 +200,9 @@ class ProcessCommunicator final : public CallCommunicator {
     return pending;
   }
 
-  // MPI need not know of devices: what it sends of their memory is copied to the host, which is waited for,
-  // and what it brings is copied there when it has come. Makes the call one of the host's memory, and returns
-  // where that gets what is for `out`; null where nothing is.
+  // MPI need not support devices: data to send are copied to the host, which waits for that, and received
+  // data are copied to the device when they have arrived. Turns the call into one on host memory, and returns
+  // the buffer that receives data for `out`; null if there are none.
   const std::byte* by_way_of_the_host(Call& call, const Tensor& in, const Tensor& out,
                                       std::vector<std::unique_ptr<std::byte[]>>& stage) {
     const auto room = [&](const Tensor& x) {

@@ -183,8 +183,7 @@ class RecordingCommunicator final : public Communicator {
  private:
   static constexpr int none = -1;
 
-  // Every verb is called before it is counted: only what was accepted counts, and its arguments are valid
-  // then.
+  // Every verb is called before it is counted: only accepted calls count, and their arguments are valid then.
   template <class Post, class Bytes>
   Pending recorded(Verb verb, int peer, const Post& post, const Bytes& bytes) {
     TraceRecorder* const recorder = trace_.recorder;

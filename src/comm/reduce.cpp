@@ -21,8 +21,8 @@ namespace echelon {
 namespace HWY_NAMESPACE {
 namespace hn = hwy::HWY_NAMESPACE;
 
-// Sources of one pass over the elements, as they are stored. Every one more is code for each instruction set;
-// sums of f32 are what training waits for.
+// The most sources of one pass over the elements, by stored type. Each further one means more code for every
+// instruction set; training mostly waits for sums of f32.
 constexpr std::size_t most_fused(ReduceOp op, DType from, DType to) {
   return from != to && to == DType::bf16 ? 2 : op == ReduceOp::sum && from == DType::f32 ? 16 : 4;
 }
@@ -68,8 +68,8 @@ HWY_INLINE V combine(V a, V b) {
     return hn::Max(a, b);
 }
 
-// Element or vector i of n sources, reduced by halves. n is known when compiled, so that all stays in
-// registers.
+// Element or vector i of n sources, reduced by halves. n is known at compile time, so that everything stays
+// in registers.
 template <ReduceOp op, std::size_t n, class Tag, class From>
 HWY_INLINE hn::Vec<Tag> reduced_at(Tag tag, const From* const* sources, std::int64_t i) {
   if constexpr (n == 1) {
@@ -198,8 +198,8 @@ namespace {
 
 constexpr std::int64_t block_bytes = 4096;  // a few of them fit the first-level cache
 
-// More sources than one pass takes: both halves into blocks on the stack, then those. At most one block. What
-// is summed is rounded to no narrower form in between.
+// More sources than one pass takes: reduces both halves into blocks on the stack, then those; at most one
+// block of elements. Partial sums are not rounded to a narrower type in between.
 void reduce_block(ReduceOp op, DType from, DType to, std::span<const std::byte* const> sources,
                   std::int64_t begin, std::span<std::byte* const> destinations,
                   std::int64_t destination_begin, std::int64_t count) {

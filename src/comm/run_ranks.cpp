@@ -158,8 +158,8 @@ void ThreadWorld::run(const std::function<void(int rank)>& body) {
                    [](const RankFailure& f) { return is_refusal(f.error); }))
     report();
 
-  // The rank that aborted the job first; else whoever failed by itself; else an echo of an abort from
-  // outside.
+  // First choice: the rank that aborted the job; else one that failed by itself; else one that was stopped by
+  // an abort from outside.
   const int origin = job.how_it_was_aborted().origin;
   for (const RankFailure& failure : failures)
     if (failure.rank == origin) std::rethrow_exception(failure.error);

@@ -63,9 +63,9 @@ std::int64_t Movement::part_length(int part) const {
   }
 }
 
-// Every verb takes one step after the last rank has called it, with no staging copy (a ring takes 2(n-1) or
-// n-1). The bytes below are what one rank reads of, or writes to, the memory of others, for a buffer of b
-// bytes cut evenly.
+// Every verb takes one step after its last rank has called it, without staging copies (a ring takes 2(n-1) or
+// n-1 steps). The bytes below are what a rank reads from, or writes to, the memory of others, for a buffer of
+// b bytes divided evenly.
 void Movement::run(int part, std::int64_t begin, std::int64_t end) const {
   if (begin == end) return;
   const Call& first = calls_[0];
@@ -99,8 +99,8 @@ void Movement::run(int part, std::int64_t begin, std::int64_t end) const {
       return copy_bytes(ins_[index] + begin * width, outs_, (offsets_[index] + begin) * width, bytes,
                         stream_);
     case Verb::broadcast: {
-      // All share the root's work: each writes one segment of the root's buffer to all others. Writes (n-1)/n
-      // b.
+      // All ranks share the root's work: each writes one segment of the root's buffer to all others. Writes
+      // (n-1)/n b.
       const std::int64_t at = (part_begin(part) + begin) * width;
       return copy_bytes(ins_[static_cast<std::size_t>(first.root)] + at, outs_, at, bytes, stream_);
     }

@@ -41,9 +41,9 @@ void queue_copy(const DeviceStream& stream, std::byte* to, const std::byte* from
                          stream.handle());
 }
 
-// What a thread does between two looks at the abort flag, and takes over from a late rank at a time. A
-// collective no larger than this in all is done by its last caller alone: that is faster than to wake the
-// others.
+// How much a thread does between two checks of the abort flag, and takes over from a late rank at a time. A
+// collective that is no larger than this in total is done by its last caller alone, which is faster than
+// waking the others.
 constexpr std::int64_t piece_bytes = 256 << 10;
 }  // namespace
 
@@ -95,8 +95,8 @@ class CollectiveTask final : public Task {
   Tensor in_, out_;  // kept alive
 };
 
-// A message on its way in memory of a device: what is sent may be changed once the rank's stream runs behind
-// the copy. The tensor may go at once, as its arena knows until when it is used.
+// A message in device memory: the sent tensor may be changed once the rank's stream runs after the copy. It
+// may be freed at once, since its arena knows until when it is in use.
 class SendTask final : public Task {
  public:
   SendTask(Group& group, DeviceStream& stream, std::vector<DeviceWork> work)
@@ -274,8 +274,8 @@ static void let_devices_reach_each_other(std::span<DeviceStream* const> leads, b
              from->device(), to->device());
 }
 
-// By the last rank that called it, which counts as active. Each device does the parts of its ranks, on the
-// stream of the first one there.
+// Called by the last rank of a collective, which counts as active. Each device does the parts of its ranks,
+// on the first one's stream.
 void ThreadJob::queue_on_devices(Group& group, OpenCollective& c) {
   std::vector<DeviceStream*> leads, of_ranks;
   for (DeviceStream* transfers : c.transfers) {
@@ -317,8 +317,8 @@ bool ThreadJob::work(Group& group, OpenCollective& c, int own_part, bool all) {
     if (aborted()) return false;
     ++c.active;
   }
-  // The own part first, which needs the own buffers most and is nobody else's first choice. After that one
-  // piece of somebody else's, or everything.
+  // First this rank's own part, which needs its buffers most and is nobody else's first choice. Then one
+  // piece of another rank's, or everything.
   std::int64_t done = 0;
   for (int k = 0; k < n && (k == 0 || all || done == 0); ++k) {
     const int part = (own_part + k) % n;

@@ -87,8 +87,8 @@ Tensor BlockRun::gradient_to_add_to(int number) {
     kernels().fill(g.tensor, 0.0);
     return g.tensor;
   }
-  // A weight's gradient that is left for later still reads what is there, but for rows that were gathered,
-  // which products of own rows are not of.
+  // A deferred weight gradient still reads what is there, except rows that were gathered, which products of
+  // this rank's own rows do not contain.
   const auto is_of_own_rows = [&](const BlockOp& op) {
     if (op.kind != OpKind::residual || program_.value(op.inputs[1]).home != Home::residual) return false;
     const int made_by = program_.producer(op.inputs[1]);

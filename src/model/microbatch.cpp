@@ -11,8 +11,8 @@ namespace {
 
 using Ids = std::vector<std::int32_t>;
 
-// The position at which the document of each token begins, as the sample says, or after the last token that
-// ends one.
+// The position at which each token's document begins, as the sample says, or after the last token that ends a
+// document.
 Ids document_starts(const Ids& tokens, std::int32_t end) {
   Ids starts(tokens.size());
   const bool is_said = (tokens.front() & begins_document) != 0;

@@ -29,8 +29,8 @@ struct HostPiece {
 
 }  // namespace
 
-// Pieces of the host's memory, one for what a block keeps of a microbatch. They are handed out again, so that
-// a step asks the system for nothing once all microbatches have been in flight.
+// Pieces of host memory, one for what a block keeps of a microbatch. They are reused, so that a step requests
+// nothing from the system once all microbatches have been in flight.
 class HostPieces : public std::enable_shared_from_this<HostPieces> {
  public:
   HostPieces(Arena& arena, std::string directory) : arena_(arena), directory_(std::move(directory)) {}

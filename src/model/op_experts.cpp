@@ -8,8 +8,8 @@
 namespace echelon {
 
 std::shared_ptr<const ExpertParallel> make_experts(const BlockOp& op, const OpSetting& s) {
-  // The router, then gate, up and down of each expert, or the latter two, then those of the shared one and
-  // what weighs it.
+  // The router, then gate, up and down of each expert (or up and down), then those of the shared expert, and
+  // its gate.
   const std::vector<ParamSpec>& list = op.weights;
   const auto each = static_cast<std::size_t>(s.plan.model.matrices_per_expert()), last = each - 1;
   const auto before = [last](const std::vector<ParamSpec>& of, std::size_t first) {

@@ -236,8 +236,8 @@ class LinearOp : public OpRunner {
     return {part_of(weight, dim, mine), mine};
   }
 
-  // By rows: what the first factors make of x is whole on every rank, and the rank with the first block adds
-  // to that what the second make of it.
+  // Row-parallel: the first factors' result is whole on every rank, and the rank with the first block adds
+  // the second factors' result to that block.
   void run_adapted_blocks(BlockRun& run, const Tensor& x) const {
     Kernels& k = run.kernels();
     const Tensor made = through_adapters(run, true, [&](const LowRank& l, const Tensor& d) {

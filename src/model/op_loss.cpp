@@ -17,9 +17,9 @@
 namespace echelon {
 namespace {
 
-// The part of a tp rank's rows of the output layer that one of its context-parallel ranks takes: of whole
-// blocks, as equal as these are. With more ranks than blocks, or a number that does not divide them, some
-// have none.
+// The part of a tp rank's rows of the output layer that one of its context-parallel ranks takes: whole
+// blocks, as evenly as possible. With more ranks than blocks, or a number that does not divide them, some
+// ranks have none.
 struct VocabularyPart {
   Range blocks, rows;
 };
@@ -95,8 +95,8 @@ class LossOp final : public OpRunner {
   }
 
  private:
-  // Where context parallelism cuts sequences, whose losses and gradients are summed in order, its ranks have
-  // all rows and each a part of the vocabulary.
+  // If context parallelism cuts sequences, whose losses and gradients must be summed in order, each of its
+  // ranks has all rows and a part of the vocabulary.
   const VocabularyLogits& logits() const { return part_ ? *part_ : logits_; }
   struct Given {
     Tensor x, targets;

@@ -129,8 +129,8 @@ class RowNormOp final : public NormOp {
   Norm norm_;
 };
 
-// RMSNorm of each of this rank's heads, of all queries and all keys, or of the channels of each group: as
-// many norms of a few columns.
+// RMSNorm of each of this rank's heads, of all queries and all keys, or of the channels of each group:
+// equally many norms of a few columns each.
 class HeadNormOp : public NormOp {
  public:
   HeadNormOp(const BlockOp& op, const OpSetting& s) : NormOp(op) {

@@ -535,8 +535,9 @@ void ParameterStore::end_gradients(int group) const {
 
 void ParameterStore::end_whole_gradients() const { end_unit(trained_units_ - 1); }
 
-// What all lookups add is summed before it meets the output layer's sum, an eighth of the table at a time: each
-// goes over all lookups, a launch a microbatch on a device, and what activations took is free by then.
+// All lookups are summed before they are added to the output layer's sum, an eighth of the table at a time:
+// each part takes a pass over all lookups, with a launch per microbatch on a device, and the memory of
+// activations is free by then.
 void ParameterStore::add_waiting_lookups() const {
   Kernels& kernels = rank_->kernels();
   const Tensor& gradient = find(shared_name_).gradient;

@@ -32,8 +32,8 @@ void Stage::need_gradients(std::size_t block) const {
   if (blocks_[block].ends_in_loss()) parameters_->need_output_gradient();
 }
 
-// Where activations are offloaded a backward pass has two blocks' at once: the one's that it is at, and the
-// next one's, which come meanwhile.
+// With offloaded activations, a backward pass holds those of two blocks at once: the current one's, and the
+// next one's, which arrive meanwhile.
 static constexpr std::size_t blocks_here = 2;
 
 void Stage::bring(Saved& saved, std::size_t block) const {

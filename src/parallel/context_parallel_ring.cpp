@@ -27,8 +27,8 @@ void ring_attention_backward(const ContextBlocks& blocks, Communicator& ring, co
   Tensor leaving;  // the gradient of the step before, on its way
   Pending sent;
   for (int step = 0; step < ring.size(); ++step) {
-    // What the ranks before this one have added up for the block here: sent at the end of their step, needed
-    // at the end of this one.
+    // What the ranks before this one have accumulated for the current block: they send it at the end of their
+    // step, and it is needed at the end of this one.
     Tensor earlier;
     Pending arrived;
     if (step > 1) {

@@ -58,8 +58,8 @@ ExpertExchange::Route ExpertExchange::route(const ExpertBounds& bounds, std::int
   route.room = room == 0 ? total : room;
   route.arrived = integers(route.room);
   route.rows = integers(route.room);
-  // For each expert the copies of one rank, or cp group, after another; of a group sequence by sequence. A dry
-  // run counts them.
+  // For each expert, the copies of one rank (or cp group) after another; within a cp group sequence by
+  // sequence. A dry run only counts them.
   const bool imagined = route.rows.device() == Device::none;
   const auto room_rows = imagined ? 0 : static_cast<std::size_t>(route.room);
   std::vector<std::int32_t> arrived(room_rows, -1),

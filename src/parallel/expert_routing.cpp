@@ -81,8 +81,8 @@ void ExpertParallel::add_gate_bias(const Tensor& logits) const {
   rank_->kernels().add_bias(bias, logits);
 }
 
-// All that the host needs to know of where tokens go, in one copy: how many copies each expert gets, and how
-// many choices each had in each scope.
+// Everything that the host needs to know about where tokens go, in one copy: how many copies each expert
+// gets, and how many choices it had in each scope.
 void ExpertParallel::sort_and_count(const Tensor& kept, Saved& saved) const {
   const std::int64_t number = std::max<std::int64_t>(scopes(saved), 1),
                      width = num_routing_counts(experts(), router_.spec());
@@ -106,8 +106,7 @@ void ExpertParallel::sort_and_count(const Tensor& kept, Saved& saved) const {
   saved.routed.assign(numbers.begin() + experts(), numbers.end());
 }
 
-// What a dry run takes for them: as many copies for each rank of the expert group, and of those as many for
-// each of its experts.
+// What a dry run assumes: equally many copies for each rank of the expert group, and for each of its experts.
 std::vector<std::int32_t> ExpertParallel::even_counts(std::int64_t copies, std::int64_t scopes) const {
   const int ep = rank_->size(Axis::ep), me = rank_->ep().rank();
   const std::int64_t here = experts() / ep, own = copies / ep;
@@ -158,8 +157,8 @@ Tensor ExpertParallel::keep_of_scopes(const Tensor& ids, const Tensor& weights, 
   return kept;
 }
 
-// A scope's tokens lie on all cp ranks: each gets all choices, in the order of their positions, and so makes
-// the same of them as the others, and as one rank.
+// A scope's tokens lie on all cp ranks: each gathers all choices, in the order of their positions, and so
+// decides like the others, and like a single rank.
 Tensor ExpertParallel::keep_of_sequences(const Saved& saved) const {
   const std::int64_t rows = saved.ids.rows(), cp = rank_->size(Axis::cp), here = seq_len_ / cp;
   // The rows among whole sequences of those of one rank after another.

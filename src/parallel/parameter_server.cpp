@@ -11,8 +11,8 @@
 namespace echelon {
 namespace {
 
-// Requests of a worker: a header of f64, and after that of a push the gradient's pieces. Answers: to a pull
-// the first server says whether it grants a batch; then come the values' pieces.
+// A worker's request is a header of f64; a push is followed by the pieces of the gradient. The answer to a
+// pull: the first server says whether it grants a batch, then all send the pieces of the values.
 constexpr double pull_request = 0, push_request = 1, finish_request = 2;
 constexpr std::int64_t header_length = 6, grant_length = 1;
 
@@ -224,8 +224,8 @@ void ParameterServer::add_up() {
   pushed_ = 0;
 }
 
-// Whoever waits to pull and may. Every server keeps the bound for its own shard: pushes reach it later than
-// the first one, perhaps. Where no batch is left nobody is waited for.
+// Answers the workers that wait to pull and may. Every server enforces the bound for its own shard, since
+// pushes may reach it later than the first server. When no batch is left, nobody is waited for.
 void ParameterServer::answer() {
   const std::int64_t batches = run_.workers * run_.num_clocks, finished = slowest();
   for (int w = 0; w < run_.workers; ++w) {

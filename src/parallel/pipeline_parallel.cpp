@@ -168,8 +168,8 @@ void PipelineExecutor::execute(const Instruction& i, const Schedule& schedule, P
   }
 }
 
-// prove_finishes() takes all that runs together as one: it can receive all before it begins, and send when it
-// is done.
+// prove_finishes() treats instructions that run together as one: they can receive everything before they
+// begin, and send when they are done.
 void PipelineExecutor::execute_together(std::span<const Instruction> list, const Schedule& schedule,
                                         PipelineStages& stages, PipelineRun& run) {
   const auto messages = [&](Op op) {

@@ -90,8 +90,7 @@ Tensor slice(const Rank& rank, int index, const Tensor& x, const Cut& cut) {
   return out;
 }
 
-// From a cut along one dimension to a cut along the other: each rank sends every rank its block of the new
-// cut.
+// From one sharded dimension to the other: each rank sends every rank its block of the new cut.
 InFlight exchange(const Rank& rank, Communicator& group, const Tensor& x, const Cut& from, const Cut& to,
                   const Extent& extent) {
   const auto me = static_cast<std::size_t>(group.rank());

@@ -142,8 +142,8 @@ Tensor VocabularyParallel::sums_of_part(const Tensor& exponentials, const Tensor
   return all;
 }
 
-// As the output layer does on one pipeline rank: a run's chunk by chunk, and by themselves before they are
-// added.
+// As the output layer does on a single pipeline rank: chunk by chunk of a run, each summed separately before
+// it is added.
 void VocabularyParallel::add_losses(const SoftmaxBlocks::Whole& whole, const Tensor& targets, Range run,
                                     const Tensor& loss_sum) const {
   for_each_logits_chunk(*rank_, run.size(), [&](Range chunk) {
