@@ -151,7 +151,7 @@ class MatmulAmx : public ::testing::Test {
 TEST_F(MatmulAmx, PlayedTilesMultiply) {
   check_all(played_kernel);
   EXPECT_FALSE(PlayedUnit::ready);
-  EXPECT_GT(PlayedUnit::begins, 30);
+  EXPECT_GT(PlayedUnit::begins, 20);
 }
 
 TEST_F(MatmulAmx, TeamsMultiplyTogether) {
