@@ -82,6 +82,10 @@ class Config {
     if (!has(key)) refuse("{}: the key {} is missing", where_, key);
     return object_.at(key);
   }
+  // The key must be there; null is a value of it.
+  void require_name(const char* key) const {
+    if (!names(key)) required(key);
+  }
   const std::string& where() const { return where_; }
   const Json& object() const { return object_; }
 

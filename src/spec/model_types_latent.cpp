@@ -31,7 +31,7 @@ void read_latent(const Config& config, LlamaDefaults defaults, ModelSpec& m) {
   defaults.head_dim = config.integer("qk_nope_head_dim") + m.rotary_dim;
   read_llama(config, defaults, m);
   m.kv_rank = config.integer("kv_lora_rank");
-  if (!config.names("q_lora_rank")) config.required("q_lora_rank");  // null says that there is none
+  config.require_name("q_lora_rank");  // null says that there is none
   m.q_rank = config.integer_or("q_lora_rank", 0);
   m.value_head_dim = config.integer("v_head_dim");
   config.only_boolean("rope_interleave", true);

@@ -52,8 +52,8 @@ void read_arcee(const Config& config, ModelSpec& m) {
 
 // transformers' own defaults would be 8 heads and a window of 4096 tokens: too surprising to be assumed here.
 void read_mistral(const Config& config, ModelSpec& m) {
-  if (!config.names("num_key_value_heads")) config.required("num_key_value_heads");
-  if (!config.names("sliding_window")) config.required("sliding_window");
+  config.require_name("num_key_value_heads");
+  config.require_name("sliding_window");
   read_llama(config, {.windowed = true}, m);
 }
 
@@ -72,7 +72,7 @@ void read_qwen(const Config& config, bool qwen2, bool typed, ModelSpec& m) {
   if (!qwen2) config.required("head_dim");  // transformers would take 128
   const bool window = config.boolean_or("use_sliding_window", false);
   if (window && !config.has("layer_types")) {
-    if (!config.names("sliding_window")) config.required("sliding_window");  // transformers would take 4096
+    config.require_name("sliding_window");  // transformers would take 4096
     // transformers' default of 28 would leave a deeper model's last layers alone.
     if (config.required("max_window_layers") != 0 &&
         config.integer("max_window_layers") < config.integer("num_hidden_layers"))
@@ -88,8 +88,7 @@ void read_qwen(const Config& config, bool qwen2, bool typed, ModelSpec& m) {
 
 // SmolLM3: layers without positions, each n-th. These alone would have a window.
 void read_smollm3(const Config& config, ModelSpec& m) {
-  if (!config.names("num_key_value_heads"))
-    config.required("num_key_value_heads");  // transformers would take 4
+  config.require_name("num_key_value_heads");  // transformers would take 4
   if (config.has("sliding_window") && !config.has("layer_types"))
     config.only_boolean("use_sliding_window", false);
   read_llama(config, {.rope_theta = 2e6, .tied = true, .biased = false, .mlp_biased = true}, m);
@@ -115,7 +114,7 @@ void read_olmo2(const Config& config, ModelSpec& m) {
 // Biases of attention's inputs by default, of what it hands on and of MLPs on request.
 void read_seed_oss(const Config& config, ModelSpec& m) {
   config.required("head_dim");  // transformers would take 128
-  if (!config.names("num_key_value_heads")) config.required("num_key_value_heads");  // and 8
+  config.require_name("num_key_value_heads");  // and 8
   read_llama(config, {.biased = true, .mlp_biased = true, .dropped = true}, m);
   m.attention_out_bias = config.boolean_or("attention_out_bias", false);
 }
@@ -147,7 +146,7 @@ void read_glm(const Config& config, bool glm4, ModelSpec& m) {
 
 void read_ernie(const Config& config, ModelSpec& m) {
   config.required("head_dim");  // transformers would take 128
-  if (!config.names("num_key_value_heads")) config.required("num_key_value_heads");  // and 2
+  config.require_name("num_key_value_heads");  // and 2
   m.interleaved_rope = true;
   read_llama(config,
              {.rope_theta = 500000, .norm_eps = 1e-5, .tied = true, .biased = false, .bias_key = "use_bias"},

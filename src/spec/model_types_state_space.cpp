@@ -120,14 +120,13 @@ void read_bamba(const Config& config, ModelSpec& m) {
 // Falcon-H1: attention and a state space side by side in every layer. What multiplies attention's input, its
 // keys and its output is one factor of scores and one of what it makes.
 void read_falcon_h1(const Config& config, ModelSpec& m) {
-  if (!config.names("num_key_value_heads"))
-    config.required("num_key_value_heads");  // transformers would take 8
+  config.require_name("num_key_value_heads");  // transformers would take 8
   read_llama(config, {.norm_eps = 1e-5}, m);
   StateSpaceSpec& s = m.state_space;
   s.beside_attention = true;
   for (const char* key : {"mamba_n_heads", "mamba_d_state"})
     config.required(key);                                            // it would take 128 and 256
-  if (!config.names("mamba_d_ssm")) config.required("mamba_d_ssm");  // and 1024
+  config.require_name("mamba_d_ssm");                                // and 1024
   s.heads = config.integer("mamba_n_heads");
   const std::int64_t width =
       config.integer_or("mamba_d_ssm", config.integer_or("mamba_expand", 2) * m.hidden);
@@ -230,8 +229,7 @@ void read_nemotron_h(const Config& config, ModelSpec& m) {
     config.wrong("num_hidden_layers", fmt::format("{}, as the pattern of layers has it,", m.num_layers));
   m.hidden = config.integer("hidden_size");
   m.num_heads = config.integer("num_attention_heads");
-  if (!config.names("num_key_value_heads"))
-    config.required("num_key_value_heads");  // transformers would take 8
+  config.require_name("num_key_value_heads");  // transformers would take 8
   m.num_kv_heads = config.integer_or("num_key_value_heads", m.num_heads);
   // And 128, which is what the first files call otherwise.
   m.head_dim = config.integer(

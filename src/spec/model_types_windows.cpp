@@ -80,8 +80,8 @@ void read_gemma3(const Config& config, ModelSpec& m) {
 
 // With a window in some layers (Ministral-8B): all of them where layer_types is missing.
 void read_ministral(const Config& config, ModelSpec& m) {
-  if (!config.names("num_key_value_heads")) config.required("num_key_value_heads");
-  if (!config.names("sliding_window")) config.required("sliding_window");
+  config.require_name("num_key_value_heads");
+  config.require_name("sliding_window");
   read_llama(config, {.windowed = true, .typed = true}, m);
 }
 
