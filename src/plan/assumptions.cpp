@@ -14,15 +14,15 @@ const char* assumption_name(Assumption assumption) {
   throw InvariantError("not an assumption");
 }
 
-// Under invariant numerics the ranks of a cp group gather the copies that capacities leave of whole
-// sequences, where these do not travel to experts.
+// Under invariant numerics, if capacities drop copies and experts are not distributed, the ranks of a cp
+// group gather the remaining copies of whole sequences.
 static bool gathers_what_is_left(const Plan& plan) {
   return plan.numerics == Numerics::invariant && plan.model.experts != Experts::none &&
          plan.balancing.capacity > 0 && plan.mesh.ep == 1 && plan.mesh.size(Axis::cp) > 1;
 }
 
-// With a capacity there is room for all that it allows, whatever comes. Without one a token that goes to all
-// experts goes everywhere.
+// With a capacity, memory is reserved for all copies that it allows, whatever the routers do. Without one the
+// load is certain only if every token goes to all experts.
 std::vector<Assumption> memory_assumptions(const Plan& plan) {
   const bool certain =
       !gathers_what_is_left(plan) && (plan.mesh.ep == 1 || plan.balancing.capacity > 0 ||
@@ -30,7 +30,7 @@ std::vector<Assumption> memory_assumptions(const Plan& plan) {
   return certain ? std::vector<Assumption>() : std::vector{Assumption::even_expert_load};
 }
 
-// Within a capacity, too, routers decide how many copies travel.
+// Even within a capacity, routers decide how many copies travel.
 std::vector<Assumption> traffic_assumptions(const Plan& plan) {
   std::vector<Assumption> assumed = memory_assumptions(plan);
   if (assumed.empty() && plan.mesh.ep > 1 && plan.balancing.capacity > 0)

@@ -1,5 +1,6 @@
-// What predictions take for granted and only the data of a run decide: where a plan has such, what is
-// measured may differ, and says so. All other predictions of memory and traffic are equal to it.
+// What predictions assume about a run and only its data decides. If a plan has such assumptions, measured
+// values may differ from predicted ones, and the report says so. All other predictions of memory and traffic
+// equal the measurement.
 #pragma once
 
 #include <vector>
@@ -9,8 +10,8 @@
 namespace echelon {
 
 enum class Assumption {
-  even_expert_load,   // every expert of a group of ranks gets as many copies of tokens as any other
-  no_step_taken_back  // without the optimizer's barrier: every guess is right, so no pass is run again
+  even_expert_load,   // every expert of a group of ranks gets equally many copies of tokens
+  no_step_taken_back  // without the optimizer's barrier: every guess is right, so no pass is repeated
 };
 const char* assumption_name(Assumption assumption);
 

@@ -28,8 +28,8 @@ double seconds_sent(const PartSeconds& parts, const Traffic& traffic, std::initi
   return seconds;
 }
 
-// Makespan and mean busy time of a rank in a step. Where no barrier parts the steps: what one more adds to
-// them.
+// Makespan of a step, and the mean busy time of a rank in it. If steps are not separated by a barrier: what
+// one further step adds to them.
 std::pair<double, double> step_and_busy(const StepPrograms& programs, const SimulationCosts& costs,
                                         const CoreShare& share, bool barrier) {
   const auto measures = [&](const Schedule& schedule) {
@@ -48,7 +48,7 @@ std::pair<double, double> step_and_busy(const StepPrograms& programs, const Simu
   return {longer.first - all.first, longer.second - all.second};
 }
 
-// How often each stage runs a microbatch in a step, on each pipeline rank.
+// For each pipeline rank: how often each stage runs a microbatch in a step.
 std::vector<std::map<int, double>> runs_of(const StepPrograms& programs) {
   std::vector<std::map<int, double>> runs;
   for (const auto& list : programs.schedule().ranks) {
@@ -61,8 +61,8 @@ std::vector<std::map<int, double>> runs_of(const StepPrograms& programs) {
 
 }  // namespace
 
-// A boundary's message is copied by the pass that makes it and by the one that reads it: half of what is sent
-// along pp counts as forward, half as backward.
+// A message between stages is copied by the pass that produces it and by the pass that reads it: half of the
+// time to send along pp counts as forward, half as backward.
 StepWork step_work(const Plan& plan, const PipelineLayout& pipeline, const PartSeconds& parts,
                    const std::vector<Traffic>& traffic) {
   const ModelSpec& m = plan.model;
@@ -79,8 +79,8 @@ StepWork step_work(const Plan& plan, const PipelineLayout& pipeline, const PartS
     for (std::int64_t layer = slice.layers.begin; layer < slice.layers.end; ++layer)
       add(m.is_other(layer) ? parts.others : parts.dense);
     const StageTimes flops = stage_flops(plan, slice);
-    // Layers were timed as those of the first rank, with nothing frozen: what another one makes again, or
-    // does not compute, differs by its FLOPs.
+    // Layers were timed as those of the first rank, with nothing frozen. What other ranks recompute, or need
+    // not compute, is accounted for by its FLOPs.
     StageSlice layers{slice.layers,    false, false,
                       slice.recompute, false, std::max<std::int64_t>(0, slice.idle - 1)};
     const double own = backward_flops(plan, layers);
@@ -93,7 +93,7 @@ StepWork step_work(const Plan& plan, const PipelineLayout& pipeline, const PartS
                  input = both > 0 ? flops.backward_input / both : 1;
     work.costs.stages.push_back({passes.forward, input * passes.backward, (1 - input) * passes.backward});
   }
-  // The output layer's three products, of which V has two.
+  // The output layer has three products, two of which V computes.
   if (plan.cuts_vocabulary())
     work.costs.vocabulary_part = {parts.ends.backward * 2 / (3 * plan.mesh.pp()), 0,
                                   parts.ends.backward / (3 * plan.mesh.pp())};
@@ -101,7 +101,7 @@ StepWork step_work(const Plan& plan, const PipelineLayout& pipeline, const PartS
   for (std::size_t r = 0; r < runs.size(); ++r) {
     double passes = 0;
     for (const auto& [stage, count] : runs[r]) passes += count;
-    // Shared out evenly over the rank's passes; a stage that two ranks hold gets the same from both.
+    // Spread evenly over the rank's passes; a stage that two ranks hold gets half from each.
     const double sent = passes > 0 ? seconds_sent(parts, traffic[r], {Axis::pp}) / passes : 0;
     for (const auto& [stage, count] : runs[r]) {
       StageTimes& times = work.costs.stages[static_cast<std::size_t>(stage)];
@@ -139,7 +139,7 @@ Timeline simulated_twin(const StepPrograms& programs, const SimulationCosts& cos
   const Schedule& schedule = programs.schedule();
   if (programs.flushes()) return simulate(schedule, costs).timeline;
   shown = std::min(steps, shown);
-  // Those before them fill the pipeline: more than fill it change nothing.
+  // Steps before the shown ones fill the pipeline; more than needed to fill it would change nothing.
   const std::int64_t before = std::min<std::int64_t>(steps - shown, programs.shown_steps());
   const Schedule stream = make_schedule(schedule.name, schedule.num_ranks(), programs.microbatches(), 0,
                                         static_cast<int>(before + shown));

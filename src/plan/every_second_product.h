@@ -1,5 +1,5 @@
-// Checkpointing by operation as torchtitan does it: of a layer's products the output of every second one is
-// kept, from the first on.
+// Selective activation checkpointing as in torchtitan: of a layer's matrix products, the output of every
+// second one is kept, beginning with the first.
 #pragma once
 
 #include <cstddef>
@@ -9,13 +9,13 @@
 
 namespace echelon {
 
-// An op's matrices lie side by side, and are products of their own to that program.
+// An op of ours may hold several matrices side by side; to torchtitan each of them is a product.
 struct SplitProduct {
-  std::size_t op = 0;       // in the program
+  std::size_t op = 0;       // index in the program
   double kept_columns = 0;  // of its output, on one rank of tp
-  double again = 0;         // the part of its columns that the backward pass makes again
+  double again = 0;         // the fraction of its columns that the backward pass recomputes
 };
-// The products of a layer in their order, those inside of experts left out: they are made again whole.
+// A layer's products in order, except those inside experts: these are recomputed as a whole.
 std::vector<SplitProduct> every_second_product(const BlockProgram& layer, int tp);
 
 }  // namespace echelon

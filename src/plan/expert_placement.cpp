@@ -11,7 +11,7 @@ namespace {
 
 using Indices = std::vector<std::size_t>;
 
-// As many of the items in each of the packs, the largest first, each where least is and room is left.
+// Packs with equally many items: the largest item first, each into the least loaded pack that has room.
 std::vector<Indices> balanced_packs(const std::vector<double>& loads, std::size_t packs) {
   const std::size_t room = loads.size() / packs;
   Indices order(loads.size());
@@ -55,7 +55,7 @@ ExpertPlacement place_experts(const std::vector<double>& shares, int ranks, std:
   ExpertPlacement placed{std::vector<int>(shares.size(), 1), {}, 1};
   double busiest = 0;
   for (const Indices& groups_here : balanced_packs(of_groups, static_cast<std::size_t>(nodes))) {
-    Indices of_slot;  // the expert of each of the node's slots
+    Indices of_slot;  // the expert in each of the node's slots
     for (std::size_t g : groups_here)
       for (std::size_t e = g * size; e < (g + 1) * size; ++e) of_slot.push_back(e);
     const Indices here = of_slot;

@@ -7,7 +7,7 @@
 
 namespace echelon {
 
-// None of `chosen` different ones of `all` is among `part` of them.
+// The probability that none of `chosen` distinct draws out of `all` is among `part` of them.
 static double probability_of_none(double all, double part, std::int64_t chosen) {
   double none = 1;
   for (std::int64_t i = 0; i < chosen; ++i) none *= std::max(0.0, all - part - real(i)) / (all - real(i));
@@ -22,7 +22,7 @@ static double choices_of(double all, std::int64_t chosen) {
 
 double reached_parts(const ModelSpec& m, double parts) {
   const double experts = real(m.num_experts), part = experts / parts;
-  // Where parts cut groups unevenly the limit counts for nothing.
+  // If parts cut groups unevenly, the limit on groups is ignored.
   const double all_groups = real(m.router.groups), per_part = all_groups / parts;
   const bool whole = per_part <= 1 ? std::fmod(parts, all_groups) == 0 : std::fmod(all_groups, parts) == 0;
   const double groups = whole ? all_groups : 1, size = experts / groups;
@@ -30,7 +30,7 @@ double reached_parts(const ModelSpec& m, double parts) {
   const double candidates = real(open) * size;
   if (parts >= groups)
     return parts * real(open) / groups * (1 - probability_of_none(candidates, part, m.experts_per_token));
-  // By how many of a part's groups are open.
+  // Summed over how many of the part's groups are open.
   double none = 0;
   for (std::int64_t n = 0; n <= open; ++n)
     none += choices_of(per_part, n) * choices_of(groups - per_part, open - n) / choices_of(groups, open) *

@@ -1,18 +1,19 @@
-// Of a plan's mixtures of experts, how many rows of a microbatch are where on a rank.
+// For a plan's mixtures of experts: how many rows of a microbatch are where on a rank.
 #pragma once
 
 #include "plan/workload.h"
 
 namespace echelon {
 
-// Under sequence parallelism a rank has a part of the rows. A program whose ranks gather all rows over tp
-// before they send copies of them to experts (Software::gathers_before_experts) has copies of all on each
-// rank, as there are without sequence parallelism; where experts are cut over tp their sums are added up over
-// it. Of another each rank sends copies of its part, which are gathered where experts are cut.
+// Under sequence parallelism a rank has a part of the rows. Programs differ in what they do with it:
+//   * If ranks gather all rows over tp before they send copies to experts (Software::gathers_before_experts),
+//     each rank has copies of all rows, as without sequence parallelism; experts that are cut over tp yield
+//     partial sums, which are added up over tp.
+//   * Otherwise each rank sends copies of its own part, and copies are gathered where experts are cut.
 struct ExpertRows {
-  double routed = 0;    // that its router chooses for
-  double copies = 0;    // that it sends to experts, and that come back; of the rank with most
-  double computed = 0;  // that its experts get
+  double routed = 0;    // for which its router chooses experts
+  double copies = 0;    // sent to experts and returned; of the rank with most
+  double computed = 0;  // that its experts compute
   bool adds_up_over_tp = false, gathers_copies = false;
 };
 ExpertRows expert_rows(const Workload& work, const Plan& c);

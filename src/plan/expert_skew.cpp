@@ -19,7 +19,7 @@ static double over_mean(const std::vector<double>& ranks) {
 
 double busiest_rank(const ExpertSkew& load, const Mesh& mesh, const Machine& machine) {
   if (mesh.ep == 1) return 1;
-  if (load.shares.empty()) return std::min<double>(load.imbalance, mesh.ep);  // which has all then
+  if (load.shares.empty()) return std::min<double>(load.imbalance, mesh.ep);  // one rank has everything
   if (load.is_placed) return placed_experts(load, mesh, machine).busiest;
   const std::size_t ranks = static_cast<std::size_t>(mesh.ep), each = load.shares.size() / ranks;
   std::vector<double> held(ranks);

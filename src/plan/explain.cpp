@@ -111,13 +111,13 @@ std::string memory_line(const Memory& memory, int width = 0) {
   return text;
 }
 
-// The version of a program, where its file says it.
+// A program's version, if its file states one.
 std::string dated(const std::string& as_of) { return as_of.empty() ? "" : fmt::format(" ({})", as_of); }
 
 bool is_interval(const std::string& key) { return key.ends_with("low") || key.ends_with("high"); }
 
-// "  h100, published: peak_bf16 9.894e+14, ..." Numbers that are as in a file that says nothing are left out,
-// unless the file says where they come from.
+// "  h100, published: peak_bf16 9.894e+14, ..." Numbers that have the default value are left out, unless the
+// file says where they come from.
 std::string sources_of(const std::string& name, const std::string& text, const Provenance& provenance,
                        const std::string& nothing_said) {
   std::map<std::string, std::vector<std::string>> numbers;
@@ -144,7 +144,7 @@ std::string sources_of(const std::string& name, const std::string& text, const P
   return list;
 }
 
-// To four digits, so that they can be multiplied again: "80", "35.28e9"; "2 bytes", "0.4205 GB".
+// With four digits, so that products of such figures can be checked: "80", "35.28e9"; "2 bytes", "0.4205 GB".
 std::string count_text(double count) {
   return count >= 1e5 ? fmt::format("{:.4g}e9", count / 1e9) : fmt::format("{:.4g}", count);
 }
@@ -169,7 +169,7 @@ std::string seconds(double value) {
   return value >= 1 ? fmt::format("{:.3f} s", value) : fmt::format("{:.2f} ms", 1e3 * value);
 }
 
-// What other places of the experts, and copies of them, would gain or cost the plan.
+// What placing experts differently, or copying them, would gain or cost the plan.
 std::string placed_text(const Estimate& e, const Workload& work) {
   std::string text;
   constexpr std::int64_t most_replicas = 2;
@@ -195,7 +195,7 @@ std::string placed_text(const Estimate& e, const Workload& work) {
   return text;
 }
 
-// Who waits for whom, in words of where documents are.
+// Which ranks wait for which because of where documents lie.
 std::string packed_text(const Estimate& e, const Workload& work) {
   const PackedAttention& a = *e.documents;
   std::string text;
@@ -224,7 +224,7 @@ std::string packed_text(const Estimate& e, const Workload& work) {
   return text + "\n";
 }
 
-// Of a search that found nothing with all on the device.
+// Added if a search found nothing with everything on the device.
 std::string looked_at_again(Offload offload) {
   return fmt::format(
       "nothing fits with everything on the device: every --offload was tried, and {} is best\n",

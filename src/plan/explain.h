@@ -1,4 +1,4 @@
-// Plans in words and numbers: for people, for programs, and as the file that train and verify take.
+// Writes plans for people, for programs, and as the file that train and verify read.
 #pragma once
 
 #include <limits>
@@ -13,55 +13,55 @@
 
 namespace echelon {
 
-// One object, as docs of the command line promise it; with the life of the best plan's run and sizes near
-// those that were asked for, where they were looked for.
+// One JSON object, as the docs of the command line describe it; with the whole run of the best plan and with
+// sizes near those asked for, if they were computed.
 std::string plans_json(const SearchResult& result, const Workload& work,
                        const std::optional<RunCost>& run = std::nullopt,
                        const std::vector<NearSize>& near = {});
 
-// A table of the ranked plans, in whole lines. Where a row would be wider than `columns`, each plan is on a
-// line of its own below its numbers.
+// A table of the ranked plans, in whole lines. If a row would be wider than `columns`, each plan is on a
+// separate line below its numbers.
 struct PlansTable {
-  std::string head, best;  // empty where nothing fits
+  std::string head, best;  // empty if nothing fits
   std::string others;
-  std::string counts;  // of what was looked at and left out
+  std::string counts;  // of plans examined and left out
   std::string beyond;  // priced_beyond()
   std::string text() const { return head + best + others + counts + beyond; }
 };
 PlansTable plans_table(const SearchResult& result, const Workload& work,
                        int columns = std::numeric_limits<int>::max());
 
-// A line where plans have what the program does not run, because it was asked for by name; else nothing.
+// A line if plans contain what the program cannot run, because it was asked for by name; else empty.
 std::string priced_beyond(const SearchResult& result, const Workload& work);
 
-// Where each second of the winner goes, what every rank holds, and examples of what was rejected.
+// Where each second of the winner goes, what every rank holds, and examples of rejected plans.
 std::string explain_winner(const SearchResult& result, const Workload& work);
 
-// What other programs would gain over `best`, a line for each.
+// What other programs would gain over `best`, one line each.
 std::string explain_programs(const std::vector<OtherProgram>& others, const Estimate& best,
                              const Workload& work);
 
 // Why `other` is slower than the winner: the parts that differ, largest first.
 std::string explain_loser(const Estimate& winner, const Estimate& other);
 
-// What one of several pins costs by itself: of the best plan with it the time, and what most of it goes into.
+// The cost of one of several pins by itself: the time of the best plan with it, and where most of it goes.
 std::string explain_alone(const std::string& pin, const Estimate& winner, const SearchResult& alone);
 
-// "no plan fits": the nearest one, and by how much.
+// "no plan fits": names the nearest plan, and by how much it does not fit.
 std::string explain_nothing(const SearchResult& result, int gpus);
 
-// The same where nothing is legal, with what is legal near it, in lines.
+// The same if nothing is legal: lists what is legal near the request, in lines.
 std::string explain_nothing(const SearchResult& result, const SearchRequest& request,
                             const std::vector<NearSize>& near);
 
-// Fewer devices that take less time, in a paragraph.
+// A paragraph on fewer devices that take less time.
 std::string explain_fewer(const NearSize& fewer, const Estimate& best);
 
-// What train and verify take of it, in f32.
+// The plan that train and verify run, with the trainer's recipe for the priced precision.
 Plan trained_plan(const Estimate& estimate, const Workload& work);
 
-// The winner, for train and verify. A precision that the trainer lacks is written as f32, an axis that
-// it lacks as it is, and refused there.
+// The winner's plan file for train and verify. A precision that the trainer lacks (fp4) is written as bf16;
+// an axis that it lacks is written as it is, and train refuses it.
 std::string plan_file(const Estimate& estimate, const Workload& work);
 
 }  // namespace echelon

@@ -17,12 +17,13 @@
 namespace echelon {
 namespace {
 
-// How far off prices are of single operations, and of a step: programs all of whose numbers are fitted are
-// off by 2 to 11%, so a few steps must not move their numbers further than that says.
+// Standard errors of predicted times, of single operations and of steps. Programs all of whose numbers are
+// fitted are off by 2 to 11%, so a few measured steps must not move their numbers further than such errors
+// justify.
 constexpr double operation_error = 0.03, step_error = 0.08;
 constexpr std::size_t fewest_to_leave_out = 4, most_to_leave_out = 20;
 
-// Those of a machine: its member, how far it may be off, as a logarithm, and its bounds.
+// A machine's number that is fitted: its member, the standard deviation of its logarithm, and its bounds.
 struct MachineKnob {
   std::function<double&(Machine&)> of;
   double spread, least, most;
@@ -32,14 +33,14 @@ template <class Knobs>
 Machine moved(Machine m, const Knobs& knobs, const std::vector<double>& u) {
   for (std::size_t k = 0; k < knobs.size(); ++k) {
     double& value = knobs[k].of(m);
-    // What is 0 has no logarithm: it begins at its least.
+    // 0 has no logarithm: such a number starts at its lower bound.
     value = std::clamp(std::max(value, knobs[k].least) * std::exp(u[k] * knobs[k].spread), knobs[k].least,
                        knobs[k].most);
   }
   return m;
 }
 
-// How little machine and rows are to be expected, as most_likely() counts it.
+// The negative log-likelihood of the machine and the rows, as in most_likely().
 template <class Row, class Price>
 double unlikeliness(const Machine& start, const Machine& machine, const std::vector<MachineKnob>& knobs,
                     const std::vector<Row>& rows, const Price& price) {
@@ -51,7 +52,8 @@ double unlikeliness(const Machine& start, const Machine& machine, const std::vec
   return loss_of(residuals, u, operation_error);
 }
 
-// Rows priced on the machine that is fitted to them, and on those that are fitted without each part of them.
+// Fits a machine to the rows, and prices each row on it; and on a machine that was fitted without the row's
+// part, if there are enough parts.
 template <class Row, class Price, class PartOf>
 Machine fit_rows(const Machine& start, const std::vector<MachineKnob>& knobs, const std::vector<Row>& rows,
                  const Price& price, const PartOf& part_of, std::vector<FitRow>& into) {
@@ -99,7 +101,7 @@ double product_seconds(const Machine& machine, const MeasuredProduct& p) {
 double collective_seconds(const Machine& machine, const MeasuredCollective& c) {
   const Software plain = plain_program();
   Machine m = machine;
-  // So many of each host.
+  // Ranks of each host, rounded up.
   m.tiers.front().ranks = std::max<std::int64_t>(1, (c.ranks + c.hosts - 1) / c.hosts);
   return OpSeconds(m, plain, Precision::bf16).collective(c.verb, c.bytes, {c.ranks});
 }
@@ -107,7 +109,7 @@ double collective_seconds(const Machine& machine, const MeasuredCollective& c) {
 // RequestError for a rate that the machine cannot reach; `question` asks what may be wrong.
 void check_peak(const Machine& machine, Precision precision, double flops_per_second,
                 const std::string& where, const char* question) {
-  constexpr double boost = 1.1;  // of clocks, beyond what a data sheet says
+  constexpr double boost = 1.1;  // of clock rates beyond the data sheet's
   const double plain = machine.peak(precision),
                peak = precision == Precision::f32 ? std::max(plain, machine.peak_tf32) : plain;
   if (peak > 0 && flops_per_second > boost * peak)
@@ -115,8 +117,8 @@ void check_peak(const Machine& machine, Precision precision, double flops_per_se
            machine.name, peak / 1e12, precision_name(precision), question);
 }
 
-// RequestError for a product so slow that its time must be in another unit. Of one that could take next to no
-// time the launch is most of what it takes.
+// RequestError for a product so slow that its time must be in another unit. Products that could take next to
+// no time are not checked: most of their time is the launch.
 void check_slowness(const Machine& machine, const MeasuredProduct& p) {
   constexpr double far = 1000, next_to_none = 1e-5;  // seconds
   const double peak = machine.peak(p.precision),
@@ -168,7 +170,7 @@ std::vector<MachineKnob> link_knobs(bool inside, bool across) {
   return knobs;
 }
 
-// So that the steps that were left out lie in the interval, but for the tenth below and the tenth above it.
+// Widens the intervals so that they contain the left-out steps, except for the lowest and the highest tenth.
 void widen(Software& s, const std::vector<FitRow>& steps) {
   std::vector<double> ratios;
   for (const FitRow& row : steps)
@@ -185,7 +187,7 @@ void widen(Software& s, const std::vector<FitRow>& steps) {
     if (s.*one > 0) s.*one = std::max(s.*one, high);
 }
 
-// What was measured of the program are these now too.
+// Adds these steps to what was measured of the program.
 void add_measured(Software& s, const Machine& machine, const std::vector<MeasuredStep>& steps) {
   const auto extend = [](std::optional<std::vector<std::int64_t>>& range, std::int64_t value) {
     if (!range) return;
@@ -202,7 +204,7 @@ void add_measured(Software& s, const Machine& machine, const std::vector<Measure
   }
 }
 
-// Below this a number is as good as 0.
+// Below this a number counts as 0.
 constexpr double floor_of(double most) { return 1e-4 * most; }
 
 double moved_value(const Knob& knob, double value, double u) {
@@ -216,7 +218,7 @@ Software moved(Software s, const std::vector<Knob>& knobs, const std::vector<dou
   return s;
 }
 
-// With what is usual where too few programs say.
+// With default values, which apply to numbers that too few programs have.
 std::vector<Knob> all_knobs() {
   return {{"product_efficiency", &Software::product_efficiency, 0.2, 1.1, 1},
           {"elementwise_passes", &Software::elementwise_passes, 0.3, 10, 1.5},
@@ -249,7 +251,7 @@ Software fitted(const Software& start, const std::vector<Knob>& all, const Machi
     return step.plan.model.experts != Experts::none;
   });
   std::vector<Knob> knobs = all;
-  // Of one program alone it is known how fast its scans are.
+  // Only one program's scan efficiency is known.
   constexpr double unknown_spread = 1;
   if (std::any_of(steps.begin(), steps.end(),
                   [](const MeasuredStep& step) { return step.plan.model.num_state_space_layers() > 0; }))
@@ -319,8 +321,9 @@ MachineFit fit_machine(const Machine& start, const std::vector<MeasuredProduct>&
   const Machine before = fit.machine;
   fit.machine = fit_links(before, fit.collectives);
   if (inside && across) {
-    // The other way round over nodes, where it is the likelier, and never by links between nodes that are
-    // much faster than the machine's: those would make up for rings that are at work on all links at once.
+    // Also tries the opposite setting of whole_rings for collectives over nodes, and takes it if it is
+    // likelier. A setting is not taken if it makes links between nodes much faster than the machine's: these
+    // would compensate for rings that use all links at once.
     constexpr double beyond = 1.25;
     const auto is_too_fast = [&](const Machine& m) {
       return m.tiers.back().bandwidth > beyond * before.tiers.back().bandwidth;
@@ -350,19 +353,19 @@ std::vector<Knob> usual_numbers(const std::vector<std::string>& without) {
   std::vector<Software> programs;
   for (const std::string& name : software_preset_names()) {
     Software s = load_software(name);
-    // A version has its program's numbers.
+    // A version has the numbers of its program.
     if (!s.version_of.empty()) continue;
     if (s.is_this_trainer || std::find(without.begin(), without.end(), name) != without.end()) continue;
     programs.push_back(std::move(s));
   }
   std::vector<Knob> knobs = all_knobs();
   for (Knob& knob : knobs) {
-    // 0 says that nobody looked: every program has some of it.
+    // 0 means that it was not examined, since every program has some of it: such values are left out.
     double sum = 0, squares = 0, n = 0;
     for (const Software& s : programs)
       if (const double value = s.*knob.member; value > floor_of(knob.most))
         sum += std::log(value), squares += std::log(value) * std::log(value), ++n;
-    // Few programs agree by chance.
+    // A few programs may agree by chance, so the spread has a lower bound.
     constexpr double fewest = 3, least_spread = 0.1, unknown_spread = 1;
     if (n < fewest) {
       knob.spread = unknown_spread;
@@ -387,8 +390,8 @@ Software most_likely_numbers(const Software& start, const std::vector<Knob>& kno
 
 StepChoice most_telling_steps(const Software& start, const std::vector<Knob>& knobs, const StepErrors& logs,
                               const std::vector<std::size_t>& measured, std::size_t count) {
-  // covariance[i][j] of the logarithms: each number adds its slopes, over a standard deviation in each
-  // direction.
+  // covariance[i][j] of the logarithms of the times of steps i and j: each number adds the product of its
+  // slopes, a slope being the change over one standard deviation of the number (central difference).
   std::vector<std::vector<double>> covariance;
   for (std::size_t k = 0; k < knobs.size(); ++k) {
     std::vector<double> u(knobs.size(), 0.0);
@@ -404,7 +407,7 @@ StepChoice most_telling_steps(const Software& start, const std::vector<Knob>& kn
   const std::size_t steps = covariance.size();
   constexpr double off = step_error * step_error;
   std::vector<bool> is_known(steps, false);
-  // A measurement lowers what is open of the others by what they have in common.
+  // A measurement reduces the variances of the other steps by what they have in common with it.
   const auto measure = [&](std::size_t step) {
     const std::vector<double> common = covariance[step];
     is_known[step] = true;
@@ -452,7 +455,7 @@ static Estimate priced(const Software& software, const Machine& machine, const M
   return model.estimate_seconds(step.plan);
 }
 
-// Fields whose usual values need the most memory.
+// Fields whose defaults need the most memory.
 static std::string fields_in_doubt(const Plan& plan) {
   std::vector<std::string> fields;
   if (plan.zero < 3 && plan.mesh.dp_cp_size() > 1) fields.push_back("zero");
@@ -472,7 +475,7 @@ std::vector<TooLargeStep> leave_out_too_large(const Software& software, const Ma
   std::vector<TooLargeStep> found;
   std::erase_if(steps, [&](const MeasuredStep& step) {
     StepModel model(work_of(software, machine, step));
-    if (!model.schedule_problem(step.plan).empty()) return false;  // which is refused where it is priced
+    if (!model.schedule_problem(step.plan).empty()) return false;  // refused when it is priced
     const std::vector<double> ranks = model.rank_bytes(step.plan);
     const double bytes = *std::max_element(ranks.begin(), ranks.end());
     if (bytes <= model.usable_bytes()) return false;
@@ -510,7 +513,7 @@ SoftwareFit fit_software(const Software& start, const std::vector<Knob>& knobs, 
         priced_seconds(fitted(start, knobs, machine, others), machine, steps[i]);
   }
   widen(fit.software, fit.steps);
-  // Of fewer it is not known how far off the others are.
+  // With fewer steps it is unknown how far off predictions for others are.
   if (steps.size() >= fewest_to_leave_out) add_measured(fit.software, machine, steps);
   return fit;
 }

@@ -1,4 +1,4 @@
-// A machine and a training program from what was measured on a cluster.
+// Fits a machine and a training program to measurements of a cluster.
 #pragma once
 
 #include <functional>
@@ -10,15 +10,15 @@
 
 namespace echelon {
 
-// A measurement beside what the files say of it: before the fit, after it, and, where there are enough, what
-// a fit without this measurement (of a collective: without its size) says.
+// A measurement beside its predictions: before the fit, after it, and, if there are enough measurements, from
+// a fit without it (collectives: without all of its size).
 struct FitRow {
   std::string what;
   double measured_seconds = 0, before_seconds = 0, fitted_seconds = 0;
   std::optional<double> left_out_seconds{};
 };
 
-// Mean of |predicted / measured - 1| over the rows that have it; 0 of none.
+// Mean of |predicted / measured - 1| over the rows that have a prediction; 0 if there are none.
 double mean_error(const std::vector<FitRow>& rows, double FitRow::*predicted);
 double mean_left_out_error(const std::vector<FitRow>& rows);
 
@@ -26,71 +26,70 @@ struct MachineFit {
   Machine machine;
   std::vector<FitRow> products, collectives;
 };
-// The machine's numbers of products, where some were measured (efficiency, tiles, fixed depth), and of the
-// links that collectives crossed, beginning with those of `start`. RequestError for a collective over more
-// ranks than it has, and for a product above its peak.
+// Fits the machine's numbers for products, if some were measured (efficiency, tiles, fixed depth), and of the
+// links that collectives crossed, starting from those of `start`. RequestError for a collective over more
+// ranks than the machine has, and for a product above its peak.
 MachineFit fit_machine(const Machine& start, const std::vector<MeasuredProduct>& products,
                        const std::vector<MeasuredCollective>& collectives);
 
-// How far a program's number may be from that of the one it begins with: the spread over the programs that
-// ship.
+// A number of a program, and how far it may be from its starting value: the spread over the presets.
 struct Knob {
   std::string name;
   double Software::*member = nullptr;
   double least = 0, most = 0;
-  double middle = 0;  // over the programs
+  double middle = 0;  // geometric mean over the programs
   double spread = 0;  // standard deviation of the logarithm
 };
-// Of the presets that were fitted, without those named: what is usual before anything is measured.
+// Over the fitted presets, without those named: what is usual before anything is measured.
 std::vector<Knob> usual_numbers(const std::vector<std::string>& without = {});
 
-// `start` with the middle of each number: a program of which nothing was measured.
+// `start` with the middle of each number: for a program that was not measured.
 Software with_usual_numbers(Software start, const std::vector<Knob>& knobs);
 
 struct SoftwareFit {
   Software software;
   std::vector<FitRow> steps;
 };
-// The program's numbers that the steps say most likely: beginning with those of `start`, as far off as
-// `knobs` say is usual, while a step's price is some percent off. What no step depends on stays. Its interval
-// is widened so far that four fifths of the steps lie in it when each is left out.
+// The most likely numbers of the program given the steps: starting from `start`, with the deviations that
+// `knobs` call usual, and an error of some percent in each predicted step. A number that no step depends on
+// keeps its value. Intervals are widened so that they contain four fifths of the steps, each predicted by a
+// fit without it.
 SoftwareFit fit_software(const Software& start, const std::vector<Knob>& knobs, const Machine& machine,
                          const std::vector<MeasuredStep>& steps);
 
-// The numbers alone, where the steps have machines or facts of their own: `errors` are log(predicted /
-// measured).
+// Only the numbers, for steps with their own machines or facts: `errors` are log(predicted / measured).
 using StepErrors = std::function<std::vector<double>(const Software&)>;
 Software most_likely_numbers(const Software& start, const std::vector<Knob>& knobs, const StepErrors& errors);
 
-// Which steps to measure: one after the other those that would tell most of the times of all.
+// Which steps to measure: one after another, each the one that would tell most about the times of all steps.
 struct StepChoice {
-  // Of a time, as a part of it: what the numbers leave open, the root of its mean square over the steps.
+  // Relative uncertainty of times that the numbers leave: the root mean square over the steps.
   double uncertain = 0;
   struct Step {
     std::size_t step = 0;
-    double uncertain = 0;  // once it is measured, and those before it
+    double uncertain = 0;  // once this step and those before it are measured
   };
   std::vector<Step> steps;
 };
 // `logs` are the logarithms of the steps' predicted times, and `measured` those whose times are known.
-// Numbers are as uncertain as `knobs` say, and each makes a step longer as it does at `start`: then what a
-// measurement leaves open does not depend on what it finds (Chaloner & Verdinelli 1995,
+// Numbers are as uncertain as `knobs` say, and times depend on each as they do at `start`. Then the
+// uncertainty after a measurement does not depend on its result (Chaloner & Verdinelli 1995,
 // https://doi.org/10.1214/ss/1177009939).
 StepChoice most_telling_steps(const Software& start, const std::vector<Knob>& knobs, const StepErrors& logs,
                               const std::vector<std::size_t>& measured, std::size_t count);
 
-// A step that was measured, or is to be, though its plan is counted to need more memory than a device has.
+// A step that was measured, or will be, although its plan is predicted to need more memory than a device has.
 struct TooLargeStep {
-  bool is_left_out = false;  // far more: some field of it is wrong or missing
+  bool is_left_out = false;  // far more: one of its fields is wrong or missing
   std::string text;          // one sentence
 };
-// Of the steps, without those that are left out from here on. What is counted of runs that did fit is up to a
-// fifth too much (nanotron's, in docs/planning.md): above half as much again as there is, no allocator could
-// have made room.
+// Finds such steps, and erases those that are left out. Predictions for runs that did fit were up to a fifth
+// too high (nanotron's, in docs/planning.md); above one and a half times the device's memory, no allocator
+// could have made the run fit.
 std::vector<TooLargeStep> leave_out_too_large(const Software& software, const Machine& machine,
                                               std::vector<MeasuredStep>& steps);
 
-// Seconds that the planner says a step takes.
+// The predicted seconds of a step.
 double priced_seconds(const Software& software, const Machine& machine, const MeasuredStep& step);
 
 }  // namespace echelon

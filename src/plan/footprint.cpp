@@ -18,8 +18,8 @@ double held(const std::vector<ParamSpec>& list, int tp, bool routed) {
   return sum;
 }
 
-// Of those that are whole on each rank of tp: their gradients are of its own rows of the sequence, or of its
-// own heads.
+// Parameters that are whole on each tp rank, and whose gradients come from the rank's own rows of the
+// sequence, or from its own heads.
 double partial(const std::vector<ParamSpec>& list, bool of_rows) {
   double sum = 0;
   for (const ParamSpec& p : list)
@@ -27,7 +27,8 @@ double partial(const std::vector<ParamSpec>& list, bool of_rows) {
   return sum;
 }
 
-// A head that n of the ranks hold is summed over these alone.
+// A head that several tp ranks hold is summed over these ranks only: counted as the elements for which an
+// all-reduce over all tp ranks would send as much.
 double repeated(const std::vector<ParamSpec>& list, int tp) {
   double sum = 0;
   for (const ParamSpec& p : list)
@@ -68,13 +69,13 @@ ParameterBytes parameter_bytes(const Workload& work) {
     const double copy = s.value_bytes < width ? s.master_bytes : 0;
     return {width, std::max(width, s.gradient_bytes), std::max(0.0, s.optimizer_bytes - copy), width, width};
   }
-  // Products in 8 bits read parameters of 8 bits: casting them before they travel halves the gathers
-  // (embedding and output matrix, which stay in 16, are among them here).
+  // fp8 products read parameters in 8 bits: casting these before they travel halves the all-gathers.
+  // (Embedding and output matrix stay in 16 bits, but are counted the same way here.)
   const bool narrow = work.precision == Precision::fp8 && s.narrow_parameters;
   return {s.value_bytes, s.gradient_bytes, s.optimizer_bytes, s.reduced_bytes, narrow ? 1.0 : 2.0};
 }
 
-// Values in 16 bits have a copy in 32 beside their moments.
+// Values in 16 bits have a copy in 32 bits beside the moments.
 OffloadedBytes offloaded_bytes(const Workload& work, const Plan& c) {
   const Software& s = work.software;
   OffloadedBytes off;
@@ -102,7 +103,7 @@ SavedBytes saved_bytes(const Workload& work, const Plan& c, const Recompute& rec
   const ModelSpec& m = c.model;
   const Software& s = work.software;
   const double tp = c.mesh.tp(), width = work.precision == Precision::f32 ? 4 : 2;
-  // Of an element that is kept for a product.
+  // Bytes of an element that is kept for a product.
   const double operand = s.keeps_operands ? width : std::min(width, operand_bytes(work.precision));
   const double tokens = real(c.micro_batch * c.seq_len) / c.mesh.cp();
   const double whole = tokens * real(m.hidden) * width;
@@ -114,7 +115,7 @@ SavedBytes saved_bytes(const Workload& work, const Plan& c, const Recompute& rec
   const double mask = s.dropout ? cut / width : 0;
   const double heads = real(m.num_heads) / tp;
   const double keys = m.latent_attention() ? heads : std::max(1.0, real(m.num_kv_heads) / tp);
-  // This trainer's values of latent attention are as wide as its keys.
+  // In this trainer, the values of latent attention are as wide as its keys.
   const double values =
       m.latent_attention() && !s.is_this_trainer ? real(m.value_head_dim) : real(m.head_dim);
   const double qkv = tokens * (heads * real(m.head_dim) + keys * (real(m.head_dim) + values)) * width;
@@ -123,7 +124,7 @@ SavedBytes saved_bytes(const Workload& work, const Plan& c, const Recompute& rec
   const double attended = tokens * heads * values * width;
   const double scores = tokens * heads * real(c.seq_len) * (s.dropout ? 2 * width + 1 : width);
   const double core = s.fused_attention ? attended + tokens * heads * 4 : scores;
-  const double cast = operand < width ? attended * operand / width : 0;  // that the next product reads
+  const double cast = operand < width ? attended * operand / width : 0;  // read by the next product
   const double first = m.family == Family::llama && is_gated(m.activation) ? 2 : 1;
   const auto mlp = [&](double copies, double hidden) {
     return copies * hidden *
@@ -139,25 +140,25 @@ SavedBytes saved_bytes(const Workload& work, const Plan& c, const Recompute& rec
                expert_hidden = real(m.expert_hidden) / c.mesh.expert_cut();
   const double mlp_hidden = real(m.mlp_hidden) / tp;
 
-  // A norm behind a part reads what the part makes.
+  // A norm behind a part reads the part's output.
   const double behind = m.norm_place == NormPlace::before ? 0 : cut;
-  // Of each part of a layer what it keeps, with its norms, and of that what is made again. Of a gate others
-  // keep what it makes too.
+  // For each part of a layer: what it keeps, including its norms, and how much of that is recomputed.
+  // Programs other than this trainer also keep a gate's output.
   const double attention = cut + normed + behind + qkv + compressed + core +
                            (s.fused_attention ? cast : attended) + mask +
                            (m.attention_gate ? (s.is_this_trainer ? 1 : 2) * attended : 0) +
-                           (s.is_this_trainer && (m.qk_norm || m.qk_norm_whole) ? qkv : 0);  // before it too
+                           (s.is_this_trainer && (m.qk_norm || m.qk_norm_whole) ? qkv : 0);  // the input too
   const double dropped_of_attention =
       (drops("attention") ? core : 0) + (products || drops("attention_in") || drops("latent") ? qkv : 0);
-  // A state space keeps what its convolution and its scan are given, and what its norm is. A cp rank has all
-  // tokens of a part of the heads there, and of their groups.
+  // A state space keeps the inputs of its convolution, of its scan and of its norm. There a cp rank has all
+  // tokens for a part of the heads and of their groups.
   const StateSpaceSpec& scan = m.state_space;
   const double cp = c.mesh.cp(), groups = std::max(1.0, real(scan.groups) / tp / cp),
                channels = real(scan.width()) / tp, mixed = channels + 2 * groups * cp * real(scan.state),
                scan_heads = real(scan.heads) / tp;
-  // Others keep of the delta rule also what its kernel is given, of each head of values a key and a query,
-  // the square of each chunk that it solves by, and what its norm is given (flash-linear-attention's
-  // chunk_gated_delta_rule), where that of Mamba-2 makes all such again.
+  // For the delta rule, other programs also keep the inputs of its kernel (a key and a query for each head of
+  // values), the matrix of each chunk with which it solves, and the input of its norm
+  // (flash-linear-attention's chunk_gated_delta_rule); the kernel of Mamba-2 recomputes all of this.
   const double of_kernel =
       scan.is_delta() && !s.is_this_trainer
           ? 2 * channels + scan_heads * real(2 * scan.state + std::min(scan.chunk, c.seq_len))
@@ -165,23 +166,24 @@ SavedBytes saved_bytes(const Workload& work, const Plan& c, const Recompute& rec
   const double state_space =
       cut + normed + mask +
       tokens * (2 * channels + mixed + (scan.is_delta() ? 2 : 1) * scan_heads + of_kernel) * width;
-  // A short convolution keeps [B | C | x]; others their product, what is convolved and what is projected too.
+  // A short convolution keeps [B | C | x]; other programs also keep B x, the convolution's output, and the
+  // input of the projection after it.
   const double convolved = tokens * real(m.hidden) / tp * width,
                of_short_conv = (s.is_this_trainer ? 3 : 6) * convolved,
                short_conv = cut + normed + mask + of_short_conv,
                dropped_of_short_conv = products || drops("conv_in") ? of_short_conv : 0;
   const double before_mlp = cut + normed + behind + mask;
   const double of_mlp = mlp(tokens, mlp_hidden), dropped_of_mlp = products || drops("mlp_in") ? of_mlp : 0;
-  // What is narrower on its way to experts is projected back from their sum.
-  // This trainer takes copies from the rows again where all experts are here.
+  // If tokens are projected to a smaller width before they go to experts, the sum of experts' outputs is kept
+  // to be projected back. If all experts are on each rank, this trainer takes copies from the rows again.
   const double taken = s.is_this_trainer && c.mesh.ep == 1 ? 0 : copies * real(m.expert_width());
   const double of_experts = taken * operand +
                             copies * real(m.expert_width()) * (s.keeps_expert_outputs ? width : 0) +
                             here * real(m.expert_latent) * operand + mlp(computed, expert_hidden) +
                             mlp(tokens, real(m.shared_width()) / tp);
   const double dropped_of_experts = drops("experts_in") ? of_experts : 0;
-  // What W is given: of each product its input and the gradient of its output, of which a product by rows has
-  // all rows.
+  // What waits for W: the input of each product and the gradient of its output, which has all rows for a
+  // row-parallel product.
   const double output = tokens * real(m.hidden) * width;
   const auto waits_of_mlp = [&](double rows, double hidden) { return rows * hidden * (first + 1) * width; };
   const double queries = tokens * heads * real(m.head_dim) * width;
@@ -189,7 +191,7 @@ SavedBytes saved_bytes(const Workload& work, const Plan& c, const Recompute& rec
       m.latent_attention() ? cut + 2 * queries + compressed +
                                  tokens * heads * real(2 * m.value_head_dim - m.rotary_dim) * width + output
                            : cut + qkv + (m.attention_gate ? 2 : 1) * attended + output;
-  // Convolutions wait for what they are given, and for the gradient of what they make, a scan's in 32 bits.
+  // Convolutions keep their inputs and the gradients of their outputs, those of a scan in 32 bits.
   const double scanned = channels + mixed + scan_heads;
   const double waits_of_scan = cut + tokens * ((2 * scanned + channels) * width + 4 * mixed) + output,
                waits_of_conv = cut + 8 * convolved + output,
@@ -208,7 +210,7 @@ SavedBytes saved_bytes(const Workload& work, const Plan& c, const Recompute& rec
     const double all = (has.attention ? attention : 0) + (has.state_space ? state_space : 0) +
                        (has.short_conv ? short_conv : 0) + (has.mlp ? before_mlp + of_mlp : 0) +
                        (has.experts ? before_mlp + of_experts : 0) -
-                       (has.attention && has.state_space ? cut + normed + mask : 0);  // of the norm of both
+                       (has.attention && has.state_space ? cut + normed + mask : 0);  // their shared norm
     const double dropped = (has.attention ? dropped_of_attention : 0) +
                            (has.short_conv ? dropped_of_short_conv : 0) + (has.mlp ? dropped_of_mlp : 0) +
                            (has.experts ? dropped_of_experts : 0) + dropped_residual;
@@ -233,7 +235,7 @@ SavedBytes saved_bytes(const Workload& work, const Plan& c, const Recompute& rec
         2 * whole + hidden * width * first + (recompute.everything() || by_product ? all - cut : dropped);
     if (has.experts) saved.working[k] += 2 * taken * width;
     if (has.state_space) {
-      // Of one sequence at a time the states of its chunks, and what their products are made of.
+      // For one sequence at a time: the states of its chunks, and the operands of their products.
       const double rows = real(std::min(scan.chunk, c.seq_len)), length = real(c.seq_len);
       const double scratch = (length / rows + 2) * channels / cp * real(scan.state) +
                              (scan.is_delta() ? 4 : 2) * (scan_heads / cp + groups) * rows * rows +
@@ -244,13 +246,13 @@ SavedBytes saved_bytes(const Workload& work, const Plan& c, const Recompute& rec
     if (k == 0 || has.experts == m.has_experts(m.num_layers)) predicts = k, all_of_prediction = all;
     ++k;
   }
-  // This trainer has the logits of so many tokens at a time, but where the pipeline's ranks each have a part
-  // of all of them.
+  // This trainer computes the logits of a limited number of tokens at a time, unless each pipeline rank has a
+  // part of all logits.
   const double rows = s.is_this_trainer && !c.cuts_vocabulary()
                           ? std::min(tokens, real(logits_chunk_rows(work.machine.device())))
                           : tokens;
   saved.head = work.output_passes * rows * real(m.vocab) / tp * s.logit_bytes + 2 * whole;
-  // The module that predicts one more token runs forwards and backwards beside it.
+  // The module that predicts one more token runs its forward and backward passes beside it.
   if (m.num_mtp_layers > 0) saved.head += all_of_prediction + saved.working[predicts];
   saved.boundary = cut;
   saved.logits = tokens * real(m.vocab) / tp * width;
@@ -296,7 +298,8 @@ ShareCounts share_counts(const ParameterCounts& counts, const Plan& c, const Ran
   return sum;
 }
 
-// What is counted in flight, of a model's only kind of layers on a rank or of one of several.
+// What is counted in flight: of the only kind of layers on a rank (kind == nullptr), or of one of several
+// kinds.
 static const char* layers_in_flight(const Plan& c, const LayerKind* kind) {
   const bool offloads = c.offloads_activations();
   if (kind == nullptr)
@@ -324,8 +327,8 @@ static const char* layers_in_flight(const Plan& c, const LayerKind* kind) {
   return offloads ? "dense layers whose activations are here" : "dense layers x microbatches in flight";
 }
 
-// Calls `put` with each MemoryTerm but those of activations between passes, and `hold` with these: a kind of
-// layers, how many of it in flight, and the bytes of one.
+// Calls `put` for each MemoryTerm except activations between passes, and `hold` for these: with a kind of
+// layers, how many of them are in flight, and the bytes of one.
 template <class Put, class Hold>
 static void each_term(const Workload& work, const Plan& c, const ParameterCounts& counts,
                       const SavedBytes& saved, const RankShare& share, const Put& put, const Hold& hold) {
@@ -336,7 +339,8 @@ static void each_term(const Workload& work, const Plan& c, const ParameterCounts
   const double shards = c.shards();
   const double routed_shards =
       std::max(1.0, c.zero == 0 ? 1.0 : shards * c.mesh.tp() / c.mesh.expert_ranks());
-  // Where this trainer holds most of activations and of the gradients that it makes room for as they come.
+  // The moment at which this trainer holds most of activations plus gradients, for which it allocates memory
+  // as they are computed.
   RankShare::InFlight most;
   most.gradients = here;
   double activations = 0, of_both = -1;
@@ -409,7 +413,7 @@ std::vector<MemoryTerm> footprint_terms(const Workload& work, const Plan& c, con
                                         const SavedBytes& saved, const RankShare& share) {
   std::vector<MemoryTerm> terms, held;
   std::vector<std::size_t> kinds;
-  std::size_t at = 0;  // of what is held
+  std::size_t at = 0;  // where the held terms go
   const auto put = [&](const MemoryTerm& term) {
     if (term.total() >= 1) terms.push_back(term);
   };

@@ -9,7 +9,7 @@
 namespace echelon {
 namespace {
 
-// What is at most twice as much, or half as little, is like what was measured.
+// A value within this factor of the measured range counts as measured.
 constexpr double near = 2;
 
 bool is_inside(const std::optional<std::vector<std::int64_t>>& range, std::int64_t value) {
@@ -40,7 +40,7 @@ Interval interval_of(const Workload& work, const Plan& plan, std::int64_t parame
     if (plan.offload != Offload::none) return far("with state on the host");
     if (plan.mesh.ep > 1 && work.expert_load.is_placed) return far("with experts placed by their load");
     if (!work.documents.empty()) return far("of packed documents");
-    // Mixtures of experts with Mamba-2's layers were measured of programs that were fitted on mixtures.
+    // Mixtures of experts with Mamba-2 layers were measured for programs that were fitted on mixtures.
     const bool is_delta = plan.model.state_space.is_delta();
     if (scans && (is_delta || !(experts && s.experts_high > 0)))
       return at_least(far(is_delta ? "of layers of the gated delta rule" : "of layers with a state space"),

@@ -1,5 +1,5 @@
-// Between which times a step lies: as far as the program's predictions were off where it was measured, wider
-// where it was not.
+// The interval of a step's predicted time: as wide as the program's predictions were off where it was
+// measured, and wider elsewhere.
 #pragma once
 
 #include <cstdint>
@@ -9,18 +9,18 @@
 
 namespace echelon {
 
-// Factors of the predicted time of a program of which nothing was measured: between them lay 80% of the steps
-// of any program that was priced with the others' numbers.
+// Factors of the predicted time for a program of which nothing was measured: predicted with the other
+// programs' numbers, 80% of the steps of any program lay between them.
 inline constexpr double unknown_high = 1.45;
-// The same of mixtures of experts and of layers with a state space, which one program alone was measured
-// with.
+// The same for mixtures of experts and for layers with a state space, which were measured with one program
+// only.
 inline constexpr double unknown_expert_high = 1.72;
 inline constexpr double unknown_scan_high = 1.85;
 
 enum class Distance {
-  measured,  // like what was measured: its machine and precision, and at most twice outside of its range
+  measured,  // like what was measured: its machine and precision, and within twice its range
   far,
-  unknown,  // nothing was
+  unknown,  // no run was measured
 };
 
 struct Interval {
@@ -28,7 +28,7 @@ struct Interval {
   double low = 1 / unknown_high, high = unknown_high;  // 80% lie between these factors
   std::string why;  // "of dense models on several nodes", "not on h100 in bf16"
 };
-// `parameters`: of the plan's model; with hundreds of experts it takes long to count them.
+// `parameters`: of the plan's model; passed in because counting hundreds of experts takes long.
 Interval interval_of(const Workload& work, const Plan& plan, std::int64_t parameters);
 
 }  // namespace echelon

@@ -39,7 +39,7 @@ std::vector<LaunchFile> launch_files(const std::string& program, const Estimate&
     if (one.program == program) {
       const LaunchRequest request{program, best, work};
       check_launched(request);
-      // The plan may be one that another program was asked for.
+      // The plan may have been searched for another program.
       if (const auto refusal = shape_refusal(best.plan, runner_of(load_software(one.software))))
         not_launched(request, "{}", sentence(best.plan, *refusal));
       return one.files(request);

@@ -1,4 +1,4 @@
-// A plan as other programs are started with it: the command, and the files that it reads.
+// Writes a plan for other training programs: the command that starts it, and the files that it reads.
 #pragma once
 
 #include <string>
@@ -12,20 +12,20 @@ struct LaunchFile {
   std::string name, text;
 };
 
-// Programs that are known: megatron-core, megatron-bridge, torchtitan, nanotron, deepspeed.
+// The programs that can be launched: megatron-core, megatron-bridge, torchtitan, nanotron, deepspeed.
 const std::vector<std::string>& launched_programs();
 
-// The files, launch.sh first: it starts one node's share of the plan, from the directory that it lies in, and
-// takes the address of the first node and its own number from MASTER_ADDR and NODE_RANK. Of data and
-// tokenizer it has the program's stand-ins. RequestError naming what of the plan or the model the program
-// does not run; `program` is one of the list.
+// The files to start a plan, launch.sh first. It starts one node's part of the plan, from the directory in
+// which it lies, and takes the address of the first node and its own node number from MASTER_ADDR and
+// NODE_RANK. Data and tokenizer are the program's placeholders. RequestError naming what of the plan or the
+// model the program does not run, or if `program` is not in the list.
 //
-//  * megatron-core: pretrain_gpt.py's flags, the pipeline layout string among them (0.14 and later).
+//  * megatron-core: pretrain_gpt.py's flags, including the pipeline layout string (0.14 and later).
 //  * megatron-bridge: overrides of its ConfigContainer as YAML.
-//  * torchtitan: the job's TOML (0.2), and the schedule as torch.distributed.pipelining's CSV where it has
-//  none of that name.
+//  * torchtitan: the job's TOML (0.2), and the schedule as torch.distributed.pipelining's CSV if that has
+//    none of this name.
 //  * nanotron: its YAML (0.4).
-//  * deepspeed: ds_config.json (0.19), for a training script of one's own.
+//  * deepspeed: ds_config.json (0.19), for a training script of your own.
 std::vector<LaunchFile> launch_files(const std::string& program, const Estimate& best, const Workload& work);
 
 }  // namespace echelon

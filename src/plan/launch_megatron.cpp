@@ -12,10 +12,10 @@ namespace {
 
 using Settings = std::vector<std::pair<std::string, std::string>>;
 
-// Layers of one part each, which pretrain_hybrid.py trains (0.18 and later).
+// Models whose layers have one part each, which pretrain_hybrid.py trains (0.18 and later).
 bool is_hybrid(const LaunchRequest& r) { return !r.model().layer_pattern.empty(); }
 
-// What of them is no flag (megatron/core/ssm/mamba_mixer.py).
+// Checks what no flag of hybrid models sets (megatron/core/ssm/mamba_mixer.py).
 void check_hybrid(const LaunchRequest& r) {
   const ModelSpec& m = r.model();
   const StateSpaceSpec& s = m.state_space;
@@ -32,9 +32,9 @@ void check_hybrid(const LaunchRequest& r) {
   }
 }
 
-// YaRN's numbers of latent attention, whose positions are always of its kind there: a factor of 1 scales
-// nothing. Scores are multiplied by the square of what mscale_all_dim makes, what is turned by what mscale
-// makes over that (megatron/core/transformer/multi_latent_attention.py).
+// YaRN's parameters for latent attention, whose positions always use YaRN there: a factor of 1 scales
+// nothing. There, scores are multiplied by the square of the mscale_all_dim scale, and rotated parts by the
+// ratio of the mscale scale to it (megatron/core/transformer/multi_latent_attention.py).
 struct Yarn {
   double factor = 1, mscale = 1, mscale_all_dim = 0;
 };
@@ -42,13 +42,13 @@ Yarn yarn_of(const ModelSpec& m) {
   if (m.rope.scaling == RopeScaling::none) return {};
   const double growth = 0.1 * std::log(m.rope.factor), scale = m.scales.attention,
                all = scale > 0 ? std::sqrt(scale * std::sqrt(static_cast<double>(m.head_dim))) : 1;
-  // They are written as they were before they were multiplied.
+  // Rounded to recover the numbers as they were before they were multiplied.
   const auto rounded = [](double value) { return std::round(value * 1e9) / 1e9; };
   return {m.rope.factor, rounded((m.rope.attention_factor * all - 1) / growth), rounded((all - 1) / growth)};
 }
 
-// What of latent attention is no flag: its configuration's own defaults count (megatron/core/transformer/
-// transformer_config.py).
+// Checks what no flag of latent attention sets: the defaults of its configuration apply
+// (megatron/core/transformer/transformer_config.py).
 void check_latent(const LaunchRequest& r) {
   const ModelSpec& m = r.model();
   const RopeSpec& rope = m.rope;
@@ -83,7 +83,7 @@ Settings latent_settings(const ModelSpec& m) {
   return s;
 }
 
-// What of a router is no flag (megatron/core/transformer/moe/moe_utils.py).
+// Checks what no flag of routers sets (megatron/core/transformer/moe/moe_utils.py).
 void check_router(const LaunchRequest& r) {
   const ModelSpec& m = r.model();
   if (m.experts == Experts::none) return;
@@ -94,7 +94,7 @@ void check_router(const LaunchRequest& r) {
   weighs(sigmoids && !m.router.normalise, "sigmoids as weights of experts whose sum is not made 1");
   weighs(!sigmoids && m.router.normalise && m.router.scale != 1,
          "weights of experts whose sum is made 1 and multiplied");
-  // A softmax over one expert is 1, whatever the router says of it.
+  // A softmax over one expert is 1, independent of the router.
   weighs(!sigmoids && m.router.normalise && m.experts_per_token == 1,
          "one expert a token, whose weight is made 1");
   if (m.router.groups > 1 && m.router.most_groups < m.router.groups && m.router.group_best > 0 &&
@@ -106,8 +106,8 @@ void check_router(const LaunchRequest& r) {
         m.name, m.router.group_best, m.experts_per_token / m.router.most_groups);
 }
 
-// Models whose layers are in a recipe of Megatron-Bridge (src/megatron/bridge/recipes, 0.4), of which the
-// overrides say nothing.
+// Models whose layers are defined by a recipe of Megatron-Bridge (src/megatron/bridge/recipes, 0.4), not by
+// the overrides.
 bool has_recipe(const ModelSpec& m) {
   static const std::set<std::string> names{
       "deepseek-v2", "deepseek-v2-lite", "deepseek-v3", "kimi-k2",    "glm-4.5-air", "qwen3-next-80b-a3b",
@@ -115,7 +115,7 @@ bool has_recipe(const ModelSpec& m) {
   return names.contains(m.name) && m.num_mtp_layers == 0;
 }
 
-// Of the model, which flags have to say.
+// Checks what flags have to say of the model.
 void check_model(const LaunchRequest& r) {
   check_plain_llama(r, true);
   if (is_hybrid(r)) check_hybrid(r);
@@ -135,7 +135,7 @@ void check_megatron(const LaunchRequest& r) {
   if (const std::int64_t parts = 2 * plan.mesh.cp(); parts > 2 && plan.seq_len % parts != 0)
     not_launched(r, "--seq-len {}: cuts it into two parts for each rank of --cp {}; legal: multiples of {}",
                  plan.seq_len, plan.mesh.cp(), parts);
-  // Transformer Engine cuts sequences in its fused attention alone.
+  // Transformer Engine supports context parallelism in its fused attention only.
   if (r.work.precision == Precision::f32 && plan.mesh.cp() > 1)
     not_launched(
         r,
@@ -163,7 +163,7 @@ void check_megatron(const LaunchRequest& r) {
   if (plan.mesh.pp() > 1 && plan.zero >= 2) not_launched(r, "--zero {}: its FSDP is for --pp 1", plan.zero);
 }
 
-// Et*6|t*7|...|t*6L: stages in the order of the model, chunk by chunk.
+// "Et*6|t*7|...|t*6L": stages in the order of the model, chunk by chunk.
 std::string layout_of(const LaunchRequest& r) {
   std::string text = "E";
   for (std::size_t i = 0; i < r.best.layers.size(); ++i) {
@@ -173,7 +173,7 @@ std::string layout_of(const LaunchRequest& r) {
   return text + "L";
 }
 
-// MEM*|EM-E: its own, a segment for each stage.
+// "MEM*|EM-E": the model's own pattern, a segment for each stage.
 std::string hybrid_pattern(const LaunchRequest& r) {
   std::string text;
   std::size_t first = 0;
@@ -196,7 +196,7 @@ std::string sharding_strategy(const Plan& plan) {
   return theirs(megatron_sharding_strategies, fmt::format("{}", plan.zero));
 }
 
-// The mesh and what is sharded, by the names that both programs have.
+// The mesh and what is sharded, by the names that both programs use.
 Settings mesh_settings(const LaunchRequest& r) {
   const Plan& plan = r.plan();
   const Mesh& mesh = plan.mesh;
@@ -224,7 +224,7 @@ Settings mesh_settings(const LaunchRequest& r) {
   return s;
 }
 
-// How tokens reach their experts, as it is priced.
+// How tokens are sent to experts, as it was priced.
 Settings dispatcher_settings(const LaunchRequest& r) {
   if (r.model().experts == Experts::none) return {};
   if (r.work.software.sends_tokens_once && r.plan().mesh.ep > 1)
@@ -232,7 +232,7 @@ Settings dispatcher_settings(const LaunchRequest& r) {
   return {{"moe-token-dispatcher-type", "alltoall"}};
 }
 
-// Of all layers but the last one, which is the most that it takes there.
+// All layers but the last, which is the most that it accepts.
 std::int64_t offloaded_layers(const LaunchRequest& r) {
   return r.plan().offloads_activations() ? r.model().num_layers - 1 : 0;
 }
@@ -293,7 +293,7 @@ Settings model_settings(const LaunchRequest& r) {
                        {"moe-router-enable-expert-bias", ""},
                        {"moe-router-topk-scaling-factor", number(m.router.scale)}});
   } else if (!m.router
-                  .normalise) {  // else weights are a softmax over those that are chosen, as it makes them
+                  .normalise) {  // else weights are a softmax over the chosen experts, as it computes them
     s.emplace_back("moe-router-pre-softmax", "");
     if (m.router.scale != 1) s.emplace_back("moe-router-topk-scaling-factor", number(m.router.scale));
   }
@@ -328,7 +328,7 @@ Settings precision_settings(const LaunchRequest& r) {
 
 Settings sharding_settings(const LaunchRequest& r) {
   const Plan& plan = r.plan();
-  const bool offloads = plan.offloads_optimizer();  // shards, be it of one rank
+  const bool offloads = plan.offloads_optimizer();  // shards, even if over one rank
   if (!offloads && plan.zero_stage() == 0) return {{"overlap-grad-reduce", ""}};
   Settings s{{"use-distributed-optimizer", ""}, {"overlap-grad-reduce", ""}, {"overlap-param-gather", ""}};
   if (plan.zero >= 2)
@@ -344,15 +344,15 @@ Settings sharding_settings(const LaunchRequest& r) {
   return s;
 }
 
-// What its defaults leave out and prices count on: a loss of fused kernels, and products beside the messages
-// of tensor parallelism.
+// Options that are off by default but assumed in prices: a fused loss, and products that overlap with
+// tensor-parallel communication.
 Settings fused_settings(const LaunchRequest& r) {
   Settings s{{"cross-entropy-loss-fusion", ""}};
   if (r.work.software.tensor_overlap > 0 && r.plan().shards_sequence()) s.emplace_back("tp-comm-overlap", "");
   return s;
 }
 
-// Segments of memory that grow, which leave as little unused as is priced.
+// Expandable memory segments, which leave as little memory unused as prices assume.
 constexpr const char* allocator = "export PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True\n";
 
 }  // namespace
@@ -375,7 +375,7 @@ std::vector<LaunchFile> launch_megatron_core(const LaunchRequest& r) {
                  {"lr", "3e-4"},
                  {"train-iters", "${TRAIN_ITERS:-100}"},
                  {"tokenizer-type", "NullTokenizer"},
-                 {"vocab-size", fmt::format("{}", r.model().vocab - 1)},  // and the end of a document
+                 {"vocab-size", fmt::format("{}", r.model().vocab - 1)},  // and the end-of-document token
 
                  {"make-vocab-size-divisible-by", fmt::format("{}", padded_vocabulary_multiple)},
                  {"mock-data", ""},
@@ -384,8 +384,8 @@ std::vector<LaunchFile> launch_megatron_core(const LaunchRequest& r) {
   if (is_hybrid(r))
     all.emplace_back("spec", "megatron.core.models.hybrid.hybrid_layer_specs hybrid_stack_spec");
   std::string text = launch_head(r) + allocator;
-  // With one queue collectives are issued in the order of the computation that they hide behind; its FSDP
-  // wants more.
+  // With one hardware queue, collectives are issued in the order of the computation that hides them; its FSDP
+  // needs more queues.
   if (plan.zero < 2) text += "export CUDA_DEVICE_MAX_CONNECTIONS=1\n";
   text += torchrun(r) + fmt::format(" ${{MEGATRON_PATH:-.}}/pretrain_{}.py", is_hybrid(r) ? "hybrid" : "gpt");
   for (const auto& [key, value] : all)
@@ -405,7 +405,7 @@ std::vector<LaunchFile> launch_megatron_bridge(const LaunchRequest& r) {
       if (c == '-') c = '_';
     return key;
   };
-  // What is a number there is one here.
+  // Numbers stay numbers in YAML.
   const auto yaml = [](const std::string& key, const std::string& value) {
     if (value.empty()) return std::string("true");
     if (key == "recompute-modules") return "[" + value + "]";
@@ -418,7 +418,7 @@ std::vector<LaunchFile> launch_megatron_bridge(const LaunchRequest& r) {
       text += fmt::format("  {}: {}\n", snake(key), yaml(key, value));
       said.insert(snake(key));
     }
-  // In its layout a stage count beyond the ranks is the number of chunks.
+  // If its layout has more stages than ranks, they are chunks.
   if (!is_hybrid(r) && plan.mesh.pp() > 1 && static_cast<int>(r.best.layers.size()) > plan.mesh.pp())
     text += fmt::format("  virtual_pipeline_model_parallel_size: {}\n",
                         r.best.layers.size() / static_cast<std::size_t>(plan.mesh.pp()));
@@ -432,7 +432,7 @@ std::vector<LaunchFile> launch_megatron_bridge(const LaunchRequest& r) {
         layers);
   else
     text += "  cpu_offloading: false\n";
-  // What the plan has not may stand in the recipe.
+  // The recipe may set what the plan does not have.
   for (const auto& [key, none] : Settings{{"sequence_parallel", "false"},
                                           {"pipeline_model_parallel_layout", "null"},
                                           {"num_layers_in_first_pipeline_stage", "null"},
@@ -446,7 +446,7 @@ std::vector<LaunchFile> launch_megatron_bridge(const LaunchRequest& r) {
                                           {"cp_comm_type", "null"}})
     if (!said.contains(key)) text += fmt::format("  {}: {}\n", key, none);
   if (!is_hybrid(r)) text += "  mtp_num_layers: null\n";
-  // Which runs beside the dispatcher alltoall alone.
+  // It overlaps with the dispatcher alltoall only.
   if (r.model().num_shared_experts > 0) text += "  moe_shared_expert_overlap: false\n";
   text += fmt::format("train:\n  micro_batch_size: {}\n  global_batch_size: {}\n", plan.micro_batch,
                       plan.global_batch);

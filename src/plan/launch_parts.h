@@ -1,4 +1,4 @@
-// What launch_files() is made of, a file for each program.
+// The parts of launch_files(): a file for each program.
 #pragma once
 
 #include <fmt/format.h>
@@ -33,11 +33,11 @@ template <class... Args>
   refuse("--launch-for {}: {}", r.program, fmt::format(form, std::forward<Args>(args)...));
 }
 
-// What no program but this one runs: refused for all.
+// Refuses for all programs what only this one runs.
 void check_launched(const LaunchRequest& r);
-// A decoder in Llama's form; the model's own where this says nothing. RequestError for what the flags of
-// these programs do not say. `is_megatron`: of Megatron, which runs layers of one part each, latent attention
-// and routers of sigmoids, and whose own checks say of which kind.
+// Checks that the model is a decoder in Llama's form. RequestError for what the flags of these programs
+// cannot say. `is_megatron`: Megatron, which also runs layers of one part each, latent attention and sigmoid
+// routers; its own checks decide which of these.
 void check_plain_llama(const LaunchRequest& r, bool is_megatron = false);
 
 // The first lines of launch.sh.

@@ -17,19 +17,19 @@ namespace {
 struct Flavor {
   const char *name, *model, *preset;
 };
-// torchtitan's models are flavors in its source.
+// torchtitan's models are flavors, defined in its source.
 constexpr Flavor flavors[] = {
     {"8B", "llama3", "llama-3-8b"}, {"70B", "llama3", "llama-3-70b"}, {"405B", "llama3", "llama-3-405b"}};
 
-// A flavor is a whole model: sizes alone could be those of one with other layers. The one that has the fewest
-// fields otherwise says what is in the way.
+// A flavor is a whole model: equal sizes do not suffice, since layers may differ. The refusal names the
+// fields that differ from the nearest flavor.
 const Flavor& flavor_of(const LaunchRequest& r) {
   const ModelSpec& m = r.model();
   std::vector<std::string> nearest;
   const char* preset = nullptr;
   for (const Flavor& f : flavors) {
     ModelSpec flavor = load_model(f.preset);
-    // Of the run, and Llama 3.1's longer positions, which flavors have too.
+    // These differ by run; and flavors too can have Llama 3.1's scaled positions.
     flavor.name = m.name, flavor.max_seq = m.max_seq, flavor.init_std = m.init_std;
     if (m.rope.scaling == RopeScaling::llama3) {
       RopeSpec longer = m.rope;
@@ -48,7 +48,7 @@ const Flavor& flavor_of(const LaunchRequest& r) {
                m.name, preset, fmt::join(nearest, ", "));
 }
 
-// Names of the modules of each stage, in the order of the model.
+// Module names of each stage, in the order of the model.
 std::string stage_modules(const std::vector<std::int64_t>& layers) {
   std::vector<std::string> stages;
   std::int64_t next = 0;
@@ -62,8 +62,8 @@ std::string stage_modules(const std::vector<std::int64_t>& layers) {
   return fmt::format("[\n{}]", fmt::join(stages, ""));
 }
 
-// Its ranks hold stages in turn, rank 0 the first of each chunk, whatever a CSV says; schedules whose chunks
-// go back and forth are its own alone.
+// Whether ranks hold stages in turn, rank 0 the first of each chunk. This is how torchtitan places stages
+// whatever a CSV says; for V-shaped schedules it has only its own.
 bool has_stages_in_turn(const Schedule& schedule) {
   for (int rank = 0; rank < schedule.num_ranks(); ++rank)
     for (const Instruction& i : schedule.ranks[static_cast<std::size_t>(rank)])
@@ -149,7 +149,7 @@ std::vector<LaunchFile> launch_torchtitan(const LaunchRequest& r) {
       "context_parallel_rotate_method = \"{}\"\npipeline_parallel_degree = {}\n",
       shards ? plan.hsdp : mesh.dp(), shards ? mesh.dp() / plan.hsdp : 1,
       plan.zero != 3  ? "never"
-      : mesh.pp() > 1 ? "default"  // which keeps what one microbatch has gathered for the others
+      : mesh.pp() > 1 ? "default"  // keeps the parameters gathered for one microbatch for the others
                       : "always",
       mesh.tp(), mesh.cp(), plan.context_kind == ContextKind::ring ? "alltoall" : "allgather", mesh.pp());
   std::vector<LaunchFile> files;
@@ -168,10 +168,10 @@ std::vector<LaunchFile> launch_torchtitan(const LaunchRequest& r) {
                       : selective ? "selective"
                                   : "none",
                       selective ? "selective_ac_option = \"op\"\n" : "");
-  // With W apart torch.distributed.pipelining does not run what torch.compile has made.
+  // If W is separate, torch.distributed.pipelining cannot run modules from torch.compile.
   const bool compiles = r.work.software.name != "torchtitan-eager" && !has_weight_passes(r);
   text += fmt::format("\n[compile]\nenable = {}\n", compiles);
-  if (is_fp8 && r.work.software.narrow_parameters && shards)  // gathered in 8 bits, as it is priced
+  if (is_fp8 && r.work.software.narrow_parameters && shards)  // gathered in 8 bits, as priced
     text +=
         "\n[quantize.linear.float8]\nenable_fsdp_float8_all_gather = true\n"
         "precompute_float8_dynamic_scale_for_fsdp = true\n";
@@ -182,7 +182,7 @@ std::vector<LaunchFile> launch_torchtitan(const LaunchRequest& r) {
   return files;
 }
 
-// YAML 1.1 takes 1e-05 for a word, and 1.0e-05 for a number.
+// YAML 1.1 reads 1e-05 as a string, and 1.0e-05 as a number.
 static std::string yaml_number(double value) {
   std::string text = fmt::format("{}", value);
   const std::size_t at = text.find('e');
@@ -190,8 +190,8 @@ static std::string yaml_number(double value) {
   return text;
 }
 
-// Of the version that is priced, February 2025: its configuration is read strictly, and has named stages of
-// data and an optimizer's own arguments apart from 0.5 on (which calls itself 0.4 too).
+// For the version that is priced, February 2025. Its configuration is read strictly; named data stages and
+// separate optimizer arguments came with 0.5 (which still calls itself 0.4).
 std::vector<LaunchFile> launch_nanotron(const LaunchRequest& r) {
   const Plan& plan = r.plan();
   const Mesh& mesh = plan.mesh;
@@ -211,7 +211,7 @@ std::vector<LaunchFile> launch_nanotron(const LaunchRequest& r) {
     not_launched(r, "--schedule {}: does not run it; legal: 1f1b, gpipe", plan.schedule);
   if (!r.is_recompute("none") && !r.is_recompute("full"))
     not_launched(r, "--recompute {}: does not run it; legal: none, full", recompute_name(plan.recompute));
-  if (r.work.precision != Precision::bf16)  // which its FlashAttention takes
+  if (r.work.precision != Precision::bf16)  // as its FlashAttention requires
     not_launched(r, "--precision {}: does not run it; legal: bf16", precision_name(r.work.precision));
   std::string text = fmt::format(
       "# {}\n# How layers are given to stages is nanotron's own: by cost, the output matrix among them.\n",
@@ -291,7 +291,7 @@ std::vector<LaunchFile> launch_deepspeed(const LaunchRequest& r) {
       {"optimizer", {{"type", "AdamW"}, {"params", {{"lr", 3e-4}, {"weight_decay", 0.1}}}}},
       {"zero_optimization",
        {{"stage", offloads ? plan.zero : plan.zero_stage()}, {"overlap_comm", plan.zero_stage() > 0}}}};
-  // Of a mesh without tensor parallelism alone its check of the three together has the right number of ranks.
+  // Its check of the three batch sizes counts the ranks correctly only without tensor parallelism.
   if (mesh.tp() == 1) config["train_batch_size"] = plan.global_batch;
   if (offloads) config["zero_optimization"]["offload_optimizer"] = {{"device", "cpu"}, {"pin_memory", true}};
   if (mesh.cp() > 1) config["sequence_parallel_size"] = mesh.cp();
@@ -313,7 +313,7 @@ std::vector<LaunchFile> launch_deepspeed(const LaunchRequest& r) {
                  ? ",\n# and checkpoints each layer with deepspeed.checkpointing.checkpoint"
                  : ",\n# and checkpoints each layer";
   return {{"launch.sh", launch_head(r) + notes + ".\n" +
-                            // Its own launcher wants a file of hosts.
+                            // Its own launcher needs a host file.
                             torchrun(r) +
                             " \"${TRAIN:?}\" --deepspeed --deepspeed_config ds_config.json \"$@\"\n"},
           {"ds_config.json", json_text(config) + "\n"}};

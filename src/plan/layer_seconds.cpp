@@ -14,10 +14,11 @@
 namespace echelon {
 namespace {
 
-// Prices a block op by op. Each adds its forward pass and both halves of its backward pass.
+// Prices a block op by op. Each op adds the seconds of its forward pass and of both halves of its backward
+// pass.
 class Pricer {
  public:
-  // `wide`: of products that are in 16 bits at least, whatever those of layers are in.
+  // `wide`: for products in at least 16 bits, even if those of layers are in fewer.
   Pricer(const Workload& work, const Plan& c, const Recompute& recompute, const OpSeconds& ops,
          const OpSeconds& wide, const ModelPrograms& programs, const PackedAttention* packed)
       : programs_(programs),
@@ -60,14 +61,15 @@ class Pricer {
         part[product.op] = product.again;
       for (std::size_t op = 0; op < program.ops.size(); ++op) {
         const OpKind kind = program.ops[op].kind;
-        // What the last sum of a layer makes is the next one's input, and what tp has summed is kept.
+        // A layer's last residual sum is the next layer's input, and sums over tp are kept: neither is
+        // recomputed.
         if (kind == OpKind::residual && static_cast<std::size_t>(op) + 1 == program.ops.size()) part[op] = 0;
         if (kind == OpKind::attention) part[op] = 0;
         if (kind == OpKind::residual) forward[op].tensor = bytes[op].tensor = 0;
         make_again(static_cast<int>(op), part[op]);
       }
     } else if (recompute_.everything() && !w_.software.is_this_trainer) {
-      // Programs run the last product as well.
+      // Other programs recompute the last product too.
       for (std::size_t op = 0; op < program.ops.size(); ++op) make_again(static_cast<int>(op));
     } else {
       const std::vector<int>& ops = programs_.again(program, recompute_);
@@ -75,13 +77,13 @@ class Pricer {
         make_again(op);
         const BlockOp& one = program.ops[static_cast<std::size_t>(op)];
         if (w_.software.is_this_trainer) {
-          // Heads that were exchanged are kept, unless what they were made of is made again.
+          // Exchanged heads are kept, unless their inputs are recomputed.
           if (one.kind != OpKind::attention ||
               std::find(ops.begin(), ops.end(), program.producer(one.inputs[0])) != ops.end())
             continue;
           again.context -= heads_there_.first;
           t_.sent.context -= heads_there_.second;
-        } else if (one.kind == OpKind::experts_in) {  // others make a mixture again as a whole
+        } else if (one.kind == OpKind::experts_in) {  // others recompute a mixture as a whole
           make_again(static_cast<int>(program.find(OpKind::experts_out) - program.ops.data()));
         }
       }
@@ -93,7 +95,7 @@ class Pricer {
     return t_;
   }
 
-  // Embedding, or final norm and output matrix.
+  // For the embedding, or for final norm and output matrix.
   LayerSeconds end(const BlockProgram& program) {
     t_ = {};
     kernels_ = collectives_ = waits_ = 0;
@@ -104,11 +106,12 @@ class Pricer {
     return t_;
   }
 
-  // Cross-entropy: logits to f32, maximum, exponentials and sum; the gradient in their place.
+  // Cross-entropy: casts logits to f32, finds the maximum, exponentials and their sum; writes the gradient in
+  // place.
   LayerSeconds loss() {
     t_ = {};
     kernels_ = collectives_ = waits_ = 0;
-    // Maximum, difference, the target's, exponentials, sum, logarithm, quotient.
+    // Maximum, difference, the target's logit, exponentials, sum, logarithm, quotient.
     kernels_ += 7;
     const double losses = real(1 + m_.num_mtp_layers);
     const double logits = losses * tokens_ * real(m_.vocab) / tp_ * w_.software.loss_passes;
@@ -119,9 +122,10 @@ class Pricer {
     return t_;
   }
 
-  // Of the output layer, where each pipeline rank has one (parallel/vocabulary_parallel.h). V has logits,
-  // exponentials and, of the input's gradient, the mean by probabilities and the targets' rows, each summed
-  // over tp; VW makes the logits' gradient of the exponentials that were kept.
+  // The parts of an output layer that is cut over the pipeline ranks (parallel/vocabulary_parallel.h). V
+  // computes logits, exponentials and, for the input's gradient, the mean weighted by probabilities and the
+  // targets' rows, each summed over tp; VW computes the logits' gradient from the exponentials that were
+  // kept.
   LayerSeconds vocabulary_part() {
     t_ = {};
     const double columns = real(m_.vocab) / tp_ / mesh_.pp();
@@ -137,7 +141,7 @@ class Pricer {
     return t_;
   }
 
-  // Of what the parts hand back: two gradients each are read, and one is written.
+  // Merges the results of the parts: reads two gradients for each, and writes one.
   LayerSeconds merge() {
     t_ = {};
     t_.backward_input.compute += ops_.elementwise((2.0 * mesh_.pp() + 1) * here_ * real(m_.hidden) * width_);
@@ -160,7 +164,7 @@ class Pricer {
     switch (op.kind) {
       case OpKind::norm:
         norm(program.value(op.outputs[0]));
-        // Several ranks have columns of one norm where there are fewer norms of a weight than ranks.
+        // If a weight has fewer norms than there are ranks, several ranks hold columns of one norm.
         if (!op.weights.empty() && op.weights.front().shard_dim >= 0)
           add_up(real(std::ssize(op.weights)),
                  mesh_.tp() / std::min<std::int64_t>(op.heads.front(), mesh_.tp()));
@@ -176,7 +180,7 @@ class Pricer {
         enter(w_.software.regathers_sequence, real(program.value(op.inputs[0]).width));
         return latent_heads();
       case OpKind::narrow:
-        // Values as wide as keys are this trainer's: kernels of others take both widths.
+        // Values as wide as keys are only this trainer's: other programs' kernels take both widths.
         if (!w_.software.is_this_trainer) return;
         return passes(2 * tokens_ * width_here(op.outputs[0]) * width_,
                       2 * tokens_ * width_here(op.inputs[0]) * width_);
@@ -188,7 +192,7 @@ class Pricer {
         const double bytes = tokens_ * width_here(op.outputs[0]) * width_;
         return passes(2 * bytes, 2 * bytes);
       }
-      case OpKind::gate: {  // backward also the output, and both gradients
+      case OpKind::gate: {  // backward also reads the output, and writes both gradients
         const double bytes = tokens_ * width_here(op.outputs[0]) * width_;
         return passes(3 * bytes, 6 * bytes);
       }
@@ -199,14 +203,14 @@ class Pricer {
       case OpKind::rope:
         return rope();
       case OpKind::attention:
-        // Kernels of others know sinks; this trainer scales what attention has made.
+        // Other programs' attention kernels handle sinks; this trainer scales attention's output afterwards.
         if (!op.weights.empty() && w_.software.is_this_trainer)
           passes(2 * tokens_ * width_here(op.outputs[1]) * width_, 0);
         return attention();
       case OpKind::activation:
         return activation(tokens_, width_here(op.outputs[1]), op.activation);
       case OpKind::residual:
-        // What travels of a mixture is priced with it.
+        // Communication of a mixture is priced with the mixture.
         if (program.value(op.inputs[1]).home == Home::partial_sum && !is_of_experts(program, op.inputs[1]))
           leave();
         return residual();
@@ -219,15 +223,15 @@ class Pricer {
         return;
       case OpKind::experts_out:
         return experts_out();
-      case OpKind::loss:  // its product; see loss()
-        // This trainer runs the output layer forwards and backwards at once, on one input.
+      case OpKind::loss:  // only its product; see loss()
+        // This trainer runs both passes of the output layer at once, on one gathered input.
         enter(w_.software.regathers_sequence && !w_.software.is_this_trainer);
         return product(tokens_, width_here(op.inputs[0]),
                        columns_of_logits(real(op.weights.front().shape[0]) / tp_));
       case OpKind::embedding:
         return lookup();
       case OpKind::positions:
-        kernels_ += 2;  // of their rows and of the sum, whose bytes are in lookup()
+        kernels_ += 2;  // for their rows and the sum; their bytes are in lookup()
         return;
     }
   }
@@ -254,15 +258,15 @@ class Pricer {
 
   void product(double rows, double depth, double cols, double count = 1) {
     t_.backward_weight.compute += ops_.memory_pass(w_.software.accumulation_bytes * count * depth * cols);
-    // Each of the three reads or writes rows of both lengths.
+    // Each of the three products reads or writes rows of both lengths.
     const double slower = std::max(ops_.unaligned(depth), ops_.unaligned(cols));
     t_.forward.compute += slower * ops_.product(rows, depth, cols, count);
     t_.backward_input.compute += slower * ops_.product(rows, cols, depth, count);
     t_.backward_weight.compute += slower * ops_.product(depth, rows, cols, count);
     kernels_ += 1;
     if (narrow_ && w_.software.is_this_trainer) {
-      // Each product rounds both of its operands: read twice in 16 bits, for the scale and then to be
-      // written.
+      // Each product rounds both of its operands: it reads them twice in 16 bits, first for the scale and
+      // then to write codes.
       const double bytes = (2 * width_ + ops_.operand_bytes()) * count;
       t_.forward.compute += ops_.elementwise(bytes * (rows * depth + depth * cols));
       t_.backward_input.compute += ops_.elementwise(bytes * (rows * cols + depth * cols));
@@ -280,8 +284,9 @@ class Pricer {
     stays_wide ? wide_product(rows, depth, cols) : product(rows, depth, cols);
   }
 
-  // Of few columns that decide much: routers and the shared expert's gate, whose operands are not rounded
-  // (torch.nn.functional.linear in Megatron-Core's router.py and shared_experts.py; docs/precision.md).
+  // Products of few columns with much influence: routers and the shared expert's gate, whose operands are not
+  // rounded (torch.nn.functional.linear in Megatron-Core's router.py and shared_experts.py;
+  // docs/precision.md).
   void wide_product(double rows, double depth, double cols) {
     t_.backward_weight.compute += ops_.memory_pass(w_.software.accumulation_bytes * depth * cols);
     t_.forward.compute += wide_.product(rows, depth, cols);
@@ -296,7 +301,7 @@ class Pricer {
     kernels_ += 1;
   }
 
-  // In the residual stream, or of this rank's heads.
+  // In the residual stream, or over this rank's heads.
   void norm(const BlockValue& y) {
     const double bytes = (y.home == Home::cut ? tokens_ / tp_ : here_) * real(y.width) * width_;
     passes(2 * bytes, 3 * bytes);
@@ -307,7 +312,7 @@ class Pricer {
     passes((3 + mask) * bytes, (1 + mask) * bytes);
   }
   void rope() {
-    // Of latent attention a part of each head is turned, of queries and keys.
+    // Latent attention rotates a part of each head, for queries and for keys.
     const double turned = m_.latent_attention() && !w_.software.is_this_trainer
                               ? 2 * real(m_.num_heads * m_.rotary_dim)
                               : real(m_.attention_width() + m_.kv_width());
@@ -315,7 +320,7 @@ class Pricer {
     passes(2 * bytes, 2 * bytes);
   }
 
-  // What is gathered is an operand, in as many bits as products read; this trainer rounds it there.
+  // Gathered rows are operands, with as many bits as products read; this trainer rounds them after gathering.
   double rows_bytes(Verb verb, double columns) const {
     const bool rounded = verb == Verb::all_gather && !w_.software.is_this_trainer;
     const double width = rounded ? std::min(width_, ops_.operand_bytes()) : width_;
@@ -335,8 +340,8 @@ class Pricer {
     waits_ += wait;
     beside_.of(t_, pass) += seconds - wait;
   }
-  // Collectives that take longer than the computation beside which they run stick out. Seconds of the forward
-  // pass that do.
+  // Adds the time by which collectives take longer than the computation that hides them. Returns that of the
+  // forward pass, in seconds.
   double show_what_nothing_hides() {
     const auto show = [&](PassSeconds& pass, double beside) {
       const double more = w_.software.tensor_overlap * std::max(0.0, beside - pass.compute);
@@ -347,7 +352,7 @@ class Pricer {
     show(t_.backward_weight, beside_.backward_weight);
     return show(t_.forward, beside_.forward);
   }
-  // So many sums of each row over neighbours in tp, in f32, forwards and backwards.
+  // All-reduces `sums` sums of each row over `ranks` neighbours in tp, in f32, in both passes.
   void add_up(double sums, std::int64_t ranks) {
     if (ranks == 1) return;
     const double bytes = tokens_ * sums * 4, sent = 2 * (real(ranks) - 1) / real(ranks) * bytes;
@@ -357,9 +362,9 @@ class Pricer {
     t_.forward.tensor += seconds;
     t_.backward_input.tensor += seconds;
   }
-  // Of fewer key/value heads than tp ranks Megatron-Core cuts the product's columns as they come, gathers all
-  // of them and takes its own heads (get_query_key_value_tensors() in attention.py): a pass to join what
-  // came.
+  // With fewer key/value heads than tp ranks, Megatron-Core cuts the product's columns evenly, gathers all of
+  // them and takes each rank's heads (get_query_key_value_tensors() in attention.py), with a pass to join the
+  // gathered columns.
   void gather_heads() {
     const Software& s = w_.software;
     if (s.is_this_trainer || !s.tensor_repeats_heads || real(m_.num_kv_heads) >= tp_) return;
@@ -389,7 +394,7 @@ class Pricer {
   void enter(bool gathers_again, double columns) {
     if (c_.shards_sequence()) {
       gather_rows(t_.forward, columns);
-      // The second gather runs beside the input's gradient, but both share the links.
+      // The second gather overlaps with the input's gradient, but both share the links.
       if (gathers_again) gather_rows(t_.backward_weight, columns);
     }
     reduce_rows(t_.backward_input, columns);
@@ -399,7 +404,7 @@ class Pricer {
     if (c_.shards_sequence()) gather_rows(t_.backward_input);
   }
 
-  // Queries, keys and values of their compressed forms.
+  // Queries, keys and values from their compressed forms.
   void latent_heads() {
     const double queries = real(m_.num_heads * m_.head_dim) / tp_;
     const double keys = real(m_.num_heads * (m_.head_dim - m_.rotary_dim + m_.value_head_dim)) / tp_;
@@ -408,45 +413,48 @@ class Pricer {
     passes(2 * tokens_ * queries * width_, 3 * tokens_ * queries * width_);
   }
 
-  // The products of its chunks: C B of each group, and of each head what the chunk's rows give (`within`),
-  // what the state before gives and what the chunk adds to the state; and passes over what is wide.
+  // The products of each chunk: C B for each group; and for each head the contribution of the chunk's own
+  // rows (`within`), that of the state before (`given`), and what the chunk adds to the state (`added`). Then
+  // the passes over wide tensors.
   void state_space() {
     const StateSpaceSpec& s = m_.state_space;
     const double rows = real(std::min(s.chunk, c_.seq_len)), chunks = tokens_ / rows,
                  heads = real(s.heads) / tp_, groups = std::max(1.0, real(s.groups) / tp_),
                  width = heads * real(s.head_dim), state = real(s.state), mixed = width + 2 * groups * state,
-                 states = width * state / rows;  // numbers of a token
+                 states = width * state / rows;  // elements for each token
     const bool is_ours = w_.software.is_this_trainer;
     const OpSeconds of_scan(w_.machine, w_.software, is_ours ? Precision::f32 : Precision::bf16);
     const auto product = [&](double m, double k, double n, double count) {
       return is_ours ? of_scan.product(m, k, n, count) : of_scan.multiplying(m, k, n, count);
     };
     const double pairs = product(rows, state, rows, chunks * groups),
-                 // Of others one kernel has the heads side by side.
+                 // In other programs one kernel computes all heads side by side.
         within = is_ours ? product(rows, rows, real(s.head_dim), chunks * heads)
                          : product(rows, rows, width, chunks),
                  given = product(rows, state, width / groups, chunks * groups),
                  added = product(width / groups, rows, state, chunks * groups);
-    // By the delta rule also keys by keys and by the state, and half a product by squares that solves.
-    // Kernels of others are taken to be as those of Mamba-2 beside that.
+    // The delta rule also multiplies keys by keys and by the state, and by the square matrices with which it
+    // solves, at half the cost of a product. Other programs' kernels are assumed to equal those of Mamba-2 in
+    // everything else.
     const double delta = s.is_delta() ? pairs + given + within / 2 : 0;
     exchange_heads(heads, groups);
-    if (is_ours) {  // in f32: the convolution, dt x twice, what comes out of both sums, and weights of rows
+    if (is_ours) {  // in f32: the convolution, dt x twice, both sums' results, and the weights of rows
       const double wide = 4;
       const double products = pairs + within + given + added + delta;
       const double passes = ops_.elementwise(tokens_ * (mixed * (width_ + wide) + 7 * width * wide +
                                                         2 * width * width_ + 3 * heads * rows * wide));
-      // Backward all that again, two products for each of them, and as many passes; the decays' gradients
-      // read the weights and their gradients, sum these up and read the sums, and read two states.
+      // The backward pass repeats all that, with two products for each product, and as many passes; the
+      // decays' gradients read the weights and their gradients, sum them up and read the sums, and read two
+      // states.
       const double decays = ops_.elementwise(tokens_ * (4 * heads * rows + 2 * states) * wide);
       t_.forward.compute += products + passes;
       t_.backward_input.compute += 3.5 * products + 3 * passes + decays;
       kernels_ += chunks * (heads + 3 * groups + 4);
       return;
     }
-    // Kernel by kernel of mamba_ssm 2.2 (mamba_split_conv1d_scan_combined): in 16 bits but for states and C
-    // B. Forwards: the convolution; the chunks' states; what goes from chunk to chunk; C B; the outputs; the
-    // gate, which is the norm's that is priced apart. Backwards the convolution, states and C B again; the
+    // Kernel by kernel as in mamba_ssm 2.2 (mamba_split_conv1d_scan_combined), in 16 bits except for states
+    // and C B. Forward: the convolution; the chunks' states; the passing of states from chunk to chunk; C B;
+    // the outputs. The gate is priced with the norm. Backward: the convolution, states and C B again; the
     // gradients of the states from chunk to chunk; of x; of B; of C; of C B; of decays; both products of C B;
     // of the convolution; of the gate.
     const double wide = 4, group = groups * state, of_pairs = groups * rows;
@@ -458,12 +466,12 @@ class Pricer {
         slower * (3 * pairs + 3 * within + 2 * given + 3 * added + 3 * delta +
                   ops_.memory_pass(tokens_ * (width_ * (5 * mixed + 14 * width + 10 * group) +
                                               wide * (10 * states + 6 * of_pairs + 2 * group))));
-    kernels_ += 8;  // and twice as many backwards
+    kernels_ += 8;  // and twice as many in the backward pass
   }
 
-  // Passes over rows of channels: this trainer's kernel reads [B | C | x] and writes what comes of them, and
-  // backwards reads them once more with the gradient and writes theirs and the output, and reads all four for
-  // the weight's. Others make both products and the convolution one by one.
+  // Passes over rows of channels. This trainer's kernel reads [B | C | x] and writes one output; its backward
+  // pass reads them with the gradient, and writes their gradients and the output; for the weight's gradient
+  // it reads all four. Other programs run both products and the convolution separately.
   void short_conv() {
     const double bytes = tokens_ * real(m_.hidden) / tp_ * width_;
     if (w_.software.is_this_trainer) {
@@ -472,15 +480,15 @@ class Pricer {
       t_.backward_weight.compute += ops_.elementwise(4 * bytes);
       return;
     }
-    exchange_channels(bytes, bytes);  // of B x alone
+    exchange_channels(bytes, bytes);  // only of B x
     passes(3 * bytes, 5 * bytes);
     passes(2 * bytes, 2 * bytes);
     t_.backward_weight.compute += ops_.elementwise(2 * bytes);
     passes(3 * bytes, 5 * bytes);
   }
 
-  // Channels of a convolution over the cp group, there and back; backwards the same, and this trainer sends
-  // what the convolution makes once more, which it does not keep.
+  // Exchanges a convolution's channels over the cp group, there and back. The backward pass does the same;
+  // this trainer sends the convolution's output once more there, since it does not keep it.
   void exchange_channels(double in, double out) {
     if (mesh_.cp() == 1) return;
     const double cp = mesh_.cp(), again = w_.software.is_this_trainer ? out : 0;
@@ -491,11 +499,11 @@ class Pricer {
     const double once = seconds(in) + seconds(out);
     t_.forward.context += once;
     t_.backward_input.context += once + (again > 0 ? seconds(again) : 0);
-    passes(2 * (in + out), 2 * (in + out + again));  // packed, and put in the order of positions
+    passes(2 * (in + out), 2 * (in + out + again));  // packing, and restoring the order of positions
   }
 
-  // Of a state space over the cp group: [z | x | B | C | dt] there and what comes of it back, and the same
-  // backwards. With fewer groups than ranks B and C are sent once for each.
+  // Exchanges a state space's heads over the cp group: [z | x | B | C | dt] there and the output back, and
+  // the same in the backward pass. With fewer groups than ranks, each rank is sent B and C.
   void exchange_heads(double heads, double groups) {
     if (mesh_.cp() == 1) return;
     const StateSpaceSpec& s = m_.state_space;
@@ -509,12 +517,12 @@ class Pricer {
                            ops_.collective(Verb::all_to_all, out, along_cp(mesh_.cp()));
     t_.forward.context += seconds;
     t_.backward_input.context += seconds;
-    passes(2 * (in + out), 2 * (in + out));  // packed, and put in the order of positions
+    passes(2 * (in + out), 2 * (in + out));  // packing, and restoring the order of positions
   }
 
   void attention() {
     const double batch = real(c_.micro_batch), length = real(c_.seq_len), heads = real(m_.num_heads) / tp_;
-    // This trainer's values of latent attention are as wide as its keys.
+    // In this trainer, the values of latent attention are as wide as its keys.
     const double values =
         m_.latent_attention() && !w_.software.is_this_trainer ? real(m_.value_head_dim) : real(m_.head_dim);
     const double per_rank = batch * heads * length * length / mesh_.cp();
@@ -522,10 +530,10 @@ class Pricer {
     if (w_.software.fused_attention) {
       const std::vector<PackedAttention::Degree> one{{mesh_.cp(), 1, m_.mean_keys(c_.seq_len)}};
       for (const PackedAttention::Degree& degree : packed_ != nullptr ? packed_->degrees : one) {
-        // Two products, of the keys that are seen: half of them, or fewer in a window.
+        // Two products, over the visible keys: half of them, or fewer in a window.
         const double flops = 2 * batch * heads * length * degree.share * degree.keys / mesh_.cp() *
                              (real(m_.head_dim) + values);
-        // Around a ring keys come in blocks, whose results are weighted and added up.
+        // In a ring, keys come in blocks, whose results are rescaled and summed.
         const bool in_blocks = degree.ranks > 1 && c_.context_kind == ContextKind::ring;
         double block = in_blocks ? length / degree.ranks : length;
         if (packed_ != nullptr) {
@@ -544,14 +552,14 @@ class Pricer {
         context(degree, there, back, values);
       }
       if (packed_ != nullptr) {
-        // All wait for the rank with most.
+        // All ranks wait for the busiest.
         forward *= packed_->busiest;
         backward *= packed_->busiest;
       }
     } else {
       const double rows = length / mesh_.cp(), d = real(m_.head_dim), count = batch * heads;
       const double each = ops_.product(rows, d, length, count), back = ops_.product(rows, length, d, count);
-      // Softmax and the dropout after it, over scores of 16 bits and masks of 8.
+      // Softmax, and then dropout, over scores in 16 bits and masks in 8.
       const double mask = w_.software.dropout ? 1 : 0;
       forward = each + back + ops_.elementwise(per_rank * (4 + 5 * mask));
       backward = 2 * (each + back) + ops_.elementwise(per_rank * (6 + 5 * mask));
@@ -565,8 +573,9 @@ class Pricer {
   }
   bool cuts_documents() const { return w_.software.context_cuts_documents || w_.dynamic_context; }
 
-  // Ring: key and value blocks travel beside the attention of the block before, cp - 1 times; their gradients
-  // come back the same way. Ulysses: heads for tokens and back, four all_to_alls. All-gather: before it.
+  // Ring: key and value blocks travel while the block before is attended to, cp - 1 times; their gradients
+  // return the same way. Ulysses: heads for tokens and back, four all_to_alls over both passes. All-gather:
+  // before attention.
   void context(const PackedAttention::Degree& degree, double forward, double backward, double values) {
     if (degree.ranks == 1) return;
     const double cp = degree.ranks, tokens = tokens_ * degree.share;
@@ -620,12 +629,12 @@ class Pricer {
     product(tokens_, shared_hidden(), real(m_.hidden));
     if (!m_.shared_gate) return;
     wide_product(tokens_, real(m_.hidden), 1);
-    passes(2 * tokens_ * real(m_.hidden) * width_, 0);  // rows are weighed one by one
+    passes(2 * tokens_ * real(m_.hidden) * width_, 0);  // rows are scaled one by one
   }
-  // Where tokens are narrower on their way to experts the shared one is an MLP beside these.
+  // If experts take narrower tokens, the shared expert is a separate MLP beside them.
   bool has_shared_expert() const { return m_.num_shared_experts > 0 && m_.expert_latent == 0; }
 
-  // Copies on their way to experts, or back. Each sends its own; all wait for the rank that gets most.
+  // Sends copies to experts, or back. Each rank sends its own; all wait for the rank that receives most.
   void exchange_copies(const ExpertRows& count) {
     const double skew = busiest_rank(w_.expert_load, mesh_, w_.machine), sent = real(m_.expert_width()),
                  bytes = count.copies * sent * width_,
@@ -655,8 +664,8 @@ class Pricer {
     t_.backward_input.expert += seconds;
   }
 
-  // Copies are sorted by expert, and weighted and added up again, half of it on each way; what sends tokens
-  // once does so on the way.
+  // Copies are sorted by expert, and later weighted and summed: half of this cost in each direction. Programs
+  // that send each token once do it as part of the exchange.
   void sort_copies(const ExpertRows& count) {
     if (w_.software.sends_tokens_once && mesh_.ep > 1) return;
     const double bytes = count.copies * real(m_.expert_width()) * width_,
@@ -665,8 +674,8 @@ class Pricer {
     t_.backward_input.compute += seconds;
   }
 
-  // A product of each expert that is here; of a rank's E/ep. One after another, or on a few streams, each is
-  // a call of its own.
+  // A product for each of a rank's E/ep experts. Each product is a separate call, one after another or on a
+  // few streams.
   void expert_product(const ExpertRows& count, double depth, double cols) {
     const double local = real(m_.num_experts) / mesh_.ep * kept_experts(w_.expert_load, mesh_),
                  hidden = real(m_.expert_hidden) / mesh_.expert_cut(),
@@ -686,7 +695,7 @@ class Pricer {
     const ExpertRows count = expert_rows(w_, c_);
     wide_product(count.routed, real(m_.hidden), real(m_.num_experts));
     sort_copies(count);
-    // What copies were made of is gathered again for the gradients of weights, unless what came was kept.
+    // Copies are gathered again for the gradients of weights, unless they were kept.
     if (count.adds_up_over_tp) enter(!w_.software.is_this_trainer || mesh_.ep == 1 || has_shared_expert());
     exchange_copies(count);
     expert_product(count, real(m_.expert_width()),
@@ -705,7 +714,8 @@ class Pricer {
     if (has_shared_expert()) shared_out();
     if (count.adds_up_over_tp || has_shared_expert()) leave();
   }
-  // Added to what both products make; their gradients are column sums, and the weights' have a part of each.
+  // Biases are added to the results of both products; their gradients are column sums, and those of the
+  // routing weights get a share from each bias.
   void expert_biases() {
     const double bytes = expert_rows(w_, c_).computed * (2 * real(m_.expert_hidden) + real(m_.hidden)) /
                          mesh_.expert_cut() * width_;
@@ -717,8 +727,8 @@ class Pricer {
   RankGroups along_tp() const { return groups_of(mesh_.tp(), 1); }
   RankGroups along_cp(std::int64_t ranks) const { return groups_of(ranks, mesh_.tp()); }
 
-  // All-to-alls of both passes, beside what the passes of other microbatches compute: what sticks out, and
-  // what computation is slowed down.
+  // Hides the all-to-alls of both passes behind the computation of other microbatches: leaves what takes
+  // longer, and by how much computation slows down.
   void hide_exchanges() {
     const double exchanged = t_.forward.expert + t_.backward_input.expert;
     if (exchanged <= 0) return;
@@ -728,8 +738,8 @@ class Pricer {
     t_.backward_input.expert *= left;
   }
 
-  // A pass takes no less than the host needs to launch its kernels, of which the backward pass has twice as
-  // many. What must be computed again is launched again.
+  // A pass takes at least as long as the host needs to launch its kernels; the backward pass has twice as
+  // many. Recomputation launches its kernels again.
   void hosted(const PassSeconds& again, bool with_experts) {
     const Software& s = w_.software;
     const double launch = wait_for_launches(!with_experts        ? 0
@@ -739,7 +749,7 @@ class Pricer {
     if (recompute_.everything()) t_.backward_input.compute += std::max(0.0, launch - again.total());
   }
 
-  // Seconds that the host takes for a forward pass; `more` of them for what is not counted as kernels.
+  // Seconds for which the host launches a forward pass; `more` of them for what is not counted in kernels.
   double wait_for_launches(double more) {
     const double launch =
         w_.software.launch_seconds * kernels_ + more +
@@ -761,11 +771,11 @@ class Pricer {
   const ModelSpec& m_;
   double tp_, tokens_, here_, width_;
   bool narrow_;
-  double kernels_ = 0, collectives_ = 0;  // of the forward pass, and of both
-  double waits_ = 0;                      // of both, for rings over nodes
-  LayerBytes sent_forward_;               // by the op that is priced
+  double kernels_ = 0, collectives_ = 0;   // kernels of the forward pass; collectives of both passes
+  double waits_ = 0;                       // of both passes, for rings over nodes
+  LayerBytes sent_forward_;                // by the op being priced
   std::pair<double, double> heads_there_;  // seconds and bytes of Ulysses' first exchange in a forward pass
-  struct Beside {                         // of tp's collectives that may run beside computation, seconds
+  struct Beside {                          // seconds of tp's collectives that may overlap with computation
     double forward = 0, backward_input = 0, backward_weight = 0;
     double& of(const LayerSeconds& t, const PassSeconds& pass) {
       return &pass == &t.forward ? forward : &pass == &t.backward_input ? backward_input : backward_weight;

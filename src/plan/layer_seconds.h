@@ -1,5 +1,5 @@
-// Seconds of one microbatch's passes through one layer of a plan: every product by its shape, every
-// pass over memory, every collective by the links that it crosses.
+// Prices one microbatch's passes through one layer of a plan, in seconds: every product by its shape, every
+// pass over memory, and every collective by the links that it crosses.
 #pragma once
 
 #include <array>
@@ -16,7 +16,7 @@
 
 namespace echelon {
 
-// Where the time of a pass goes. Communication: what is not hidden behind computation.
+// Where the time of a pass goes. Communication counts only as far as computation does not hide it.
 struct PassSeconds {
   double compute = 0, tensor = 0, context = 0, expert = 0;
   double total() const { return compute + tensor + context + expert; }
@@ -24,7 +24,7 @@ struct PassSeconds {
   PassSeconds operator*(double factor) const;
 };
 
-// That a rank sends along the axes that a layer's passes use.
+// Bytes that a rank sends along the axes that a layer's passes use.
 struct LayerBytes {
   double tensor = 0, context = 0, expert = 0;
   LayerBytes& operator+=(const LayerBytes& more);
@@ -34,24 +34,25 @@ struct LayerBytes {
 struct LayerSeconds {
   PassSeconds forward, backward_input, backward_weight;
   LayerBytes sent;       // in all passes
-  double attention = 0;  // of the compute of all passes, without what is made again
+  double attention = 0;  // of the compute of all passes, without recomputation
   double backward() const { return backward_input.total() + backward_weight.total(); }
   LayerSeconds& operator+=(const LayerSeconds& more);
   LayerSeconds operator*(double factor) const;
 };
 
-// All of a plan: of a layer of each kind (layer_kinds()), of the embedding, of final norm and output matrix,
-// and of the loss.
+// The prices of a plan's parts: a layer of each kind (layer_kinds()), the embedding, final norm and output
+// matrix, and the loss.
 struct ModelSeconds {
   std::array<LayerSeconds, most_layer_kinds> layer;
   LayerSeconds embedding, head, loss;
-  // Where the output layer is cut over the pipeline: the final norm alone with what the last stage makes of
-  // the parts' gradients, and a part, V forwards and VW as the gradient of its weights.
+  // If the output layer is cut over the pipeline: the final norm with the merging of the parts' gradients on
+  // the last stage (`norm`); and one part, with V as its forward pass and VW as its gradient of weights
+  // (`part`).
   LayerSeconds norm, part;
 };
 
-// Of a model. To list the parameters of hundreds of experts, and what is made again, takes longer than to
-// price them.
+// The programs of a model's layers. Kept, because listing the parameters of hundreds of experts, and what is
+// recomputed, takes longer than pricing them.
 class ModelPrograms {
  public:
   explicit ModelPrograms(const ModelSpec& model);
@@ -61,8 +62,8 @@ class ModelPrograms {
   const LayersByKind by_kind;
   const std::vector<BlockProgram> layer;  // one of each kind
   const BlockProgram embedding, head, norm;
-  // Of one of these the ops that a recomputation runs again, as often as they stand here, without those that
-  // take no time worth counting.
+  // The ops of one of these programs that a recomputation runs again, as often as it does, without those of
+  // negligible time.
   const std::vector<int>& again(const BlockProgram& program, const Recompute& recompute) const;
 
  private:
@@ -70,8 +71,8 @@ class ModelPrograms {
 };
 
 // Recomputation counts as part of backward_input. Under sequence parallelism the backward pass gathers a
-// column-parallel product's input again where the software keeps it cut (Korthikanti et al. 2022).
-// `packed`: where sequences are packed of documents; null: each is one.
+// column-parallel product's input again if the software keeps it cut (Korthikanti et al. 2022). `packed`: for
+// sequences packed from documents; null: each sequence is one document.
 ModelSeconds model_seconds(const Workload& work, const Plan& c, const Recompute& recompute,
                            const OpSeconds& ops, const ModelPrograms& programs,
                            const PackedAttention* packed = nullptr);

@@ -1,5 +1,5 @@
-// The layers of a model by their kind: where kinds lie mixed, as in hybrids of attention and state spaces,
-// each stage of a pipeline is priced by the layers that it has.
+// The layers of a model by kind. If kinds alternate, as in hybrids of attention and state spaces, each
+// pipeline stage is priced by the layers that it has.
 #pragma once
 
 #include <array>
@@ -25,7 +25,7 @@ inline double sum_of(const PerKind& a) {
   return sum;
 }
 
-// What a layer consists of.
+// The parts of a layer.
 struct LayerParts {
   bool attention = false, state_space = false, short_conv = false, mlp = false, experts = false;
   bool operator==(const LayerParts&) const = default;
@@ -39,16 +39,16 @@ class LayersByKind {
   const std::vector<LayerKind>& kinds() const { return kinds_; }
   std::size_t of(std::int64_t layer) const { return of_layer_[static_cast<std::size_t>(layer)]; }
   std::int64_t num_layers() const { return static_cast<std::int64_t>(of_layer_.size()); }
-  // Whether they lie otherwise than all of one kind behind all of another.
+  // Whether kinds alternate, rather than all layers of one kind following all of another.
   bool are_mixed() const;
-  // How many of each kind are among these.
+  // How many of each kind there are in layers [begin, end).
   PerKind among(std::int64_t begin, std::int64_t end) const;
   PerKind all() const { return among(0, num_layers()); }
 
  private:
   std::vector<LayerKind> kinds_;
   std::vector<std::size_t> of_layer_;
-  std::vector<PerKind> before_;  // of each layer, and behind the last
+  std::vector<PerKind> before_;  // counts before each layer, and after the last
 };
 
 }  // namespace echelon

@@ -15,7 +15,7 @@ double loss_of(const std::vector<double>& r, const std::vector<double>& u, doubl
 
 namespace {
 
-// a x = b of a positive definite a, by Gauss's elimination.
+// Solves a x = b for a positive definite a, by Gaussian elimination.
 std::vector<double> solved(std::vector<std::vector<double>> a, std::vector<double> b) {
   const std::size_t n = b.size();
   for (std::size_t i = 0; i < n; ++i)
@@ -38,7 +38,7 @@ struct Fit {
 
 Fit fit_from(const Residuals& residuals, std::vector<double> u, double scale) {
   constexpr int rounds = 30;
-  constexpr double difference = 0.02;  // wide enough to see past a product's last wave
+  constexpr double difference = 0.02;  // wide enough to see past the last wave of a product's tiles
   const std::size_t size = u.size();
   std::vector<double> r = residuals(u);
   double now = loss_of(r, u, scale), damping = 0.1;

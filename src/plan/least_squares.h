@@ -1,4 +1,4 @@
-// Fits a few numbers to a few measurements where there may be fewer of these than of those.
+// Fits a few numbers to a few measurements, of which there may be fewer than numbers.
 #pragma once
 
 #include <functional>
@@ -9,15 +9,15 @@ namespace echelon {
 // Residuals of a model at these coordinates: logarithms of predicted over measured.
 using Residuals = std::function<std::vector<double>(const std::vector<double>&)>;
 
-// Coordinates u, as many as `size`, that make least what is  sum of rho(r_i / scale) + sum of u_k^2,  with
-// rho(x) = 2 (sqrt(1 + x^2) - 1): near 0 a square, far from it no more than a distance, so that a broken run
-// does not pull. That is the most likely u where before any measurement each is 0 give or take 1, and
-// measurements are `scale` off. Levenberg and Marquardt's steps (Marquardt 1963) with
-// weights for the distances, from 0 and from the best of the points that lie 1.5 along one coordinate: what
-// is no bottleneck has no slope.
+// Finds the `size` coordinates u that minimize sum of rho(r_i / scale) + sum of u_k^2 with rho(x) = 2 (sqrt(1
+// + x^2) - 1). rho is a square near 0 and linear far from it, so that an outlier, such as a broken run, has
+// limited influence. This is the most likely u if each u_k has a prior of mean 0 and standard deviation 1,
+// and measurements have errors of `scale`. Uses Levenberg-Marquardt steps (Marquardt 1963) with reweighted
+// residuals. Starts from 0 and from the best of the points 1.5 away along one coordinate, since the slope of
+// a number is 0 where it is no bottleneck.
 std::vector<double> most_likely(const Residuals& residuals, std::size_t size, double scale);
 
-// That sum at some coordinates.
+// The value of that sum for given residuals and coordinates.
 double loss_of(const std::vector<double>& residuals, const std::vector<double>& u, double scale);
 
 }  // namespace echelon

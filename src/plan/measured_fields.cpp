@@ -54,7 +54,7 @@ MeasuredStep measured_step(const GivenFields& fields, const std::string& model, 
   step.seconds = seconds;
   step.where = where;
   Plan& plan = step.plan;
-  plan.sequence_parallel = true;  // as plans are searched; where tp cuts nothing it says nothing
+  plan.sequence_parallel = true;  // as in searched plans; no effect if tp cuts nothing
   const auto given = [&](const char* name) {
     return fields.contains(name) && !fields.at(name).value.empty();
   };
