@@ -1,4 +1,4 @@
-// Logs of training programs: a step from the lines that they print, and what they say of its configuration.
+// Reads logs of training programs: the time of a step, and what the log says of its configuration.
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
@@ -28,7 +28,7 @@ struct Log {
   GivenFields fields;
 };
 
-// Without the sequences that colour a terminal.
+// Without the escape sequences for terminal colours.
 std::string without_colours(const std::string& line) {
   std::string plain;
   for (std::size_t i = 0; i < line.size(); ++i) {
@@ -41,7 +41,8 @@ std::string without_colours(const std::string& line) {
   return plain;
 }
 
-// The number behind `key` in a line; no value where the key is not there. "4.02K" and "5,762" are numbers.
+// The number after `key` in a line; no value if the key is absent. Accepts numbers such as "4.02K" and
+// "5,762".
 std::optional<double> number_behind(const Log& log, std::size_t line, const std::string& key) {
   const std::string& text = log.lines[line];
   const auto at = text.find(key);
@@ -71,19 +72,19 @@ void give(Log& log, const std::string& name, const std::string& value, std::size
   log.fields.try_emplace(name, GivenField{value, FilePlace{log.file, line + 1}.text()});
 }
 
-// The first steps of a run warm up.
+// The median without the first steps, which warm up.
 double usual(std::vector<double> seconds) {
   const std::size_t warm = seconds.size() > 4 ? 2 : seconds.size() > 1 ? 1 : 0;
   seconds.erase(seconds.begin(), seconds.begin() + static_cast<std::ptrdiff_t>(warm));
   return median(seconds);
 }
 
-// A number and the line that has it.
+// A number and its line.
 struct LoggedNumber {
   double value = 0;
   std::size_t line = 0;
 };
-// Of each line that has the key.
+// From each line that has the key.
 std::vector<LoggedNumber> numbers(const Log& log, const std::string& key) {
   std::vector<LoggedNumber> all;
   for (std::size_t i = 0; i < log.lines.size(); ++i)
@@ -98,7 +99,8 @@ double usual_seconds(const std::vector<LoggedNumber>& ms) {
 
 bool is_of_word(char c) { return c == '_' || std::isalnum(static_cast<unsigned char>(c)) != 0; }
 
-// Of what the log says and no plan has: a remark may say what comes nearest. RequestError unless one does.
+// For settings of a log that plans do not have: a remark may give the nearest field. RequestError if it does
+// not.
 void refuse_unless_given(const Log& log, const std::string& field, std::size_t line,
                          const std::string& said) {
   if (!log.fields.contains(field))
@@ -106,20 +108,20 @@ void refuse_unless_given(const Log& log, const std::string& field, std::size_t l
            FilePlace{log.file, line + 1}.text(), said, field);
 }
 
-// What a log says of a model's size.
+// A size of a model as the log states it.
 struct LoggedSize {
   std::string key, value;
   std::size_t line = 0;
   std::int64_t ModelSpec::*size;
 };
-// RequestError where it is not that of the model which is given.
+// RequestError if the log's sizes are not those of the given model.
 void check_model(const Log& log, const std::vector<LoggedSize>& sizes) {
   const auto named = log.fields.find("model");
   const std::string name = named == log.fields.end() ? log.model : named->second.value;
   if (name.empty() || sizes.empty()) return;
   const ModelSpec model = load_model(name);
   for (const LoggedSize& one : sizes) {
-    // Programs print these of models, too, that have no such layer.
+    // Programs print these sizes even for models without such layers.
     if ((one.size == &ModelSpec::num_heads && model.num_attention_layers() == 0) ||
         (one.size == &ModelSpec::mlp_hidden && model.num_mlp_layers() == 0))
       continue;
@@ -130,7 +132,7 @@ void check_model(const Log& log, const std::vector<LoggedSize>& sizes) {
   }
 }
 
-// The digits behind a key that no word ends with; empty where there are none.
+// The digits after `key`, where the key starts a word; empty if there are none.
 std::string digits_behind(const std::string& line, const std::string& key) {
   for (std::size_t at = 0; (at = line.find(key, at)) != std::string::npos; ++at) {
     const std::size_t begin = at + key.size();
@@ -140,8 +142,7 @@ std::string digits_behind(const std::string& line, const std::string& key) {
   return {};
 }
 
-// Name and value of "  tensor_model_parallel_size ...................... 8", which may have a rank before it
-// ("0: ").
+// Name and value of "  tensor_model_parallel_size ...................... 8", possibly after a rank ("0: ").
 std::optional<std::pair<std::string, std::string>> argument_of(const std::string& line) {
   const std::size_t dots = line.find(" ...");
   if (dots == std::string::npos) return {};
@@ -157,7 +158,7 @@ std::optional<std::pair<std::string, std::string>> argument_of(const std::string
   return std::pair{line.substr(name, dots - name), end > value ? line.substr(value, end - value) : ""};
 }
 
-// What a log of Megatron says of its arguments, each with its line.
+// The arguments that a log of Megatron prints, each with its line.
 class MegatronLog {
  public:
   explicit MegatronLog(Log& log) : log_(log) {
@@ -197,7 +198,7 @@ class MegatronLog {
  private:
   std::string value(const std::string& key) const {
     const auto found = said_.find(key);
-    // A run that went on says the same again.
+    // A resumed run prints the same values again.
     if (const auto other = said_again_.find(key); other != said_again_.end())
       refuse("{}: {} {} is {} on line {}: this is the log of two runs; give a file for each",
              FilePlace{log_.file, other->second.second + 1}.text(), key, other->second.first,
@@ -206,7 +207,7 @@ class MegatronLog {
   }
   bool has(const std::string& key) const { return !value(key).empty(); }
   bool is(const std::string& key, const char* what) const { return value(key) == what; }
-  // Of a list of one: "['p2p']".
+  // The value without the brackets of a list with one element: "['p2p']".
   std::string only(const std::string& key) const {
     std::string text = value(key);
     if (text.find(',') != std::string::npos) return text;
@@ -217,7 +218,7 @@ class MegatronLog {
   void give_value(const char* field, const std::string& key, const std::string& text) {
     if (!text.empty()) give(log_, field, text, said_.at(key).second);
   }
-  // By the program's name for it: one that no plan has is refused.
+  // Gives the field by the program's name for its value; refuses a value that no plan has.
   template <class Table>
   void give_name(const char* field, const std::string& key, const Table& table, const std::string& theirs) {
     if (const std::string name = ours(table, theirs); !name.empty())
@@ -237,7 +238,7 @@ class MegatronLog {
 
   void read_sharding() {
     const std::string strategy = "data_parallel_sharding_strategy";
-    // Its name before Megatron-Core 0.14.
+    // The name before Megatron-Core 0.14.
     const std::string fsdp = is("use_custom_fsdp", "True") ? "use_custom_fsdp" : "use_megatron_fsdp";
     if (is(fsdp, "True") && has(strategy))
       give_name("zero", strategy, megatron_sharding_strategies, value(strategy));
@@ -254,9 +255,9 @@ class MegatronLog {
   std::vector<std::int64_t> layout() const {
     std::string text = value("pipeline_model_parallel_layout");
     std::erase(text, ',');
-    // As it unrolls them: groups first, then single letters.
+    // Unrolled as Megatron does: groups first, then single letters.
     static const std::regex repeated_groups(R"(\(([^)]+)\)\*([0-9]+))"), repeated_letters(R"((.)\*([0-9]+))");
-    constexpr std::size_t most = 4'000;  // characters, of a text that someone else wrote
+    constexpr std::size_t most = 4'000;  // characters, since the text is untrusted
     if (text.size() > most) return {};
     for (const std::regex* repeated : {&repeated_groups, &repeated_letters})
       for (std::smatch found; text.size() < most && std::regex_search(text, found, *repeated);) {
@@ -276,7 +277,7 @@ class MegatronLog {
     return stages;
   }
 
-  // MEM*|EM-E: a letter for each layer; modules that predict one more token stand behind a slash.
+  // "MEM*|EM-E": a letter for each layer; modules that predict one more token come after a slash.
   std::vector<std::int64_t> pattern() const {
     const std::string text = value("hybrid_layer_pattern");
     std::vector<std::int64_t> stages(1);
@@ -320,7 +321,7 @@ class MegatronLog {
       give_value("recompute", "recompute_granularity", "full");
     } else if (is("recompute_granularity", "selective") && has("recompute_modules")) {
       give_name("recompute", "recompute_modules", megatron_recompute_modules, only("recompute_modules"));
-    } else if (is("recompute_granularity", "selective")) {  // its default, and all that it was
+    } else if (is("recompute_granularity", "selective")) {  // its default, and once the only choice
       give_value("recompute", "recompute_granularity", "selective");
     } else if (const std::string method = "activations_checkpoint_method"; has(method)) {  // until 2022
       if (!is(method, "uniform")) refuse_argument("recompute", method);
@@ -359,7 +360,7 @@ class MegatronLog {
     const bool optimizer = is(whole, "True"), activations = has(layers) && !is(layers, "0");
     if (optimizer && has(part) && parse_number<double>(part, value(part)) != 1)
       refuse_argument("offload", part);
-    // All but the last one's, which is the most that it takes.
+    // All layers but the last, which is the most that it accepts.
     if (activations && has("num_layers") &&
         parse_number<std::int64_t>(layers, value(layers)) + 1 !=
             parse_number<std::int64_t>("num_layers", value("num_layers")))
@@ -371,7 +372,7 @@ class MegatronLog {
                               : "activations");
   }
 
-  // What is neither is f32; fp16 has the bytes and the rate of bf16.
+  // Neither means f32. fp16 counts as bf16, with the same bytes and rate.
   void read_precision() {
     if (has("fp4"))
       give_value("precision", "fp4", "fp4");
@@ -385,7 +386,7 @@ class MegatronLog {
   std::map<std::string, std::pair<std::string, std::size_t>> said_, said_again_;
 };
 
-// While its batch grows (rampup_batch_size) steps are of fewer sequences.
+// While the batch size ramps up (rampup_batch_size), steps have fewer sequences: leaves these out.
 void leave_whole_batches(const Log& log, std::vector<LoggedNumber>& ms) {
   const auto given = log.fields.find("global-batch");
   if (given == log.fields.end()) return;
@@ -411,7 +412,7 @@ std::optional<double> megatron_seconds(Log& log) {
   return usual_seconds(ms);
 }
 
-// A field for the digits behind each key, wherever the log has it.
+// Gives a field for the digits after each key, wherever the log has it.
 void give_digits(Log& log, const std::vector<std::pair<const char*, const char*>>& fields) {
   for (std::size_t i = 0; i < log.lines.size(); ++i)
     for (const auto& [key, name] : fields)
@@ -419,7 +420,7 @@ void give_digits(Log& log, const std::vector<std::pair<const char*, const char*>
         give(log, name, digits, i);
 }
 
-// What nanotron prints of its configuration beside sizes, and the fields that say the same.
+// Settings that nanotron prints besides sizes, and the fields for them.
 void read_nanotrons_choices(Log& log) {
   struct Choice {
     const char *said, *field, *value;
@@ -475,8 +476,8 @@ std::optional<double> nanotron_seconds(Log& log) {
   return usual_seconds(ms);
 }
 
-// "Using pipeline schedule Interleaved1F1B with 16 microbatches and 8 stages.": its local batch is that of
-// all of them.
+// "Using pipeline schedule Interleaved1F1B with 16 microbatches and 8 stages.": these microbatches make up
+// the local batch.
 void read_torchtitans_pipeline(Log& log) {
   const auto number = [&](const char* field) {
     const GivenField& one = log.fields.at(field);
@@ -503,7 +504,7 @@ void read_torchtitans_pipeline(Log& log) {
     else
       give(log, "schedule", schedule, i);
     if (log.fields.at("schedule").value == "interleaved") give(log, "chunks", std::to_string(chunks), i);
-    // Each of them drains the pipeline.
+    // Each of these steps drains the pipeline.
     if (const auto steps = log.fields.find("accumulation");
         steps != log.fields.end() && number("accumulation") > 1)
       refuse("{}: gradient accumulation steps {} beside a pipeline are not priced; legal: 1",
@@ -511,7 +512,7 @@ void read_torchtitans_pipeline(Log& log) {
   }
 }
 
-// Of a mesh as torchtitan prints it: "dp_shard" and its size. What is not there is 1.
+// A mesh as torchtitan prints it: "dp_shard" and its size. Missing axes have size 1.
 using TorchMesh = std::map<std::string, std::string>;
 
 void give_torch_mesh(Log& log, TorchMesh sizes, std::size_t line) {
@@ -524,14 +525,14 @@ void give_torch_mesh(Log& log, TorchMesh sizes, std::size_t line) {
   };
   const std::int64_t replicas = number("dp_replicate"), shards = number("dp_shard");
   give(log, "dp", std::to_string(replicas * shards), line);
-  // It shards over dp_shard x cp where either is above 1, and else has replicas alone.
+  // torchtitan shards over dp_shard x cp if either is above 1; else it only replicates.
   const bool is_sharded = shards > 1 || number("cp") > 1;
   give(log, "zero", is_sharded ? "3" : "0", line);
   give(log, "hsdp", is_sharded ? sizes["dp_replicate"] : "1", line);
   if (number("cp") > 1) give(log, "cp-kind", "allgather", line);  // its default
 }
 
-// "Building 2-D device mesh with ['dp_shard', 'tp'], [32, 2]", until the middle of 2025: axes of several
+// "Building 2-D device mesh with ['dp_shard', 'tp'], [32, 2]", until mid-2025: lists only axes of several
 // ranks.
 void read_listed_mesh(Log& log, std::size_t line) {
   const std::string begin = "-D device mesh with [";
@@ -568,7 +569,7 @@ void read_listed_mesh(Log& log, std::size_t line) {
 }
 
 std::optional<double> torchtitan_seconds(Log& log) {
-  std::vector<double> token_seconds;  // of a device
+  std::vector<double> token_seconds;  // of one device
   for (std::size_t i = 0; i < log.lines.size(); ++i) {
     if (log.lines[i].find("validate step:") != std::string::npos ||
         log.lines[i].find("loss:") == std::string::npos)
@@ -598,12 +599,12 @@ std::optional<double> torchtitan_seconds(Log& log) {
     give_torch_mesh(log, std::move(sizes), i);
   }
   read_torchtitans_pipeline(log);
-  // Without a pipeline the local batch is a microbatch.
+  // Without a pipeline the local batch is one microbatch.
   if (const auto local = log.fields.find("local-batch"); local != log.fields.end())
     log.fields.try_emplace("micro-batch", local->second);
   log.fields.erase("local-batch");
   log.fields.erase("accumulation");
-  // Tokens a second of a device: what a step takes follows from the configuration.
+  // Logs have tokens per second for each device; the configuration gives the seconds of a step.
   const MeasuredStep step = measured_step(log.fields, log.model, 1, "--from " + log.file);
   const Plan& plan = step.plan;
   return usual(token_seconds) * static_cast<double>(plan.global_batch * plan.seq_len) /

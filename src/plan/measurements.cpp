@@ -36,7 +36,7 @@ std::vector<std::string> words_of(const std::string& line) {
   return words;
 }
 
-// RequestError unless it is a number above 0.
+// RequestError if it is not a number above 0.
 double positive(const std::string& text, const std::string& where, const std::string& name) {
   const double value = parse_number<double>(fmt::format("{}: {}", where, name), text);
   if (!(std::isfinite(value) && value > 0))
@@ -66,7 +66,7 @@ bool is_of_nccl_tests(const std::vector<std::string>& lines) {
   });
 }
 
-// The ranks of one communicator of a test. NCCL_TESTS_SPLIT makes several, which run at once.
+// The ranks of one communicator of a test. NCCL_TESTS_SPLIT creates several, which run at once.
 struct NcclGroup {
   std::int64_t ranks = 0;
   std::set<std::string> hosts;
@@ -93,7 +93,7 @@ class NcclTests {
 
   std::string place(std::size_t line) const { return FilePlace{file_, line + 1}.text(); }
 
-  // A size and a count; hosts print dates and other things beside them.
+  // A row starts with a size and a count; hosts also print dates and other lines in between.
   static bool is_row(const std::vector<std::string>& words) {
     const auto is_whole = [](const std::string& word) {
       return word.find_first_not_of("0123456789") == std::string::npos;
@@ -122,14 +122,14 @@ class NcclTests {
     if (on == words.end() || on + 1 == words.end()) return;
     if (words[2] == "0") groups_.clear(), devices_.clear();  // of the next test in the file
     NcclGroup& own = groups_[group == words.end() ? "0" : group[1]];
-    // A device that comes again is another host's of that name, as containers may have.
+    // A device that is named again belongs to another host of the same name, as containers may have.
     const std::size_t device = line.find(" device ");
     const int again = device == std::string::npos ? 0 : devices_[on[1] + line.substr(device)]++;
     own.hosts.insert(fmt::format("{} {}", on[1], again));
     ++own.ranks;
   }
 
-  // Of one group; all are alike.
+  // One group's ranks and hosts; all groups must be alike.
   NcclGroup group(std::size_t line) const {
     const NcclGroup one = groups_.empty() ? NcclGroup{} : groups_.begin()->second;
     for (const auto& [name, other] : groups_)
@@ -171,8 +171,8 @@ class NcclTests {
     if (one.bytes > 0) into_.collectives.push_back(one);
   }
 
-  // What the test prints of itself is that of the collective: its sum, and how bus and algorithm bandwidth go
-  // together (doc/PERFORMANCE.md of nccl-tests).
+  // Checks that the test's own columns fit this collective: whether it reduces, and the ratio of bus to
+  // algorithm bandwidth (doc/PERFORMANCE.md of nccl-tests).
   void check_columns(const std::vector<std::string>& words, const MeasuredCollective& one,
                      std::size_t line) const {
     const bool reduces = one.verb == Verb::all_reduce || one.verb == Verb::reduce_scatter;
@@ -189,7 +189,7 @@ class NcclTests {
     const double n = static_cast<double>(one.ranks),
                  factor = (one.verb == Verb::all_reduce ? 2 : 1) * (n - 1) / n, has = number(*bus),
                  expected = factor * number(*algorithm);
-    constexpr double printed = 0.006;  // GB/s: two digits are
+    constexpr double printed = 0.006;  // GB/s: two digits are printed
     if (std::abs(has - expected) > printed * (1 + factor) + 0.01 * expected)
       refuse(
           "{}, column {}: busbw {} is not {:.4g} times algbw {}, as of {} over {}; is this another test, or "
@@ -233,7 +233,7 @@ std::vector<std::string> cells_of(const std::string& line, const FilePlace& plac
   return cells;
 }
 
-// Rows by the names of their columns.
+// Rows with named columns.
 struct CsvTable {
   std::vector<std::string> names;
   std::vector<std::map<std::string, TableCell>> rows;
@@ -326,7 +326,7 @@ void read_steps(const CsvTable& table, const std::string& file, const std::strin
 
 void read_measurements(const std::string& text, const std::string& file, const std::string& model,
                        Measurements& into) {
-  constexpr std::string_view byte_order_mark = "\xef\xbb\xbf";  // which spreadsheets write first
+  constexpr std::string_view byte_order_mark = "\xef\xbb\xbf";  // spreadsheets write it first
   if (text.starts_with(byte_order_mark))
     return read_measurements(text.substr(byte_order_mark.size()), file, model, into);
   const std::vector<std::string> lines = lines_of(text);

@@ -1,5 +1,5 @@
-// What a user measured on a cluster, read from the files that other programs write: products of matrices,
-// collectives, steps of training.
+// Reads what a user measured on a cluster, from files that other programs write: matrix products,
+// collectives, and training steps.
 #pragma once
 
 #include <optional>
@@ -21,14 +21,14 @@ struct MeasuredProduct {
 
 struct MeasuredCollective {
   Verb verb = Verb::all_reduce;
-  double bytes = 0;  // of the whole buffer, as nccl-tests count them
+  double bytes = 0;  // of the whole buffer, as nccl-tests count it
   std::int64_t ranks = 0, hosts = 1;
   double seconds = 0;
   std::string where;
 };
 
 struct MeasuredStep {
-  Plan plan;  // whole: model, batch and lengths too
+  Plan plan;  // complete: with model, batch and lengths
   Precision precision = Precision::bf16;
   double seconds = 0;
   std::string where;
@@ -38,25 +38,22 @@ struct Measurements {
   std::vector<MeasuredProduct> products;
   std::vector<MeasuredCollective> collectives;
   std::vector<MeasuredStep> steps;
-  std::vector<MeasuredStep> candidates;  // steps whose seconds are left empty: nobody has measured them yet
+  std::vector<MeasuredStep> candidates;  // steps with empty seconds: not measured yet
 };
 
-// Adds what a file holds. Known by what stands in it:
+// Adds the measurements in a file. Its content tells which kind it is:
 //
-//  * nccl-tests' output of all_reduce, all_gather, reduce_scatter or alltoall; which one it says itself, or
-//  the file's
-//    name does. Out of place times.
-//  * A CSV of products: columns m, n, k (m x k by k x n), one of seconds, ms, us, tflops, and perhaps batch
-//  and precision.
-//  * A CSV of steps: the column seconds (empty: not measured yet), and fields of a plan by the names of their
-//  flags (dp, tp, micro-batch or
-//    micro_batch, ...), gpus (which gives dp), precision.
+//  * Output of nccl-tests for all_reduce, all_gather, reduce_scatter or alltoall; which one is taken from the
+//    output or from the file's name. Out-of-place times are used.
+//  * A CSV of products: columns m, n, k (m x k by k x n), one of seconds, ms, us, tflops, and optionally
+//    batch and precision.
+//  * A CSV of steps: the column seconds (empty: not measured yet), fields of a plan by the names of their
+//    flags (dp, tp, micro-batch or micro_batch, ...), gpus (which gives dp), and precision.
 //  * A log of Megatron, torchtitan or nanotron: one step, the median of those it prints without the first
-//  ones, and the
-//    fields that the log says.
+//    ones, and the fields that the log states.
 //
-// A line "# echelon: KEY=VALUE ..." gives fields that the file does not. `model` is that of steps that name
-// none; empty: none. RequestError names file, line and column of what cannot be read.
+// A line "# echelon: KEY=VALUE ..." gives fields that the file lacks. `model` is used for steps that name
+// none; empty: no model. RequestError names file, line and column of what cannot be read.
 void read_measurements(const std::string& text, const std::string& file, const std::string& model,
                        Measurements& into);
 

@@ -1,4 +1,4 @@
-// Bytes that a rank keeps until a step ends, by category.
+// Bytes that a rank holds until a step ends, by category.
 #pragma once
 
 #include <cstdint>
@@ -9,21 +9,21 @@
 
 namespace echelon {
 
-// Bytes that training keeps for each parameter.
+// Bytes that training holds for each parameter.
 struct StateBytes {
   std::int64_t value = 0, gradient = 0, optimizer = 0;
 };
-// In a run: values, gradients and two moments in its dtype; what is offloaded counts nothing.
+// In a run: value, gradient and two moments in the plan's dtypes; offloaded ones count 0.
 StateBytes state_bytes(const Plan& plan);
 inline constexpr StateBytes mixed_precision_adam{2, 2,
                                                  12};  // f16, f16; f32 values and moments (ZeRO, section 3)
 
-// What a rank keeps until a step ends, of `whole` parameters of which `own` are its shard, under a stage of
-// ZeRO (Rajbhandari et al. 2020, https://arxiv.org/abs/1910.02054, figure 1).
+// Bytes that a rank holds until a step ends: of `whole` parameters, of which `own` are its shard, under a
+// stage of ZeRO (Rajbhandari et al. 2020, https://arxiv.org/abs/1910.02054, figure 1).
 Memory kept_state(std::int64_t whole, std::int64_t own, int zero, const StateBytes& bytes);
 
-// Peak of one training step of a rank of a plan of this repository's trainer, and what its activations do on
-// the host: train/dry_run.h, which the planner stands below.
+// A rank's peak memory in one training step of this repository's trainer, and what its activations do on the
+// host. train/dry_run.h computes it, in a layer above the planner.
 struct StepMemory : Memory {
   StepMemory(const Memory& peak = {},
              const HostActivations& offloaded = {})  // NOLINT(google-explicit-constructor)

@@ -12,14 +12,14 @@ struct Size {
   std::int64_t gpus = 0, batch = 0;
 };
 
-constexpr std::int64_t within = 8;    // one part in so many
+constexpr std::int64_t within = 8;    // sizes may differ by 1/8
 constexpr std::size_t looked_at = 3;  // of each kind
 
-// What the other axes have to make up where data parallelism has as many ranks as it can.
+// How many ranks the other axes must have if data parallelism has as many as it can.
 std::int64_t left_to_others(const Size& s) { return s.gpus / std::gcd(s.gpus, s.batch); }
 
-// Those that leave less to the other axes than what was asked for, first those that leave least; of these the
-// nearest.
+// Sizes that leave fewer ranks to the other axes than the requested size: those that leave fewest, and among
+// these the nearest.
 std::vector<Size> more_divisible(std::vector<Size> sizes, const Size& asked) {
   std::erase_if(sizes, [&](const Size& s) { return left_to_others(s) >= left_to_others(asked); });
   const auto order = [&](const Size& s) {
@@ -30,7 +30,7 @@ std::vector<Size> more_divisible(std::vector<Size> sizes, const Size& asked) {
   return sizes;
 }
 
-// That with most tokens a second, if a step takes less than most_seconds.
+// The size with the most tokens per second whose step takes less than most_seconds.
 std::optional<NearSize> best_of(const std::vector<Size>& sizes, SearchRequest request, double most_seconds) {
   const auto rate = [](const NearSize& n) { return static_cast<double>(n.global_batch) / n.best.seconds; };
   std::optional<NearSize> found;
@@ -49,7 +49,7 @@ std::optional<NearSize> best_of(const std::vector<Size>& sizes, SearchRequest re
 
 std::optional<NearSize> best_of_fewer(const SearchRequest& request, double most_seconds) {
   const Size asked{request.gpus, request.work.plan.global_batch};
-  // Of a node all of them are taken.
+  // Beyond one node, whole nodes are used.
   const std::int64_t step = std::lcm(
       request.given_ranks(), asked.gpus > request.work.machine.node() ? request.work.machine.node() : 1);
   std::vector<Size> sizes;

@@ -1,5 +1,5 @@
-// Sizes beside those that were asked for: where the number of devices and the global batch share a larger
-// divisor, more meshes are legal, and less is left to axes other than data parallelism.
+// Sizes near the requested one. If the number of devices and the global batch share a larger divisor, more
+// meshes are legal, and axes other than data parallelism need fewer ranks.
 #pragma once
 
 #include <cstdint>
@@ -16,11 +16,11 @@ struct NearSize {
   Estimate best;
 };
 
-// Fewer devices, by up to an eighth, that take less time than `best` by more than a tie.
+// At most an eighth fewer devices, with which a step takes less time than `best` by more than a tie.
 std::optional<NearSize> fewer_gpus(const SearchRequest& request, const Estimate& best);
 
-// Where nothing is legal: the best plans of fewer devices, of a smaller and of a larger global batch, each
-// within an eighth, where there are any.
+// If nothing is legal: the best plans with fewer devices, with a smaller and with a larger global batch, each
+// within an eighth, as far as there are any.
 std::vector<NearSize> near_sizes(const SearchRequest& request);
 
 }  // namespace echelon

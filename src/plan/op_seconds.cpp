@@ -9,16 +9,16 @@
 namespace echelon {
 namespace {
 
-// Heights of a large, a medium and a small tile, over their width.
+// Heights of a large, a medium and a small tile, as multiples of their width.
 constexpr double tile_heights[] = {2, 1, 0.5};
 
-// What all-reduces through trees over nodes take for their bytes, where rings take 1. NCCL's tuning says 1.09
-// for long messages, which would hide how nanotron slows down with ranks; 2 is the least round number that
-// does not.
+// Time of all-reduces through trees over nodes for their bytes, relative to rings. NCCL's tuning says 1.09
+// for long messages, which would hide how nanotron slows down with more ranks; 2 is the smallest round number
+// that does not.
 constexpr double tree_slowness = 2;
 
-// Above a few ranks trees take over, for all-reduce alone: hops grow with the logarithm (Sanders et al.
-// 2009).
+// Beyond a few ranks, all-reduce (and only all-reduce) uses trees, whose hops grow with the logarithm
+// (Sanders et al. 2009).
 double all_reduce_hops(double ranks) { return std::min(2 * (ranks - 1), 4 * std::log2(ranks) + 8); }
 
 }  // namespace
@@ -129,7 +129,8 @@ double OpSeconds::bandwidth(std::size_t tier, double sending) const {
 double OpSeconds::slowest_hop(const RankGroups& groups, double rings, std::size_t outer) const {
   double least = 1e300;
   for (std::size_t tier = 1; tier <= outer; ++tier) {
-    // Each group leaves a unit once, as often as it has rings, and the other block's that lies in it too.
+    // Each group leaves a unit once for each of its rings; if a unit has parts of two blocks, both blocks'
+    // groups leave it.
     const double unit = real(joined(tier - 1, groups.job)),
                  blocks = placed(groups, tier - 1).is_broken ? 2 : 1,
                  leaving = std::min(unit, std::min(unit, real(groups.stride)) * rings * blocks);
@@ -144,10 +145,10 @@ double OpSeconds::near_hops(Verb verb, double ranks) const {
   return (ranks - 1) * (links.latency_seconds + links.ring_seconds);
 }
 
-// A ring leaves each unit of a tier once; each level of a tree joins twice as many.
+// A ring leaves each unit of a tier once; each level of a tree joins twice as many units.
 double OpSeconds::far_hop(Hops hops, const RankGroups& groups, const WorstPlaced& nodes, std::size_t outer,
                           double Tier::*of) const {
-  if (outer == 0) return machine_.tiers[0].*of;  // of a machine whose file says of no others
+  if (outer == 0) return machine_.tiers[0].*of;  // a machine whose file has one tier only
   double sum = 0, all = 0, units = real(nodes.across);
   for (std::size_t tier = 1; tier <= outer; ++tier) {
     const double joined = tier < outer ? real(placed(groups, tier).across) : 1,
@@ -176,7 +177,7 @@ double OpSeconds::moved(Verb verb, double bytes, double ranks, double rate, doub
 }
 
 double OpSeconds::moved_inside(Verb verb, double bytes, double ranks) const {
-  // Few ranks keep fewer links busy: a group of two inside a node reaches four fifths of what eight do.
+  // Few ranks keep fewer links busy: a group of two inside a node reaches four fifths of the rate of eight.
   return moved(verb, bytes, ranks, bandwidth(0), 1 + machine_.small_group_loss / (ranks - 1));
 }
 
@@ -186,7 +187,8 @@ double OpSeconds::moved_over_nodes(Verb verb, double bytes, const RankGroups& gr
                near = nodes.most > 1 ? moved_inside(verb, bytes, most) : 0, rings = real(nodes.fewest),
                far = moved(verb, bytes / rings, across, slowest_hop(groups, rings, outer));
   if (!machine_.whole_rings) return near + far;
-  // Of a ring through all ranks each link carries as much, and a node has as many as ranks to others.
+  // In a ring through all ranks each link carries the same bytes, and a node has as many links to others as
+  // it has ranks.
   return (real(groups.size) - 1) / real(groups.size) *
          std::max(nodes.most > 1 ? near * most / (most - 1) : 0, far * across / (across - 1));
 }
@@ -222,8 +224,8 @@ double OpSeconds::collective(Verb verb, double bytes, const RankGroups& groups) 
   const double moving = moved_over_nodes(verb, bytes, groups, nodes, outer);
   const double by_units = near_hops(verb, most) + far_hops(verb, groups, nodes, outer);
   if (verb != Verb::all_reduce) return start + by_units + moving;
-  // NCCL takes the faster: its ring goes through all ranks, of which one hop in so many leaves the node; its
-  // trees make fewer hops, but keep the links less busy.
+  // NCCL takes the faster of two algorithms. Its ring goes through all ranks, and one hop per node leaves the
+  // node; its trees have fewer hops, but use the links less fully.
   const double of_node = ranks / across,
                far_latency = far_hop(Hops::of_ring, groups, nodes, outer, &Tier::latency_seconds),
                ring_hops = 2 * (ranks - 1) * ((of_node - 1) * links.latency_seconds + far_latency) / of_node;

@@ -10,9 +10,9 @@
 namespace echelon {
 namespace {
 
-// Without any such number an expert's products are priced as a dense layer's.
+// Without any such number, an expert's products are priced like a dense layer's.
 bool knows_experts(const Software& s) { return s.expert_launch_seconds > 0 || s.expert_efficiency != 1; }
-// And a scan as if it reached what the machine does.
+// And scans are priced as if they reached the machine's rate.
 bool knows_scans(const Software& s) { return s.scan_efficiency != 1; }
 
 }  // namespace
@@ -37,7 +37,7 @@ std::vector<OtherProgram> other_programs(const SearchRequest& request, const Est
   const auto look = [&](const std::string& name, const std::string& how, const Software& software) {
     SearchRequest other = request;
     other.work.software = software;
-    // One that has not what was asked for, as state on the host, is no answer.
+    // A program that lacks what was asked for, such as state on the host, is not an answer.
     if (unpriced(other.work.plan, other.work)) return;
     if (!request.work.documents.empty() && !no_documents(other.work).empty()) return;
     auto plan = best_within(other, best.seconds / (1 + tie));
@@ -79,7 +79,7 @@ std::vector<OtherProgram> other_programs(const SearchRequest& request, const Est
   std::sort(found.begin(), found.end(), [](const auto& a, const auto& b) {
     return std::tie(a.plan.seconds, b.as_of) < std::tie(b.plan.seconds, a.as_of);
   });
-  // Of versions of a program that would do the same the newest is named.
+  // Of several versions of a program with the same result, keeps the newest.
   const auto same = [](const OtherProgram& a, const OtherProgram& b) {
     return a.name.empty() == b.name.empty() && a.how == b.how && a.plan.seconds == b.plan.seconds &&
            summary(a.plan.plan) == summary(b.plan.plan);

@@ -14,7 +14,8 @@
 namespace echelon {
 namespace {
 
-// Of which plans are priced, whatever their batch: what a batch has is expected, not one draw of it.
+// How many sequences plans are priced with, whatever their batch: the result is an expectation, not one draw
+// of a batch.
 std::int64_t sampled_sequences(const Workload& work) {
   constexpr double most_documents = 300'000;
   constexpr std::int64_t least = 1, most = 4096;
@@ -23,11 +24,11 @@ std::int64_t sampled_sequences(const Workload& work) {
   return std::clamp(few, least, most);
 }
 
-// Samples, each on all ranks of a ring, that a mesh's price looks at; and those of several batches: of so
-// many each rank's sums are near what is expected.
+// How many samples the price of a mesh examines, each on all ranks of a ring; and how many if these are
+// several batches, enough for each rank's sums to be near their expectation.
 constexpr std::int64_t most_visits = 1 << 18, most_of_batches = 1 << 15;
 
-// A document as the sequence that it is packed into leaves it.
+// The part of a document that lies in one packed sequence.
 struct DocumentPart {
   double tokens, pairs;
 };
@@ -87,7 +88,7 @@ PackedDocuments::Key PackedDocuments::key(const Plan& c) const {
           c.micro_batch};
 }
 
-// The mean over layers with and without a window.
+// Averaged over layers with and without a window.
 double PackedDocuments::pairs(const ContextLayout& layout, int ring_index,
                               const DocumentStarts& starts) const {
   const double all = windowed_ < 1 ? (1 - windowed_) * real(layout.document_pairs(ring_index, starts)) : 0;
@@ -95,7 +96,7 @@ double PackedDocuments::pairs(const ContextLayout& layout, int ring_index,
   return all + windowed_ * real(layout.document_pairs(ring_index, starts, work_.plan.model.window.size));
 }
 
-// Where the program cuts each document by itself all ranks have the same, and one number stands for them.
+// If the program cuts each document separately, all ranks have equal work, and one number stands for them.
 const std::vector<double>& PackedDocuments::rank_pairs(const Plan& c) {
   Plan plan = c;
   if (work_.software.context_cuts_documents) plan.mesh.set(Axis::cp, 1);
@@ -131,7 +132,7 @@ const PackedDocuments::Visits& PackedDocuments::visits(const Plan& c) {
   const std::int64_t batches = std::max<std::int64_t>(1, std::ssize(drawn_) / c.global_batch);
   const std::int64_t dp = c.mesh.dp(), each = (c.global_batch + dp - 1) / dp,
                      microbatches = (each + c.micro_batch - 1) / c.micro_batch;
-  // Of many microbatches the first stand for all of a rank.
+  // If there are many microbatches, the first ones stand for all of a rank.
   constexpr std::int64_t least_visited = 16;
   const std::int64_t visited =
       std::min(microbatches,
@@ -172,17 +173,18 @@ PackedAttention PackedDocuments::fixed(const Plan& c) {
   PackedAttention a;
   a.in_group = total / mean;
   a.busiest = a.largest = 0;
-  double waited = 0, most = 0, all = 0;  // of the rank that all wait for, over the batches; microbatches
+  double waited = 0, most = 0, all = 0;  // of the slowest ranks, summed over batches; all microbatches
   for (const std::vector<Visits::Rank>& ranks : batches) {
     double longest = -1;
     Visits::Rank slowest;
     for (Visits::Rank rank : ranks) {
       all += rank.microbatches;
-      // A sum of n times as many is off the mean by the root of n times as much.
+      // Extrapolates from the visited microbatches: the deviation of a sum of n times as many terms is
+      // sqrt(n) times as large.
       if (rank.visited < rank.microbatches)
         rank.busy = of_one * rank.microbatches +
                     (rank.busy - of_one * rank.visited) * std::sqrt(rank.microbatches / rank.visited);
-      // The largest microbatch goes through all stages one after another.
+      // The largest microbatch passes through all stages, one after another.
       if (rank.busy + pipeline * rank.most <= longest) continue;
       longest = rank.busy + pipeline * rank.most;
       slowest = rank;
@@ -195,15 +197,16 @@ PackedAttention PackedDocuments::fixed(const Plan& c) {
   return a;
 }
 
-// As Megatron-Core's hybrid context parallelism: no rank takes more tokens of a document than a microbatch
-// has on a rank, so a document of l tokens is on the next power of two of l over that. All ranks of dp and cp
-// are given documents by their work, the largest first, each where least waits.
+// As in Megatron-Core's hybrid context parallelism: a rank takes at most as many tokens of a document as a
+// microbatch has on a rank. A document of l tokens is on l divided by that number of ranks, rounded up to a
+// power of two. Documents are distributed over all ranks of dp and cp by their work, the largest first, each
+// to the group with the least load.
 PackedAttention PackedDocuments::dynamic(const Plan& c) const {
   const ModelSpec& m = c.model;
   const double with = flops_per_token_seeing(m, 1), of_token = flops_per_token_seeing(m, 0),
                of_pair = with - of_token;
   const double most_tokens = real(c.micro_batch * c.seq_len) / c.mesh.cp();
-  // Where not all sequences of a step were drawn: as many ranks fewer.
+  // If fewer sequences were sampled than a step has: with proportionally fewer ranks.
   const std::int64_t packed = std::ssize(sequences_), batch = std::min(packed, c.global_batch);
   const int cp = c.mesh.cp(),
             dp = std::max(1, static_cast<int>(std::lround(c.mesh.dp() * real(batch) / real(c.global_batch))));

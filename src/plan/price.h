@@ -1,4 +1,4 @@
-// A plan as it is, priced by the planner.
+// Prices a given plan with the planner.
 #pragma once
 
 #include "plan/step_model.h"
@@ -6,8 +6,8 @@
 
 namespace echelon {
 
-// What a step of this repository's trainer takes on `machine`, which has a device for each rank. RequestError
-// for what the planner does not price, naming the flag.
+// The price of a step of this repository's trainer on `machine`, which has a device for each rank.
+// RequestError, naming the flag, if the planner does not price the plan.
 Estimate price(const Plan& plan, const Machine& machine, const ExactMemory& exact_memory);
 
 }  // namespace echelon

@@ -1,4 +1,4 @@
-// What other programs call that which a plan has: read in their logs, written to what they are started with.
+// Other programs' names for values of a plan: read from their logs, and written to their launch files.
 #pragma once
 
 #include <array>
@@ -27,7 +27,7 @@ inline constexpr std::array torch_schedules{ProgramName{"1f1b", "1F1B"}, Program
                                             ProgramName{"interleaved", "Interleaved1F1B"},
                                             ProgramName{"zb-v", "ZBVZeroBubble"}};
 
-// The other name; empty: the table has none.
+// The other program's name; empty if the table has none.
 template <class Table>
 std::string theirs(const Table& table, std::string_view ours) {
   for (const ProgramName& one : table)

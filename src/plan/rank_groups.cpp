@@ -20,7 +20,7 @@ WorstPlaced worst_placed(const RankGroups& groups, std::int64_t unit) {
   if (ranks % unit == 0 && unit % apart == 0) return {unit / apart, unit / apart, ranks / unit};
   const std::int64_t blocks = std::max<std::int64_t>(1, job / ranks);
   if (apart >= unit) return {1, 1, size, blocks > 1 && ranks % unit != 0};
-  // Where a group begins in its unit counts in steps of what divides both.
+  // Where a group begins in its unit is a multiple of the greatest common divisor of both.
   const std::int64_t step = std::gcd(unit, apart), room = unit / step, stride = apart / step,
                      block = size * stride, repeats = room / std::gcd(room, block);
   WorstPlaced worst{size, 1, 1, blocks > 1 && block % room != 0 && room % block != 0};
@@ -36,7 +36,7 @@ WorstPlaced worst_placed(const RankGroups& groups, std::int64_t unit) {
       worst.across = std::max(worst.across, units);
       see(whole_steps(room - first, stride));
       see(last % room / stride + 1);
-      // Between both ends what a unit holds repeats after so many as the stride has steps.
+      // Between the two ends, the number of members in a unit repeats after at most `stride` units.
       for (std::int64_t u = 1; u < std::min(units - 1, stride + 1); ++u) {
         const std::int64_t begin = u * room,
                            member = first + whole_steps(begin - first, stride) * stride - begin;

@@ -1,5 +1,5 @@
-// Where groups of ranks lie on the nodes of a machine, and on what joins several of them: ranks are in order,
-// as the launch files start them.
+// Where groups of ranks lie on a machine's nodes, and on larger units that join several nodes. Ranks are in
+// order, as the launch files start them.
 #pragma once
 
 #include <cstdint>
@@ -8,29 +8,28 @@
 
 namespace echelon {
 
-// Groups of `size` ranks that are `stride` ranks apart: every block of size x stride ranks of a job is
-// `stride` of them, one behind the other.
+// Groups of `size` ranks that are `stride` ranks apart: every block of size x stride consecutive ranks of a
+// job has `stride` interleaved groups.
 struct RankGroups {
   std::int64_t size = 1, stride = 1;
-  std::int64_t job = 0;  // ranks of it; of fewer than two blocks there is one, whose first rank is the job's
+  std::int64_t job = 0;  // its ranks; with fewer than two blocks: one block, from the job's first rank
 };
 
-// Of ranks that share out a layer's experts: neighbours along tp (where experts are not cut over it), cp and
-// dp.
+// The ranks that share a layer's experts: neighbours along tp (unless experts are cut over it), cp and dp.
 RankGroups expert_groups(const Mesh& mesh);
 
-// How the group lies that is placed worst: the worst of each number among the groups that one unit does not
-// hold, or the whole group where each is in one.
+// How the worst placed group lies: the worst of each number over all groups that are on several units; or the
+// whole group if each is in one unit.
 struct WorstPlaced {
-  std::int64_t fewest = 1;  // members in one unit, of those that have any
+  std::int64_t fewest = 1;  // members on one unit, among units with any
   std::int64_t most = 1;
   std::int64_t across = 1;  // units
-  bool is_broken = false;   // two blocks share a unit that does not hold both: a unit is left in two ways
+  bool is_broken = false;   // two blocks share a unit that does not hold both, so more groups leave it
 };
 
-// Over units of so many ranks: nodes, or leaves of a network. Groups fill units alike where size x stride is
-// a multiple or a divisor of `unit`, and so is the stride; elsewhere one group may lie worse than another,
-// and all wait for it.
+// For units of `unit` ranks: nodes, or leaves of a network. All groups lie alike if size x stride is a
+// multiple or a divisor of `unit`, and so is the stride; otherwise one group may be placed worse than
+// another, and all wait for it.
 WorstPlaced worst_placed(const RankGroups& groups, std::int64_t unit);
 
 }  // namespace echelon

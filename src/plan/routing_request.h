@@ -1,4 +1,5 @@
-// What a simulation of routing is asked: experts, tokens, how skewed their wishes are, and ways of balancing.
+// The input of a simulation of routing: experts, tokens, how skewed their preferences are, and balancing
+// methods.
 #pragma once
 
 #include <cstdint>
@@ -11,14 +12,14 @@ namespace echelon {
 
 struct RoutingRequest {
   std::int64_t experts = 8, experts_per_token = 2;
-  RouterSpec router;                        // its most_groups: of methods with a node limit
+  RouterSpec router;                        // its most_groups is for methods with a node limit
   int ep = 1;                               // devices
   std::int64_t tokens = 2048, steps = 100;  // tokens of a step, over all devices
   std::uint64_t seed = 1;
   std::vector<double> popularity;  // of each expert, above 0
-  Balancing balancing;             // what methods have of it: see parse_balance_method()
+  Balancing balancing;             // numbers for the methods: see parse_balance_method()
   double router_lr = 10;           // how far a step moves logits against the gradient of the losses
-  std::vector<double> capacities;  // factors whose drops are counted, whatever the method
+  std::vector<double> capacities;  // capacity factors for which drops are counted, for every method
 };
 
 std::vector<double> zipf_popularity(std::int64_t experts, double exponent);
@@ -29,11 +30,11 @@ struct BalanceMethod {
   Balancing balancing;
   bool node_limit = false;
 };
-// "none", or some of aux-loss, device-loss, communication-loss, bias, capacity, node-limit with + between
-// them, each with its number in `balancing`. RequestError naming `field`.
+// "none", or some of aux-loss, device-loss, communication-loss, bias, capacity, node-limit joined by +, each
+// with its number from `balancing`. RequestError naming `field`.
 BalanceMethod parse_balance_method(const std::string& text, const std::string& field,
                                    const Balancing& balancing);
-// Those that can do something about the request, one by one.
+// The single methods that can act on the request.
 std::vector<std::string> balance_methods(const RoutingRequest& request);
 
 // RequestError naming the flag.

@@ -25,7 +25,7 @@ RouterSpec without_limit(RouterSpec spec) {
   return spec;
 }
 
-// The tokens of a step: what they want, and where they would go by themselves.
+// The tokens of a step: their logits, and the experts that they would choose without balancing.
 struct Tokens {
   Numbers logits;  // (N, E)
   Ids wanted;      // (N, k)
@@ -50,7 +50,7 @@ Tokens draw_tokens(const RoutingRequest& r, std::int64_t step) {
   return tokens;
 }
 
-// One method from step to step.
+// One balancing method over the steps.
 class Balanced {
  public:
   Balanced(const RoutingRequest& request, const BalanceMethod& method)
@@ -121,7 +121,7 @@ class Balanced {
     }
   }
 
-  // Device by device. Returns how many were dropped.
+  // Drops copies over capacity, device by device. Returns how many.
   std::int64_t drop(double factor, DropPolicy policy) {
     kept_ = ids_;
     std::int64_t dropped = 0;
@@ -175,7 +175,7 @@ class Balanced {
     }
   }
 
-  // Where the copies that are kept travel.
+  // Measures where the kept copies travel.
   void measure_ways() {
     Numbers received(index(r_.ep));
     double devices = 0, groups = 0, sent = 0;
@@ -202,7 +202,7 @@ class Balanced {
     report_.most_copies_received += largest(received);
   }
 
-  // One step down the gradient of the losses, each a mean over all tokens.
+  // One gradient step on the losses, each a mean over all tokens.
   void learn(const Tokens& tokens) {
     Numbers gradient(learned_.size()), d_logits(learned_.size()), counts, factors;
     const Numbers none(index(k()));
@@ -227,7 +227,7 @@ class Balanced {
   BalanceMethod method_;
   TokenRouter router_;
   Numbers learned_, bias_;  // (E)
-  Ids ids_, kept_;          // (N, k) of the step
+  Ids ids_, kept_;          // (N, k), of the current step
   Numbers weights_;
   TokenRouter::Row row_;
   Numbers logits_;

@@ -1,14 +1,14 @@
-// What a skewed popularity of experts does to devices, and what each way of balancing does about it, without
-// training anything: routers, balance losses, biases and capacities are those of the trainer
-// (spec/token_router, spec/routing_balance); the tokens are imagined.
+// Simulates, without training, what skewed popularity of experts does to devices, and what each balancing
+// method changes. Routers, balance losses, biases and capacities are those of the trainer (spec/token_router,
+// spec/routing_balance); the tokens are synthetic.
 //
-// Token t wants expert e by log(E popularity_e) + a Gumbel variable of its own, so that without balancing
-// expert e is the first choice of a share popularity_e of all tokens. What a router learns about that is one
-// number an expert, which moves against the gradient of the balance losses: noise cannot be learned, and no
-// other loss pulls back. So this is the best that a loss can do; `moved` says at which price.
+// Token t prefers expert e by the logit log(E popularity_e) + an independent Gumbel variable, so that without
+// balancing expert e is the first choice of a fraction popularity_e of all tokens. What a router learns is
+// one number per expert, which moves against the gradient of the balance losses: noise cannot be learned, and
+// there is no other loss. So this is the best that a loss can achieve; `moved` says at what price.
 //
 // Expert e is on device e / (E / ep), token t on device t / (N / ep). Losses and capacities count over the
-// tokens of a device, as the trainer's --balance-scope microbatch; biases look at all tokens.
+// tokens of a device, as with the trainer's --balance-scope microbatch; biases count all tokens.
 #pragma once
 
 #include <cstdint>
@@ -20,30 +20,30 @@
 
 namespace echelon {
 
-// If experts took at most `factor` times their even share.
+// The effect if experts took at most `factor` times an even share.
 struct CapacityMeasure {
   double factor = 0;
-  double dropped = 0;                        // of all choices
-  double weight_dropped_by_probability = 0;  // of the weights of all choices
+  double dropped = 0;                        // fraction of all choices
+  double weight_dropped_by_probability = 0;  // fraction of the weights of all choices
   double weight_dropped_by_position = 0;
-  double slowest = 0;  // tokens of the device that has most, over the even load
+  double slowest = 0;  // tokens of the busiest device, over the even load
 };
 
 struct RoutingReport {
   std::string method;
-  // By step and expert: tokens that choose it, and those of them that are not dropped.
+  // By step and expert: how many tokens choose it, and how many of them are not dropped.
   std::vector<std::vector<double>> chosen, kept;
-  // Means over the last tenth of the steps.
-  std::vector<double> expert_tokens, device_tokens;  // what is not dropped
-  double busiest_expert = 0, slowest_device = 0;     // of a step the largest, over the even load
-  double dropped = 0, weight_dropped = 0;            // of all choices, and of their weights
-  double moved = 0;                                  // choices that the token would not have made by itself
+  // Means over the last tenth of the steps:
+  std::vector<double> expert_tokens, device_tokens;  // not dropped
+  double busiest_expert = 0, slowest_device = 0;     // the largest of a step, over the even load
+  double dropped = 0, weight_dropped = 0;            // fractions of all choices, and of their weights
+  double moved = 0;                                  // fraction of choices that differ from the token's own
   double devices_per_token = 0, groups_per_token = 0;
-  double copies_sent = 0, most_copies_received = 0;  // between devices, of one device: the mean, the largest
+  double copies_sent = 0, most_copies_received = 0;  // between devices, for each device: mean, largest
   std::vector<CapacityMeasure> capacities;
 };
 
-// Depends on the request and the method alone; all methods see the same tokens.
+// Depends only on the request and the method; all methods see the same tokens.
 std::vector<RoutingReport> simulate_routing(const RoutingRequest& request,
                                             const std::vector<BalanceMethod>& methods,
                                             const Progress& progress = {});

@@ -27,7 +27,7 @@ void validate(const Failures& f, std::int64_t gpus) {
   at_least_0("--repair-hours", f.repair_seconds / 3600);
   if (f.spares && *f.spares < 0) refuse("--spares {}: must be at least 0", *f.spares);
   const double mtbf = f.mtbf_seconds(gpus);
-  // Above this a run of so many devices comes no further for years, and its formulas leave double's range.
+  // Above this a run on so many devices makes no progress for years, and its formulas overflow a double.
   const double most = 20 * mtbf;
   for (const auto& [flag, value] : {std::pair{"--restart-time", f.restart_seconds},
                                     {"--save-time", f.save_seconds},
@@ -41,7 +41,7 @@ double best_checkpoint_seconds(const Failures& f, std::int64_t gpus) {
   const double mtbf = f.mtbf_seconds(gpus), save = f.save_seconds, part = save / (2 * mtbf);
   const double best =
       part < 1 ? std::sqrt(2 * save * mtbf) * (1 + std::sqrt(part) / 3 + part / 9) - save : mtbf;
-  return std::max({best, f.write_seconds, 1.0});  // where a save costs nothing, one each second
+  return std::max({best, f.write_seconds, 1.0});  // a save that costs nothing: one each second
 }
 
 double expected_goodput(const Failures& f, std::int64_t gpus, double interval) {
@@ -63,7 +63,7 @@ SimulatedRun simulate_work(const Failures& f, std::int64_t gpus, double interval
   const auto until_failure = [&] { return -mtbf * std::log1p(-random.uniform(draws++)); };
   SimulatedRun run;
   std::int64_t spares = f.spares.value_or(0);
-  // When each device that is in repair is back.
+  // When each device in repair returns.
   std::priority_queue<double, std::vector<double>, std::greater<>> repaired;
   double now = 0, work = 0;
   const auto replace_device = [&] {
@@ -83,7 +83,7 @@ SimulatedRun simulate_work(const Failures& f, std::int64_t gpus, double interval
   bool is_done = false;
   while (now < seconds) {
     const double fails = until_failure(), left_work = wanted - work;
-    // Nothing is saved behind the last of it.
+    // Nothing is saved after the last interval.
     const double needed =
         std::isinf(wanted) ? wanted : left_work + f.save_seconds * (std::ceil(left_work / interval) - 1);
     is_done = fails >= needed && now + needed <= seconds;
@@ -99,7 +99,7 @@ SimulatedRun simulate_work(const Failures& f, std::int64_t gpus, double interval
     }
     work += interval * std::max(0.0, std::floor((fails - f.write_seconds) / cycle));
     now += fails;
-    // A device that fails while the others restart makes them begin again.
+    // A device that fails during the restart starts the restart again.
     for (bool restarted = false; !restarted && now < seconds;) {
       replace_device();
       const double again = until_failure();
@@ -118,9 +118,9 @@ struct MeanLife {
   double goodput = 0, failures = 0;
 };
 
-// Over lives that together have so many failures that the mean is known to about a tenth of a percent. A
-// short one has its spares from the start, and may end before they are all in repair; of one that has all
-// these failures by itself the start does not matter.
+// The mean over runs that together have enough failures to know the mean to about a tenth of a percent. Short
+// runs start with all spares, and may end before all of them are in repair; for a run that has all these
+// failures by itself the start does not matter.
 MeanLife mean_life(const Failures& f, std::int64_t gpus, double interval, double work) {
   constexpr double enough = 100'000;  // failures
   const double mtbf = f.mtbf_seconds(gpus), most_seconds = enough * mtbf;
@@ -134,7 +134,7 @@ MeanLife mean_life(const Failures& f, std::int64_t gpus, double interval, double
   double seconds = 0, failures = 0;
   for (std::uint64_t seed = 0; seed < lives; ++seed) {
     const SimulatedRun one = simulate_work(f, gpus, interval, work, most_seconds, seed);
-    if (one.seconds >= most_seconds) return of_one();  // it does not end
+    if (one.seconds >= most_seconds) return of_one();  // such runs do not end
     seconds += one.seconds, failures += static_cast<double>(one.failures);
   }
   const auto n = static_cast<double>(lives);
@@ -154,7 +154,7 @@ RunCost run_cost(const Estimate& e, const Workload& work, const RunRequest& requ
   if (fails) {
     validate(f, gpus);
     const double mtbf = f.mtbf_seconds(gpus);
-    // Behind a step, and no later than the last.
+    // After a whole step, and no later than the last one.
     const double steps = std::ceil(best_checkpoint_seconds(f, gpus) / e.seconds);
     cost.checkpoint_seconds = std::min(steps * e.seconds, cost.training_seconds);
     MeanLife life{expected_goodput(f, gpus, cost.checkpoint_seconds)};

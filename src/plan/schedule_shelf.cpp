@@ -10,7 +10,7 @@
 namespace echelon {
 namespace {
 
-// Activations and gradients that each rank hands to another one, over the microbatches.
+// How many activations and gradients each rank sends to other ranks, per microbatch.
 std::vector<double> sends_of(const Schedule& schedule) {
   constexpr int nobody = -1;
   const auto microbatches = static_cast<std::size_t>(schedule.num_microbatches);

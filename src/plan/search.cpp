@@ -18,17 +18,17 @@
 namespace echelon {
 namespace {
 
-// Bounds are sums in another order than what they bound.
+// Allows for rounding: bounds are summed in another order than the times that they bound.
 constexpr double below_rounding = 1 - 1e-9;
 
-// Plans of a mesh.
+// The plans of a mesh.
 struct MeshPlans {
   Plan plan;
   std::vector<PipelineChoice> pipelines;
   std::vector<ShardingChoice> shardings;
 };
 
-// Those of a micro-batch and recomputation.
+// The plans of a mesh with one micro-batch and recomputation.
 struct Group {
   const MeshPlans* mesh = nullptr;
   std::int64_t micro_batch = 1;
@@ -36,12 +36,12 @@ struct Group {
   double least = 0;  // seconds
 };
 
-// One of them.
+// One plan of a group.
 struct Candidate {
   const PipelineChoice* pipeline = nullptr;
   ShardingChoice sharding;
   bool balanced = false;
-  Outcome* outcome = nullptr;  // where it is remembered
+  Outcome* outcome = nullptr;  // where it is recorded
   double bound = 0, bytes = 0;
 
   void place_in(Plan& plan) const {
@@ -72,8 +72,8 @@ class Search {
   SearchResult run() {
     const auto begin = std::chrono::steady_clock::now();
     each_mesh(r_, [this](const Plan& plan) { mesh(plan); });
-    // Those that could be fastest come first, so that the others need no looking at.
-    // Of equal ones the order is that of the meshes, so that every library's sort looks at the same ones.
+    // The groups that could be fastest come first, so that slower ones need not be examined. Equal ones keep
+    // the order of the meshes, so that the result does not depend on the library's sort.
     std::stable_sort(groups_.begin(), groups_.end(),
                      [](const Group& a, const Group& b) { return a.least < b.least; });
     for (std::size_t i = 0; i < groups_.size(); ++i) {
@@ -99,7 +99,7 @@ class Search {
  private:
   struct Waiting {
     Estimate estimate;
-    Outcome* outcome = nullptr;  // where it is remembered
+    Outcome* outcome = nullptr;  // where it is recorded
   };
 
   std::optional<Refusal> shape_refusal_of(const Plan& plan) const {
@@ -107,7 +107,7 @@ class Search {
   }
 
   void reject(const char* reason, std::int64_t count) { result_.rejected[reason].count += count; }
-  // `example` is called for the first of its kind.
+  // Calls `example` for the first plan of its kind.
   template <class Example>
   void reject(const char* reason, std::int64_t count, const std::string& kind, const Example& example,
               bool is_asked = true) {
@@ -123,7 +123,7 @@ class Search {
         "shape", count, refusal.field, [&] { return sentence(plan, refusal); }, r_.has(refusal.field));
   }
 
-  // Candidates point into what is remembered, which stays where it is as the list of it grows.
+  // Candidates point into the vectors of a Looked, which stay in place while the list of them grows.
   static_assert(std::is_nothrow_move_constructible_v<Looked>);
   void remember(const Plan& plan, std::int64_t count, const Outcome& all) {
     Looked& looked = result_.looked.emplace_back();
@@ -139,7 +139,7 @@ class Search {
     return at->second;
   }
 
-  // Often: who listens may end the search here.
+  // Called often: the listener may end the search here.
   void tell() const { report(r_.progress, done_, what_); }
 
   void mesh(const Plan& plan) {
@@ -148,7 +148,7 @@ class Search {
     const std::vector<std::int64_t> batches = micro_batches(r_, plan);
     meshes_.push_back({plan, pipelines(r_, plan), shardings(r_, plan.mesh)});
     const MeshPlans& here = meshes_.back();
-    // The others are looked at beside the schedules.
+    // The other shardings are checked together with the schedules.
     Plan first = plan;
     if (!here.shardings.empty()) here.shardings.front().place_in(first);
     const auto refusal = shape_refusal_of(first);
@@ -185,7 +185,8 @@ class Search {
         for (std::size_t kind = 0; kind < kinds; ++kind) {
           one.micro_batch = batch;
           if (!is_pinned) one.recompute = uniform_[kind];
-          // Of micro-batches so large that no layer has room to work nothing else is looked at.
+          // If a micro-batch is so large that no layer fits in memory while at work, its plans are not
+          // examined.
           constexpr std::int64_t usual = 64;
           if (batch > usual && fits[kind]) fits[kind] = model_.least_at_work(one) <= usable_;
           if (fits[kind])
@@ -208,7 +209,7 @@ class Search {
     result_.looked.back().recompute = plan.recompute;
   }
 
-  // All schedules, splits and shardings of a mesh, micro-batch and recomputation.
+  // Examines all schedules, splits and shardings of a mesh, micro-batch and recomputation.
   void group(const Group& g, bool can_win) {
     const MeshPlans& mesh = *g.mesh;
     const auto shardings = static_cast<std::int64_t>(mesh.shardings.size());
@@ -273,8 +274,8 @@ class Search {
     rank(g);
   }
 
-  // ZeRO 2 whose gradients are whole until a step's last microbatch, as those of stage 1 are, which is looked
-  // at too.
+  // Whether this is a ZeRO 2 that keeps whole gradients until a step's last microbatch: the same as stage 1,
+  // if that is examined too.
   bool is_stage_1(const ShardingChoice& sharding, const std::vector<ShardingChoice>& all) {
     const ShardingChoice first{1, sharding.hsdp};
     const auto is_first = [&](const ShardingChoice& one) { return one.zero == 1 && one.hsdp == first.hsdp; };
@@ -303,7 +304,7 @@ class Search {
       candidate.bytes = look.bytes;
       if (by_memory() && r_.work.software.is_this_trainer) candidate.bytes = model_.least_bytes(plan_);
       candidates_.push_back(candidate);
-      // Unless it is simulated.
+      // Overwritten if it is simulated.
       if (candidate.outcome != nullptr)
         *candidate.outcome =
             by_memory() ? Outcome{Fate::larger, look.bytes} : Outcome{Fate::outrun, look.seconds};
@@ -313,7 +314,7 @@ class Search {
     if (!result_.nearest || look.bytes < result_.nearest->bytes)
       result_.nearest = {plan_, look.bytes, usable_, {}};
     result_.rejected["memory"].count += 1;
-    // The example of a schedule is the one that is nearest to fitting.
+    // The example of a schedule is the plan that comes nearest to fitting.
     const auto found = unfit_.find(plan_.schedule);
     if (found == unfit_.end() || look.bytes < found->second.look.bytes)
       unfit_.insert_or_assign(plan_.schedule, Unfit{plan_, look});
@@ -322,7 +323,8 @@ class Search {
       too_large_.emplace_back(&g, candidate);
   }
 
-  // By what is counted it does not fit; of this trainer it is walked.
+  // The predicted memory says that it does not fit. For this trainer that is an estimate, so the exact memory
+  // is computed.
   void judge_nearest() {
     Nearest& n = *result_.nearest;
     Estimate e = model_.estimate(n.plan);
@@ -334,8 +336,8 @@ class Search {
     result_.plans.push_back(std::move(e));
   }
 
-  // What does not fit with everything kept may with some of it made again on the ranks that hold most. These
-  // take longer than if all were kept, and are looked at last.
+  // A plan that does not fit with everything kept may fit if the ranks that hold most recompute some of it.
+  // Such plans take longer than if everything were kept, and are examined last.
   void recompute_by_rank() {
     for (const auto& [g, candidate] : too_large_) {
       tell();
@@ -355,15 +357,15 @@ class Search {
     }
   }
 
-  // Seconds that a plan must not go beyond to be among the first, or to share a rank with one of them: of a
-  // rank the first plan shown is the one with least memory, and the last one's may begin with it. Of what is
-  // still found the plans before it only get faster.
+  // The most seconds with which a plan can still be among the first, or share a rank with one of them: of
+  // plans that share a rank the one with least memory is shown, and the rank of the last plan may begin with
+  // it. Plans that are found later can only lower this.
   double worst_ranked() const {
     return result_.plans.size() < top()
                ? most_seconds_
                : std::min(most_seconds_, result_.plans[top() - 1].seconds * (1 + tie));
   }
-  // Whether so many plans are at least as fast and as small that it is not among the first.
+  // Whether `top` plans are at least as fast and as small, so that it cannot be among the first.
   bool is_behind(double least_seconds, double bytes) const {
     std::size_t better = 0;
     for (const Estimate& e : result_.plans) {
@@ -376,7 +378,7 @@ class Search {
   bool by_memory() const { return r_.objective == Objective::memory; }
   std::size_t top() const { return static_cast<std::size_t>(r_.top); }
 
-  // The same if all that waits fits: no later than worst_ranked().
+  // The same if all waiting plans fit: at most worst_ranked().
   double worst_hoped() const {
     auto plan = result_.plans.begin();
     auto next = waiting_.begin();
@@ -403,8 +405,8 @@ class Search {
     candidate.place_in(plan_);
   }
 
-  // Walks the memory of what waits, and simulates what could be faster, the fastest first: no further than
-  // `seconds`, nor than what can be among the first.
+  // Computes the exact memory of waiting plans, and simulates plans that could be faster, fastest first: up
+  // to `seconds`, and only what can be among the first.
   void advance(double seconds) {
     constexpr double never = std::numeric_limits<double>::infinity();
     for (;; tell()) {
@@ -421,7 +423,7 @@ class Search {
       simulate(plan_, candidate.outcome);
     }
   }
-  // By memory, of this trainer: walked in the order of what they hold at least.
+  // For ranking by memory with this trainer: in the order of the least bytes that plans hold.
   void walk_the_smallest() {
     const auto& plans = result_.plans;
     for (; !later_.empty(); tell()) {
@@ -453,7 +455,7 @@ class Search {
     const double most =
         is_full ? std::min(usable_, static_cast<double>(result_.plans.back().memory.total())) : usable_;
     model_.add_memory(e, most);
-    if (static_cast<double>(e.memory.total()) > usable_) {  // this trainer's
+    if (static_cast<double>(e.memory.total()) > usable_) {  // only of this trainer
       if (waiting.outcome != nullptr)
         *waiting.outcome = {Fate::memory, static_cast<double>(e.memory.total())};
       make_room(std::move(e.plan), waiting.outcome);
@@ -474,7 +476,8 @@ class Search {
     while (plans.size() > top() && (by_memory() || plans.back().seconds > worst_ranked())) plans.pop_back();
   }
 
-  // Ranks, within each the one with least memory first. By memory no two plans share one.
+  // Sets the ranks; among plans that share one, those with least memory come first. When ranking by memory,
+  // no two plans share a rank.
   void give_places() {
     auto& plans = result_.plans;
     auto& places = result_.places;
@@ -493,7 +496,7 @@ class Search {
     places.resize(plans.size());
   }
 
-  // Ranks that hold too much make more again.
+  // Recomputes more on the ranks that hold too much.
   void make_room(Plan plan, Outcome* outcome) {
     --result_.feasible;
     const auto chosen = kinds_.empty() || by_memory()
@@ -505,7 +508,7 @@ class Search {
     simulate(plan, outcome);
   }
 
-  // Of the search's own groups.
+  // Whether one of the search's own groups has this recomputation.
   bool is_searched_everywhere(const PipelineRecompute& r) const {
     return std::any_of(uniform_.begin(), uniform_.end(), [&](const Recompute& kind) { return r == kind; });
   }
@@ -562,13 +565,13 @@ class Search {
 
   const SearchRequest& r_;
   const std::string what_ = counted(r_.gpus, "GPU");
-  double done_ = -1;  // nobody can tell yet
+  double done_ = -1;  // not known yet
   StepModel& model_;
   double most_seconds_, usable_;
   const MeshesBesideZero beside_zero_{r_};
-  // What all ranks make again, and what each of them chooses from; empty: they do not choose.
+  // What all ranks recompute, and what each of them may choose from; empty: they do not choose.
   std::vector<Recompute> uniform_{Recompute::none, Recompute::selective, Recompute::full}, kinds_;
-  Plan plan_;  // that is looked at
+  Plan plan_;  // the one being examined
   SearchResult result_;
   std::set<std::string> examples_;
   std::map<std::string, int> whys_;
@@ -576,16 +579,16 @@ class Search {
   std::vector<Group> groups_;
   std::vector<Candidate> candidates_;                          // of a group
   std::vector<std::pair<const Group*, Candidate>> too_large_;  // with everything kept
-  // By seconds: what may be among the first, whose memory is not walked yet. Of this trainer that takes
-  // longer than to simulate.
+  // By seconds: plans that may be among the first, whose exact memory is not known yet. Only for this
+  // trainer: computing it takes longer than a simulation.
   std::multimap<double, Waiting> waiting_;
-  // By bound, or bytes: what is simulated when nothing comes before it any more. Only of this trainer.
+  // By bound, or by bytes: plans to simulate once no better ones are left. Only for this trainer.
   std::multimap<double, std::pair<const Group*, Candidate>> later_;
 };
 
 }  // namespace
 
-// Of two searches that found nothing else in common: the better one's plans, and what both looked at.
+// Joins two searches over disjoint sets of plans: the better plans, and what both examined.
 static SearchResult joined(SearchResult first, SearchResult second, Objective objective) {
   const auto figure = [objective](const SearchResult& r) {
     const Estimate& best = r.plans.front();
@@ -628,7 +631,7 @@ SearchResult search(const SearchRequest& request, double most_seconds) {
   check_request(request);
   StepModel model(request.work, request.shelf);
   SearchResult result = Search(request, model, most_seconds).run();
-  // Of plans that took too long nothing was found out.
+  // Nothing is known of plans that took too long.
   if (!result.plans.empty() || !result.nearest || most_seconds < 1e300) return result;
   for (const SearchRequest& with : offloading(request))
     result = joined(std::move(result), Search(with, model, most_seconds).run(), request.objective);
@@ -654,7 +657,7 @@ std::optional<LeastGpus> least_gpus(SearchRequest request, double target_seconds
   const std::int64_t all = request.given_ranks();
   const bool whole = request.gives_mesh();
   if (all > most) check_request(request);
-  // Layers cost the same on any number of devices: one model prices them once.
+  // The cost of a layer does not depend on the number of devices: one model prices layers once.
   StepModel model(request.work, request.shelf);
   for (std::int64_t gpus = all; gpus <= (whole ? std::min<std::int64_t>(all, most) : most); gpus += all) {
     request.gpus = static_cast<int>(gpus);

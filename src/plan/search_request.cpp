@@ -17,7 +17,7 @@
 namespace echelon {
 namespace {
 
-// Whether some configuration has a legal shape, and of what is given the first that is in its way.
+// Whether some configuration has a legal shape; and of the given fields, the first that prevents one.
 struct Legality {
   bool is_possible = false;
   std::optional<Refusal> refusal;
@@ -42,7 +42,7 @@ Legality legality(const SearchRequest& r) {
       sharding.place_in(plan);
       const auto refusal = shape_refusal(plan, runner_of(r.work.software));
       result.is_possible |= !refusal;
-      // Of the length too, but for what only a cp that nobody asked for makes of it.
+      // The length counts as given too, unless the refusal is caused by a cp that was not given.
       const bool is_given =
           refusal &&
           (r.has(refusal->field) || (refusal->field == "seq-len" && (r.has("cp") || plan.mesh.cp() == 1)));
@@ -63,7 +63,7 @@ void SearchRequest::pin(const std::string& field, const std::string& text, const
 
 void SearchRequest::pin_all(const Plan& plan) {
   work.plan = plan;
-  work.plan.precision = DType::f32;  // a workload has a precision of its own
+  work.plan.precision = DType::f32;  // a workload has its own precision
   if (plan.mesh.etp == plan.mesh.tp()) work.plan.mesh.etp = 0;
   for (const PlanField& field : plan_fields())
     if (field.is_searched()) pinned.insert(field.name());
@@ -107,7 +107,7 @@ std::optional<Refusal> unpriced(const Plan& plan, const Workload& work) {
   if (plan.mask == AttentionMask::document && work.documents.empty())
     return refused("mask", {{"mask", "causal"}},
                    "is priced with --document-lengths, which says what is packed");
-  // What a plan's file says where it says nothing is the default, which acts as little.
+  // The default is allowed: it may just be what a plan's file says, and has little effect.
   if (cuts_each_document(work) && plan.mesh.cp() > 1 && plan.context_kind != ContextKind::ulysses &&
       plan.context_balance != Plan{}.context_balance)
     return refused("cp-balance", {{"cp-balance", name_of(Plan{}.context_balance)}}, "has no effect {}",
@@ -141,7 +141,7 @@ bool makes_possible(const Remedy& remedy, SearchRequest request) {
   return legality(request).is_possible;
 }
 
-// Whether what is given leaves the program plans whose activations it offloads.
+// Whether the given fields allow plans whose activations the program can offload.
 static bool can_offload_activations(const SearchRequest& r) {
   const Software& s = r.work.software;
   const Plan& given = r.work.plan;

@@ -24,7 +24,7 @@ std::vector<T> pinned_or(const SearchRequest& r, const char* name, const T& valu
   return r.has(name) ? std::vector<T>{value} : std::move(all);
 }
 
-// Of those that are tried, in this order, what the program runs.
+// The values to try, in this order, as far as the program runs them.
 template <class T>
 std::vector<T> run_by(const std::optional<std::vector<T>>& program, std::vector<T> tried) {
   if (program)
@@ -34,14 +34,14 @@ std::vector<T> run_by(const std::optional<std::vector<T>>& program, std::vector<
   return tried;
 }
 
-// Part of the published schedules that can win: naive and gpipe never beat 1f1b in time or memory, and
-// streams train otherwise.
+// The published schedules that can win: naive and gpipe never beat 1f1b in time or memory, and schedules
+// without a flush train differently.
 std::vector<std::string> searched_schedules(const Software& software) {
   return run_by<std::string>(software.schedules, {"1f1b", "interleaved", "zb-h1", "zb-h2", "zb-v", "v-half",
                                                   "v-min", "dualpipe", "dualpipev"});
 }
 
-// Of context parallelism; those of a program that has none are no kinds.
+// Kinds of context parallelism; empty for a program that has none.
 std::vector<ContextKind> searched_context_kinds(const Software& software) {
   std::vector<ContextKind> kinds;
   for (const std::string& name :
@@ -75,7 +75,7 @@ void each_mesh(const SearchRequest& r, const std::function<void(const Plan&)>& v
   const std::vector<int> axis = divisors(r.gpus),
                          eps = has_experts ? divisors(static_cast<int>(m.num_experts)) : std::vector{1};
   std::vector<ContextKind> kinds = searched_context_kinds(r.work.software);
-  if (kinds.empty() && r.has("cp")) kinds = {given.context_kind};  // and say that the program has none
+  if (kinds.empty() && r.has("cp")) kinds = {given.context_kind};  // so that it is refused with a reason
   Plan plan = given;
   Mesh& mesh = plan.mesh;
   plan.sequence_parallel |= !r.has("sp");
@@ -98,8 +98,8 @@ void each_mesh(const SearchRequest& r, const std::function<void(const Plan&)>& v
         mesh.set(Axis::cp, cp);
         mesh.set(Axis::dp, static_cast<int>(r.gpus / inner));
         if (r.has("dp") && pinned.dp() != mesh.dp()) continue;
-        // Both are balanced parts; zigzag's are two of half the size. Of packed documents stripes are more
-        // even, where these are not cut by themselves.
+        // Both divide attention evenly; zigzag does it with two parts per rank, each half as long. For packed
+        // documents, stripes are more even unless documents are cut separately.
         const bool cuts_each = cuts_each_document(r.work);
         std::vector<ContextBalance> balances{software.is_this_trainer && !cuts_each && cp > 1 &&
                                                      plan.seq_len % (2 * cp) != 0
@@ -113,10 +113,10 @@ void each_mesh(const SearchRequest& r, const std::function<void(const Plan&)>& v
         for (int ep : pinned_or(r, "ep", pinned.ep, eps))
           for (int etp : pinned_or(r, "etp", pinned.etp, etps)) {
             mesh.ep = ep;
-            mesh.etp = etp == (has_experts ? tp : 1) ? 0 : etp;  // as MLPs are
+            mesh.etp = etp == (has_experts ? tp : 1) ? 0 : etp;  // the default: as MLPs are cut
             if (!r.has("ep") && !r.has("etp") &&
                 mesh.dp_cp_size() * tp % (has_experts ? mesh.expert_ranks() : ep) != 0)
-              continue;  // no such mesh
+              continue;  // there is no such mesh
             if (!r.has("ep") && r.work.expert_load.replicas > most_replicas(m, ep)) continue;
             for (ContextKind kind : cp == 1 ? std::vector{ContextKind::ring}
                                             : pinned_or(r, "cp-kind", given.context_kind, kinds)) {
@@ -125,7 +125,7 @@ void each_mesh(const SearchRequest& r, const std::function<void(const Plan&)>& v
               for (ContextBalance balance : balances) {
                 plan.context_balance = balance;
                 visit(plan);
-                if (kind == ContextKind::ulysses) break;  // which needs no balance
+                if (kind == ContextKind::ulysses) break;  // it needs no balance
               }
             }
           }
@@ -134,7 +134,7 @@ void each_mesh(const SearchRequest& r, const std::function<void(const Plan&)>& v
 
 std::vector<std::int64_t> micro_batches(const SearchRequest& r, const Plan& plan) {
   if (r.has("micro-batch")) return {r.work.plan.micro_batch};
-  // A schedule of documents has no sequences of which several could go together.
+  // With dynamic context parallelism documents are scheduled, and there are no sequences to combine.
   if (r.work.dynamic_context) return {1};
   const std::int64_t of_rank = plan.global_batch / plan.mesh.dp();
   std::vector<std::int64_t> list;
@@ -170,8 +170,8 @@ std::vector<PipelineChoice> pipelines(const SearchRequest& r, const Plan& plan) 
       list.push_back({name});
       continue;
     }
-    // Even stages, or one layer less at one end or at both, as Llama 3 405B has; and the few that are far
-    // from it.
+    // Even stages, or one layer less at one end or at both, as in Llama 3 405B; and few chunks, even if
+    // stages are far from even.
     const std::int64_t layers = plan.model.num_layers;
     std::vector<int> chunks;
     for (int v = 2; v <= std::min<std::int64_t>(layers / pp, 16); ++v) {
@@ -179,7 +179,7 @@ std::vector<PipelineChoice> pipelines(const SearchRequest& r, const Plan& plan) 
           (std::int64_t{pp} * v - layers % (std::int64_t{pp} * v)) % (std::int64_t{pp} * v);
       if (over <= 2 || v <= 4) chunks.push_back(v);
     }
-    if (r.has("schedule") && chunks.empty()) chunks = {2};  // and say what is wrong with it
+    if (r.has("schedule") && chunks.empty()) chunks = {2};  // so that a refusal says what is wrong
     for (int v : pinned_or(r, "chunks", given.chunks, chunks)) list.push_back({name, v == 1 ? 0 : v});
   }
   return with_splits(list);
@@ -197,12 +197,12 @@ std::vector<ShardingChoice> shardings(const SearchRequest& r, const Mesh& mesh) 
   }
   if (given.offloads_optimizer()) {
     stages = run_by<int>(software.offload_zero_stages, std::move(stages));
-    if (!software.is_this_trainer) std::erase(stages, 0);  // shards lie on the host
+    if (!software.is_this_trainer) std::erase(stages, 0);  // shards are what lies on the host
   }
   if (r.work.dynamic_context) stages = run_by<int>(software.dynamic_context_zero_stages, std::move(stages));
   for (int zero : pinned_or(r, "zero", given.zero, std::move(stages))) {
     std::set<int> replicas{1};
-    // A group of shards inside a node.
+    // A sharding group inside a node.
     const int inside = std::max(1, r.work.machine.node() / mesh.tp());
     if (r.work.software.replicated_shards && zero > 0 && ranks > inside && ranks % inside == 0)
       replicas.insert(ranks / inside);

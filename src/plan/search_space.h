@@ -1,4 +1,4 @@
-// Which plans a request leaves to look at, of those that its program runs: meshes, and for each of them
+// Enumerates the plans that a request leaves open and its program runs: meshes, and for each of them
 // micro-batches, pipelines and shardings.
 #pragma once
 
@@ -12,7 +12,7 @@
 
 namespace echelon {
 
-// What a plan is beside its mesh, micro-batch and recomputation.
+// What defines a plan besides its mesh, micro-batch and recomputation.
 struct PipelineChoice {
   std::string schedule;
   int chunks = 0;
@@ -26,19 +26,19 @@ struct ShardingChoice {
   void place_in(Plan& plan) const;
 };
 
-// Every mesh that has the devices, its expert groups and its kind of context parallelism.
+// Visits every mesh with these devices, with its expert groups and its kind of context parallelism.
 void each_mesh(const SearchRequest& request, const std::function<void(const Plan&)>& visit);
 std::vector<std::int64_t> micro_batches(const SearchRequest& request, const Plan& plan);
-// None where lacks_pipeline().
+// Empty if lacks_pipeline().
 std::vector<PipelineChoice> pipelines(const SearchRequest& request, const Plan& plan);
-// A schedule is asked for, other than what one rank runs.
+// Whether a schedule is given that one pipeline rank cannot run.
 bool lacks_pipeline(const SearchRequest& request, const Plan& plan);
 std::vector<ShardingChoice> shardings(const SearchRequest& request, const Mesh& mesh);
-// Of these names of recomputation those that the model has ops for.
+// The recomputations of these names for which the model has ops.
 std::vector<Recompute> recompute_kinds(const std::vector<std::string>& names, const ModelSpec& model);
 
-// Meshes that the program does not run beside the stage of ZeRO that is given: they are left out, where any
-// other is legal.
+// Meshes with which the program does not run the given ZeRO stage: they are left out if another mesh is
+// legal.
 class MeshesBesideZero {
  public:
   explicit MeshesBesideZero(const SearchRequest& request);
@@ -51,7 +51,7 @@ class MeshesBesideZero {
   bool others_ = false;
 };
 
-// Further experts that a rank has room for: it needs none twice.
+// The most additional experts that a rank can hold: it needs none of them twice.
 std::int64_t most_replicas(const ModelSpec& model, int ep);
 inline bool is_power_of_two(int n) { return (n & (n - 1)) == 0; }
 
