@@ -17,13 +17,13 @@ RankGroups along_pipeline(const Plan& c) {
   return {c.mesh.pp(), c.mesh.num_ranks() / c.mesh.pp(), c.mesh.num_ranks()};
 }
 
-// `added`: to a microbatch's passes through each stage.
+// `added`: seconds added to a microbatch's passes through each stage.
 SimulationCosts simulation_costs(const std::vector<LayerSeconds>& stages, const std::vector<double>& added,
                                  const Software& software, double message, int pp) {
   SimulationCosts costs;
   costs.stages.clear();
   double all = 0, experts = 0;
-  // Of a microbatch: a rank with several stages hands over in parts.
+  // For each microbatch: a rank with several stages spends it in parts, one for each stage.
   const double handing =
       pp > 1 ? software.message_seconds * pp / real(static_cast<std::int64_t>(stages.size())) : 0;
   for (std::size_t i = 0; i < stages.size(); ++i) {
@@ -35,24 +35,24 @@ SimulationCosts simulation_costs(const std::vector<LayerSeconds>& stages, const 
     experts += t.forward.expert + t.backward_input.expert;
   }
   costs.message = message;
-  // What runs together hides the experts' all-to-all, which is what DualPipe was made for; the collectives of
-  // tp stand between products that need each other.
+  // Passes that run together hide the experts' all-to-all, which is the purpose of DualPipe; tp's collectives
+  // cannot be hidden, since they are between products that depend on each other.
   if (all > 0)
     costs.overlap_factor =
         (all - experts + added_seconds(all - experts, experts, software.overlap_slowdown)) / all;
   return costs;
 }
 
-// Of a rank's stages that have the same layers all that counts is how much they hold together. Where W needs
-// as much as F keeps that is all it holds.
+// The moments at which a rank may hold most. Stages of a rank with the same layers are counted together. If W
+// needs as much as F keeps, that is all that counts.
 std::vector<RankShare::InFlight> held_by_rank(const ScheduleFacts& facts, std::size_t rank,
                                               const std::vector<PerKind>& layers, bool of_this_trainer) {
   const std::vector<StageUse>& uses = facts.uses[rank];
-  std::vector<const PerKind*> alike;  // the layers of stages, each once
-  std::vector<std::size_t> place;     // of each use
+  std::vector<const PerKind*> alike;  // the layers of stages, without repetitions
+  std::vector<std::size_t> place;     // of each use, in `alike`
   for (const StageUse& use : uses) {
     const PerKind& own = layers[static_cast<std::size_t>(use.stage)];
-    const bool is_first = use.stage == 0;  // which has the embedding as well
+    const bool is_first = use.stage == 0;  // it also has the embedding
     const auto same = std::find_if(alike.begin(), alike.end(), [&](const PerKind* one) {
       return *one == own && !(of_this_trainer && (is_first || one == &layers.front()));
     });
@@ -85,8 +85,8 @@ std::vector<RankShare::InFlight> held_by_rank(const ScheduleFacts& facts, std::s
   return moments;
 }
 
-// The ends have work beside their layers: a layer moves away from an end for as long as the slowest stage
-// gets faster by it. All layers count as those of the last kind.
+// The first and the last stage have work besides their layers: a layer moves away from them as long as that
+// makes the slowest stage faster. All layers count as those of the last kind.
 std::vector<std::int64_t> moved_from_ends(std::vector<std::int64_t> layers, std::size_t kind,
                                           const std::vector<PerKind>& cost,
                                           const std::vector<double>& extra) {
@@ -105,8 +105,8 @@ std::vector<std::int64_t> moved_from_ends(std::vector<std::int64_t> layers, std:
   return layers;
 }
 
-// Where layers of several kinds lie mixed: the split whose slowest stage is the fastest, each stage filled
-// from the last one on, since the first ones hold more microbatches.
+// If layers of several kinds alternate: the split whose slowest stage is fastest. Stages are filled from the
+// last one on, since the first ones hold more microbatches.
 std::vector<std::int64_t> balanced(const LayersByKind& by_kind, const std::vector<PerKind>& cost,
                                    const std::vector<double>& extra) {
   const auto stages = static_cast<std::int64_t>(cost.size()), total = by_kind.num_layers();
@@ -117,7 +117,7 @@ std::vector<std::int64_t> balanced(const LayersByKind& by_kind, const std::vecto
       const auto s = static_cast<std::size_t>(stage);
       double work = extra[s];
       std::int64_t begin = end;
-      // Each stage before it has a layer too.
+      // Leaves at least one layer for each stage before it.
       while (begin > stage && (begin == end || work + cost[s][by_kind.of(begin - 1)] <= most))
         work += cost[s][by_kind.of(--begin)];
       layers[s] = end - begin;
@@ -138,7 +138,7 @@ std::vector<std::int64_t> balanced(const LayersByKind& by_kind, const std::vecto
   return layers;
 }
 
-// Two stages on each rank, as far from either end.
+// Whether each rank has two stages, equally far from the two ends.
 bool is_v(const ScheduleFacts& facts) {
   return std::all_of(facts.uses.begin(), facts.uses.end(), [&](const std::vector<StageUse>& uses) {
     return uses.size() == 2 && uses[0].stage + uses[1].stage + 1 == facts.num_stages;
@@ -174,9 +174,9 @@ Stages::Stages(const Workload& work, std::shared_ptr<ScheduleShelf> shelf)
 
 const PackedAttention* Stages::packed(const Plan& c) { return documents_ ? &documents_->of(c) : nullptr; }
 
-// While the largest microbatch is in another stage than a rank's own the rank has nothing to do that takes as
-// long: it waits for what that one has more than the others, once for each of the others' stages, of which
-// chunks let it do others' work beside.
+// While the largest microbatch is in another rank's stage, a rank has no work of the same length: it waits
+// for the excess of that microbatch over the others, once for each of the other ranks' stages. With chunks it
+// has other work to do meanwhile.
 double Stages::uneven_microbatches(const Plan& c, const StageShape& s) {
   const PackedAttention* const documents = packed(c);
   if (documents == nullptr || c.mesh.pp() == 1) return 0;
@@ -261,7 +261,7 @@ const LayerPrices& Stages::prices(const Plan& c, const Recompute& recompute) {
   LayerPrices p;
   if (!counts_.contains(c.mesh.tp())) counts_[c.mesh.tp()] = parameter_counts(c.model, c.mesh.tp());
   p.counts = counts_.at(c.mesh.tp());
-  if (!work_.software.is_this_trainer) p.counts.repeated = {};  // Software::tensor_repeats_heads
+  if (!work_.software.is_this_trainer) p.counts.repeated = {};  // see Software::tensor_repeats_heads
   const double kept = kept_experts(work_.expert_load, c.mesh);
   for (double& routed : p.counts.routed) routed *= kept;
   p.counts.head_routed *= kept;
@@ -289,7 +289,7 @@ std::vector<std::int64_t> Stages::layers(const Plan& c, const ScheduleFacts& fac
         cost[static_cast<std::size_t>(use.stage)][k] = layer.forward.total() + layer.backward();
       }
   extra.front() += t.embedding.forward.total() + t.embedding.backward();
-  // A part of the output layer is on every rank.
+  // A cut output layer has a part on every rank.
   const std::vector<LayerSeconds> ends =
       c.cuts_vocabulary() ? std::vector{t.norm} : std::vector{t.head, t.loss};
   for (const LayerSeconds& end : ends) extra.back() += end.forward.total() + end.backward();
@@ -310,7 +310,7 @@ const std::vector<std::int64_t>& Stages::balanced_v(const ScheduleFacts& facts,
   const auto [found, is_new] = balanced_v_.try_emplace({prices, ranks});
   if (!is_new) return found->second;
   StageCosts costs{{}, std::vector<std::size_t>(extra.size()), extra};
-  std::vector<const LayerPrices*> listed;  // whose layers' costs are there
+  std::vector<const LayerPrices*> listed;  // those whose layer costs are listed
   for (std::size_t r = 0; r < ranks.size(); ++r) {
     const auto at = std::find(listed.begin(), listed.end(), prices[r]);
     const auto list = static_cast<std::size_t>(at - listed.begin());
@@ -343,8 +343,8 @@ LayerSeconds Stages::stage_seconds(const Plan& c, const LayerPrices& p,
   if (stage == head) sum += p.seconds.head;
   if (stage == last) sum += p.seconds.loss;
   if (apart && stage >= head) {
-    // Logits go over and their gradient comes back beside what both ends compute; neither is faster than
-    // they.
+    // Logits are sent over and their gradient returns while both ends compute; neither end can be faster than
+    // these messages.
     const double waiting =
         ops_.message(p.saved.logits, along_pipeline(c)) - sum.forward.total() - sum.backward();
     sum.forward.compute += std::max(0.0, waiting) / 3;
@@ -361,7 +361,7 @@ bool Stages::same_holdings(const Plan& a, const Plan& b) const {
          a.context_balance == b.context_balance && a.sequence_parallel == b.sequence_parallel;
 }
 
-// What happens along dp once a step leaves stages as they are.
+// Communication along dp once a step does not change the stages.
 bool Stages::same_passes(const Plan& a, const Plan& b) const {
   const auto sharing = [&](const Plan& c) {
     return state_.adds_to_passes(c) ? std::tuple{c.zero, c.hsdp, c.offload} : std::tuple{0, 1, Offload::none};
@@ -370,7 +370,7 @@ bool Stages::same_passes(const Plan& a, const Plan& b) const {
          sharing(a) == sharing(b);
 }
 
-// Neighbours in the search share them.
+// Plans that are neighbours in the search share them.
 const StageHoldings& Stages::holdings(const Plan& c) {
   if (!last_holdings_ || !same_holdings(c, last_held_)) {
     last_holdings_ = std::make_unique<StageHoldings>(make_holdings(c));
@@ -531,23 +531,23 @@ StateSeconds::Copies Stages::in_pipeline(const Plan& c, const StageShape& s, std
   return sum;
 }
 
-// A rank ends no earlier than the passes before its first one and its own; the whole pipeline not before
-// those after its last one too.
+// A rank ends no earlier than the passes before its first one, plus its own passes; and the whole pipeline no
+// earlier than after the passes that follow a rank's last one.
 void Stages::bound(const Plan& c, StageShape& s) const {
   const ScheduleFacts& facts = *s.facts;
   const double microbatches = real(num_microbatches(c));
-  // Passes that run together take this part of their sum.
+  // The fraction of their sum that passes take when they run together.
   const double factor = facts.overlaps ? std::min(1.0, s.costs->overlap_factor) : 1;
   std::vector<double> before(s.stages.size() + 1), behind(s.stages.size() + 1);
   for (std::size_t i = 0; i < s.stages.size(); ++i) {
     const StageTimes& t = s.costs->stages[i];
     before[i + 1] = before[i] + factor * t.forward + s.costs->message;
-    // Weight gradients apart may come later.
+    // Separate weight gradients may come later.
     const double weights = facts.splits_backward ? 0 : t.backward_weight;
     behind[i + 1] = behind[i] + factor * (t.backward_input + weights) + s.costs->message;
   }
   for (const auto& uses : facts.uses) {
-    // V may come first of what is behind a rank's first pass, and VW behind its last.
+    // V may be the first work after a rank's first pass, and VW the last.
     const StageTimes& part = s.costs->vocabulary_part;
     const double parts = microbatches * (part.forward + part.backward_weight);
     double work = 0, first = 1e300, last = 1e300;

@@ -1,4 +1,4 @@
-// Stages of a plan: their layers and times, and what each pipeline rank runs and holds of them.
+// The stages of a plan: their layers and times, and what each pipeline rank runs and holds of them.
 #pragma once
 
 #include <map>
@@ -20,67 +20,66 @@
 
 namespace echelon {
 
-// What one microbatch takes and keeps in each layer of a mesh, under one kind of recomputation.
+// The time and the memory of one microbatch in each layer, for a mesh and one kind of recomputation.
 struct LayerPrices {
   ModelSeconds seconds;
   SavedBytes saved;
   ParameterCounts counts;
 };
 
-// What each pipeline rank runs and holds: the same under any sharding over dp.
+// What each pipeline rank runs and holds: does not depend on sharding over dp.
 struct StageHoldings {
   const ScheduleFacts* facts = nullptr;
   std::vector<std::int64_t> layers;
-  std::vector<PerKind> by_kind;            // the same of each kind
+  std::vector<PerKind> by_kind;            // the same by kind
   std::vector<const LayerPrices*> prices;  // of each rank
   std::vector<RankShare> ranks;
   std::vector<ShareCounts> counts;
 };
 
-// And what that takes.
+// The same, with times.
 struct StageShape : StageHoldings {
   std::vector<LayerSeconds> stages;
-  std::optional<LayerSeconds> part;  // of the output layer, where each rank has one
-  double part_sharing = 0;           // as `sharing`, of V
-  std::vector<double> sharing;  // seconds that gathers and sums along dp add to a microbatch, of each stage
-  std::vector<double> to_host;  // and those that the way to the host and back adds
+  std::optional<LayerSeconds> part;  // of the output layer, if each rank has a part of it
+  double part_sharing = 0;           // like `sharing`, for V
+  std::vector<double> sharing;  // seconds that gathers and sums along dp add to a microbatch, for each stage
+  std::vector<double> to_host;  // seconds that transfers to the host and back add to it
   std::vector<double> saved;    // bytes that a microbatch keeps in each stage's layers
   std::optional<SimulationCosts> costs;
   std::vector<double> least_end;  // of each rank: its last instruction ends no earlier
-  double least_pipeline = 0;      // nor the pipeline
+  double least_pipeline = 0;      // nor does the pipeline
 };
 
 class Stages {
  public:
-  // The workload outlives this.
+  // The workload must outlive this.
   Stages(const Workload& work, std::shared_ptr<ScheduleShelf> shelf);
 
   const StateSeconds& state() const { return state_; }
   const LayersByKind& by_kind() const { return programs_.by_kind; }
-  // Why the schedule does not fit; empty where it does. Shapes must be legal (shape_problem()).
+  // Why the schedule does not fit; empty if it does. Shapes must be legal (shape_problem()).
   std::string schedule_problem(const Plan& c);
   // Whether balancing its layers gives the even split.
   bool splits_evenly(const Plan& c);
-  // Where the output layer is cut, with the parts' instructions: as this trainer orders them for these
-  // stages.
+  // If the output layer is cut, includes the parts' instructions, in this trainer's order for these stages.
   const Schedule& schedule(const Plan& c);
-  // Whether pipeline ranks hold the same layers, and as much of each in flight.
+  // Whether pipeline ranks hold the same layers, and equally many of each in flight.
   bool same_holdings(const Plan& a, const Plan& b) const;
-  // And whether their passes are the same.
+  // The same, and whether their passes are equal.
   bool same_passes(const Plan& a, const Plan& b) const;
   const LayerPrices& prices(const Plan& c, const Recompute& recompute);
-  // Both stay until the next call with another plan.
+  // Both references are valid until the next call with another plan.
   const StageHoldings& holdings(const Plan& c);
   const StageShape& shape(const Plan& c);
-  // That a rank hands to the next stage, of a microbatch.
+  // Bytes that a rank sends to the next stage, per microbatch.
   double message_bytes(const Plan& c);
-  // Seconds of data-parallel traffic of a pipeline rank that nothing hides.
+  // Seconds of a pipeline rank's data-parallel communication that nothing hides.
   double exposed(const Plan& c, const StageShape& shape, std::size_t rank) const;
-  // Of gradients what pipeline ranks sum that hold the same parameters: a part of what is exposed.
+  // The sums of gradients over pipeline ranks with the same parameters: a part of exposed().
   StateSeconds::Copies in_pipeline(const Plan& c, const StageShape& shape, std::size_t rank) const;
-  // What packed documents make of its attention; null where there are none.
+  // The effect of packed documents on attention; null if there are none.
   const PackedAttention* packed(const Plan& c);
-  // Seconds that a pipeline waits because its microbatches are not as much attention.
+  // Seconds that a pipeline waits because its microbatches have different amounts of attention.
   double uneven_microbatches(const Plan& c, const StageShape& shape);
 
  private:
@@ -90,15 +89,15 @@ class Stages {
   const ScheduleFacts& facts(const Plan& c);
   StageHoldings make_holdings(const Plan& c);
   StageShape make_shape(const Plan& c);
-  // Of each rank; the same of many plans.
+  // For each rank; shared by many plans.
   const std::vector<std::vector<RankShare::InFlight>>& in_flight(const ScheduleFacts& facts,
                                                                  const StageHoldings& s);
   void bound(const Plan& c, StageShape& shape) const;
   // `prices`: of each rank.
   std::vector<std::int64_t> layers(const Plan& c, const ScheduleFacts& facts,
                                    const std::vector<const LayerPrices*>& prices);
-  // Of a V a rank takes what its two stages take together: ranks are evened, as this trainer does. `extra`:
-  // of each stage beside its layers.
+  // In a V, the sum of a rank's two stages counts: ranks are balanced as in this trainer. `extra`: seconds of
+  // each stage besides its layers.
   const std::vector<std::int64_t>& balanced_v(const ScheduleFacts& facts,
                                               const std::vector<const LayerPrices*>& prices,
                                               const std::vector<double>& extra);
@@ -114,7 +113,7 @@ class Stages {
   ModelPrograms programs_;
   std::optional<PackedDocuments> documents_;
   std::shared_ptr<ScheduleShelf> shelf_;
-  std::vector<Recompute> recomputed_;  // kinds that were priced, of which a key has the place
+  std::vector<Recompute> recomputed_;  // kinds priced so far; keys have an index into this
   std::map<PriceKey, LayerPrices> prices_;
   std::map<int, ParameterCounts> counts_;
   // By the prices of each rank, and its stages.

@@ -11,12 +11,13 @@ double added_seconds(double compute, double communication, double slowdown) {
   return std::max(0.0, communication - compute) + (slowdown - 1) * std::min(compute, communication);
 }
 
-// ZeRO 1 of older programs: every rank gets the whole sum and uses its part.
+// True of ZeRO 1 in older programs, too: every rank receives the whole sum and uses its part.
 bool StateSeconds::reduces_whole(const Plan& c) const {
   return c.zero == 0 || (c.zero == 1 && !work_.software.sharded_states);
 }
 
-// The host calls for one collective after another: a call that takes it longer than the links holds them up.
+// The host starts one collective after another: if starting one takes longer than its transfer, calls limit
+// the rate.
 double StateSeconds::in_calls(Verb verb, double bytes, double calls, const RankGroups& groups) const {
   return calls * std::max(ops_.collective(verb, bytes / calls, groups), ops_.call_seconds(groups.size));
 }
@@ -71,8 +72,8 @@ StateSeconds::Added StateSeconds::unit_adds(const Plan& c, const ShareCounts& co
                                             double backward) const {
   const Software& s = work_.software;
   const auto [sum, values] = exchange(c, counts, 1);
-  // What lies on the host comes up before it is gathered, and goes down as it is summed: there it is added to
-  // what came of the microbatches before.
+  // What is offloaded comes from the host before it is gathered, and gradients go there as they are summed:
+  // the host adds them to those of earlier microbatches.
   const OffloadedBytes off = offloaded_bytes(work_, c);
   double over_up = 0, over_down = 0;
   if (const double own = own_elements(c, counts); off.value > 0 || off.gradient > 0) {
@@ -111,8 +112,8 @@ double StateSeconds::exposed(const Plan& c, const ShareCounts& counts, double la
   };
   const double gathered = left(gather, forward, s.overlaps_parameters);
   if (sums.groups == 0) return left(reduce, backward, s.overlaps_gradients) + gathered;
-  // Each stage's sum runs beside the next group's passes through another stage; behind the last one there is
-  // none.
+  // Each stage's sum overlaps with the next group's passes through another stage; after the last sum there
+  // are none.
   const double stages = c.chunks, group = c.mesh.pp(), each = reduce / stages, window = backward / stages;
   const double hidden =
       s.overlaps_gradients ? added_seconds(group * window, each, s.overlap_slowdown) : each;
@@ -129,13 +130,14 @@ StateSeconds::Copies StateSeconds::copies(const Plan& c, const ShareCounts& coun
   const double shards =
       c.zero == 0 ? 1 : std::max(1.0, static_cast<double>(c.shards()) * c.mesh.tp() / c.mesh.expert_ranks());
   const double summed = counts.routed * real(placed.shared_slots) / slots * bytes_.reduced / shards;
-  // Copies are anywhere in the group.
+  // Copies may be anywhere in the group.
   const std::int64_t stride = std::int64_t{c.mesh.ep} / ranks * c.mesh.expert_cut();
   return {ops_.collective(Verb::all_reduce, summed, {ranks, stride, c.mesh.num_ranks()}),
           2 * (ranks - 1.0) / ranks * summed};
 }
 
-// This trainer sums whole gradients, before those along dp; others what is left of these.
+// This trainer sums whole gradients, before the sums along dp; other programs sum the shards that are left
+// after those.
 StateSeconds::Copies StateSeconds::of_same_stages(const Plan& c, const ShareCounts& counts,
                                                   std::int64_t apart) const {
   const double elements =
@@ -144,7 +146,7 @@ StateSeconds::Copies StateSeconds::of_same_stages(const Plan& c, const ShareCoun
 }
 
 StateSeconds::Copies StateSeconds::of_two_ranks(double elements, std::int64_t apart) const {
-  const double bytes = elements * bytes_.reduced;  // half of it is sent and the other half of the sum
+  const double bytes = elements * bytes_.reduced;  // half of it is sent, and the other half of the sum
   return {ops_.collective(Verb::all_reduce, bytes, {2, apart}), bytes};
 }
 
@@ -167,9 +169,9 @@ double StateSeconds::device_update(const Plan& c, const ShareCounts& counts) con
   return ops_.memory_pass(bytes * s.optimizer_passes) + ops_.elementwise(cast);
 }
 
-// Brought to the device state comes, is used and goes in pieces, both ways at once: what takes longer than
-// the update sticks out. On the host gradients come first, the update reads and writes what it keeps, and
-// values go.
+// If the device updates, state comes, is used and returns in pieces, in both directions at once: only time
+// beyond the update's counts. If the host updates, gradients come first, then the update reads and writes
+// what the host keeps, and values go back.
 double StateSeconds::host(const Plan& c, const ShareCounts& counts) const {
   if (!c.offloads_optimizer()) return 0;
   const OffloadedBytes off = offloaded_bytes(work_, c);
@@ -188,8 +190,8 @@ double StateSeconds::host_traffic(const Plan& c, const ShareCounts& counts, doub
   return own_elements(c, counts) * (once + microbatches * passes);
 }
 
-// A layer's go beside the next one's forward pass, and come beside the backward pass of the one behind it, by
-// the engines that copy: what computes is no slower for it.
+// A layer's activations go to the host during the next layer's forward pass, and return during the backward
+// pass of the layer behind it. Copy engines move them, so computation is not slowed down.
 double StateSeconds::activations(const Plan& c, double saved, double forward, double backward) const {
   if (!c.offloads_activations()) return 0;
   const double link = over_link(saved);
@@ -209,7 +211,7 @@ double StateSeconds::bytes(const Plan& c, const ShareCounts& counts, double micr
                again = each && work_.software.reshards ? microbatches : 0;
   const auto of = [&](double elements, double elements_again, std::int64_t ranks) {
     if (ranks <= 1) return 0.0;
-    // As exchange(): a part of the rest to each rank, once.
+    // As in exchange(): each rank is sent its part of the others once.
     const auto once = [](double parts) { return (parts - 1) / parts; };
     const double gathered = (gathers * elements + again * elements_again) * bytes_.gathered;
     if (reduces_whole(c))

@@ -11,14 +11,14 @@
 namespace echelon {
 namespace {
 
-// To 12 digits: below them is rounding, and plans that take the same time compare as equal.
+// Rounds to 12 digits, so that plans with equal times compare as equal despite rounding.
 double to_twelve_digits(double seconds) {
   if (!(seconds > 0) || !std::isfinite(seconds)) return seconds;
   const double unit = std::pow(10, 11 - std::floor(std::log10(seconds)));
   return std::round(seconds * unit) / unit;
 }
 
-// DualPipe's two ranks of a stage.
+// Whether two ranks run the same stage, as in DualPipe.
 bool runs_the_same(const ScheduleFacts& facts, std::size_t a, std::size_t b) {
   return std::any_of(facts.uses[a].begin(), facts.uses[a].end(), [&](const StageUse& x) {
     return std::any_of(facts.uses[b].begin(), facts.uses[b].end(),
@@ -26,12 +26,12 @@ bool runs_the_same(const ScheduleFacts& facts, std::size_t a, std::size_t b) {
   });
 }
 
-// Whether a layer's backward pass is more than one instruction, or runs beside another pass.
+// Whether a layer's backward pass is more than one instruction, or runs together with another pass.
 bool runs_apart(const Plan& c, const ScheduleFacts& facts) {
   return facts.overlaps || facts.splits_backward || c.cuts_vocabulary();
 }
 
-// What passes are made of, whatever their order.
+// Everything of a plan that determines its passes, but not their order.
 std::string passes_key(const Plan& c) {
   std::string key;
   for (const PlanField& field : plan_fields()) {
@@ -72,7 +72,7 @@ double StepModel::least_at_work(const Plan& c) {
   double least = 1e300;
   for (std::size_t k = 0; k < stages_.by_kind().kinds().size(); ++k)
     least = std::min(least, saved.working[k]);
-  // Passes of this trainer hold other values than are counted.
+  // Passes of this trainer hold other values than those counted.
   return work_.software.is_this_trainer ? 0.5 * least : least;
 }
 
@@ -120,11 +120,11 @@ double StepModel::least_bytes(const Plan& c) {
   using C = MemoryCategory;
   const StageHoldings& s = stages_.holdings(c);
   const bool is_apart = runs_apart(c, *s.facts);
-  // Values and the optimizer's states are what they are counted as. Of what comes and goes with microbatches
-  // less may be there; of passes that run together one makes room for what the other keeps. Nothing is
-  // gathered, nor on its way between stages, for as long as most is kept.
+  // Values and the optimizer's states are exactly as counted. Of what comes and goes with microbatches there
+  // may be less; and when passes run together, one may free memory that the other uses. At the moment with
+  // most kept, nothing need be gathered, or on its way between stages.
   const double kept_part = s.facts->overlaps ? 0.8 : 0.98;
-  // Where a layer's whole backward pass comes before anything that it uses goes, it is at work beside that.
+  // If a layer's whole backward pass runs before anything that it uses is freed, its working memory is added.
   const double working_part = is_apart || c.offloads_activations() ? 0 : 0.6;
   double most = 0;
   for (std::size_t r = 0; r < s.ranks.size(); ++r) {
@@ -190,7 +190,7 @@ std::vector<Recompute> StepModel::recompute_kinds() const {
 
 std::optional<PipelineRecompute> StepModel::fitting_recompute(Plan c, const std::vector<Recompute>& kinds,
                                                               const std::vector<double>& most_bytes) {
-  constexpr int most_rounds = 4;  // of a split by cost; what it ends with is judged like any other plan
+  constexpr int most_rounds = 4;  // of splitting by cost; the final plan is judged like any other
   for (int round = 0; round < most_rounds; ++round) {
     const StageHoldings& s = stages_.holdings(c);
     const std::size_t ranks = s.ranks.size();
@@ -226,7 +226,7 @@ std::optional<PipelineRecompute> StepModel::fitting_recompute(Plan c, const std:
 bool StepModel::may_fit(const Plan& c, const std::vector<Recompute>& kinds, std::size_t rank,
                         double most_bytes) {
   const RankShare& share = stages_.holdings(c).ranks[rank];
-  // The last ones keep least.
+  // The last kinds keep least.
   return std::any_of(kinds.rbegin(), kinds.rend(), [&](const Recompute& kind) {
     const LayerPrices& p = stages_.prices(c, kind);
     return real(footprint(work_, c, p.counts, p.saved, share).total()) <= most_bytes;
@@ -252,12 +252,12 @@ std::vector<HeldCurve> StepModel::activations_over_time(const Estimate& e, const
     const SavedBytes& saved = s.prices[r]->saved;
     std::vector<double> of_stage;
     for (const PerKind& layers : s.by_kind) of_stage.push_back(product_sum(layers, saved.layer));
-    // One rank's curve alone is of its own prices.
+    // Each rank's curve uses its own prices.
     curves.push_back(held_over_time(schedule, Timeline{{timeline.ranks[r]}}, of_stage).front());
     double most = 0;
     for (const auto& [time, held] : curves.back()) most = std::max(most, held);
-    // The trainer of this repository is walked, not counted by formula: the course is the formula's, the peak
-    // what was walked.
+    // For this repository's trainer, memory is measured by a dry run, not counted by formula: the curve has
+    // the formula's shape and the measured peak.
     const auto peak = static_cast<double>(e.rank_memory[r][MemoryCategory::activations]);
     if (most > peak)
       for (auto& [time, held] : curves.back()) held *= peak / most;
@@ -265,7 +265,8 @@ std::vector<HeldCurve> StepModel::activations_over_time(const Estimate& e, const
   return curves;
 }
 
-// Plans that differ in what happens once a step share a simulation; the search may look at others between them.
+// Plans that differ only in what happens once a step share a simulation, although the search may examine
+// others in between.
 const StepModel::Ends& StepModel::simulated(const Plan& c, const SimulationCosts& costs) {
   constexpr std::size_t most_kept = 64;
   const auto found = std::find_if(simulated_.begin(), simulated_.end(), [&](const auto& kept) {
@@ -303,8 +304,8 @@ AxisBytes StepModel::most_traffic(const Plan& c) {
     own.pp = microbatches * s.facts->sends[r] * message;
     if (s.part) {
       own.tp += microbatches * s.part->sent.tensor;
-      // The last stage's output to each other part, and what its softmax is divided by; two gradients and
-      // three numbers a token from it.
+      // The last stage sends its output and the softmax's divisor to each other part; a part sends two
+      // gradients and three numbers per token.
       const double token = 4, tokens = real(c.micro_batch * c.seq_len) / c.mesh.cp(),
                    others = c.mesh.pp() - 1;
       const bool is_last =
@@ -349,7 +350,7 @@ void StepModel::add_host(Estimate& e, std::size_t rank, const HostActivations& a
                                                 real(activations.out + activations.back));
 }
 
-// The same of most plans.
+// Most plans have the same value.
 double StepModel::flops_per_token(double keys) {
   if (!flops_ || flops_->first != keys) flops_.emplace(keys, flops_per_token_seeing(work_.plan.model, keys));
   return flops_->second;
@@ -361,8 +362,8 @@ Estimate StepModel::estimate(const Plan& c) {
   return e;
 }
 
-// Of this trainer the first data- and tensor-parallel rank has most; pipeline ranks are asked from the one
-// that is likely to hold most.
+// With this trainer, the first data- and tensor-parallel rank holds most. Pipeline ranks are examined in the
+// order of their likely memory.
 void StepModel::add_memory(Estimate& e, double most_bytes) {
   const Plan& c = e.plan;
   const StageShape& s = stages_.shape(c);
@@ -371,7 +372,7 @@ void StepModel::add_memory(Estimate& e, double most_bytes) {
   if (work_.software.is_this_trainer) {
     e.host_bytes = e.host_traffic = 0;
     WalkedRanks ranks(rank_bytes(c));
-    // Whether it fits.
+    // Records the exact memory of a rank; returns whether it fits.
     const auto walked = [&](int r, const StepMemory& memory) {
       e.memory = e.rank_memory[static_cast<std::size_t>(r)] = memory;
       e.memory_rank = r;
@@ -468,7 +469,7 @@ Estimate StepModel::estimate_seconds(const Plan& c) {
   parts.dp_exposed += exposed;
   parts.optimizer = stages_.state().optimizer(c, s.counts[last]);
   parts.pp_bubble = latest - exposed - parts.optimizer - busy;
-  if (parts.pp_bubble < 0) {  // what runs together hid communication; or rounding
+  if (parts.pp_bubble < 0) {  // overlap hid communication, or rounding
     parts.ep_exposed = std::max(0.0, parts.ep_exposed + parts.pp_bubble);
     parts.pp_bubble = 0;
   }
@@ -478,7 +479,7 @@ Estimate StepModel::estimate_seconds(const Plan& c) {
     for (std::size_t r = 0; r < s.ranks.size(); ++r) add_host(e, r, counted_activations(c, r));
   }
   e.seconds = to_twelve_digits(whole_step(c, latest));
-  parts.other = std::max(0.0, e.seconds - latest);  // not the rounding of a step that has none
+  parts.other = std::max(0.0, e.seconds - latest);  // 0 instead of a rounding error
 
   const Interval interval = interval_of(work_, c, num_parameters_);
   e.low = e.seconds * interval.low;

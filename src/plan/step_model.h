@@ -1,5 +1,5 @@
-// Seconds and bytes of a step of any plan of a workload: layers priced by shape, the schedule
-// simulated with these times, data-parallel traffic, optimizer.
+// Seconds and bytes of a step, for any plan of a workload: layers are priced by shape, the schedule is
+// simulated with these times, and data-parallel communication and the optimizer are added.
 #pragma once
 
 #include <deque>
@@ -19,13 +19,13 @@
 
 namespace echelon {
 
-// Where the seconds of a step go, on the pipeline rank that ends last. They add up to the step.
+// Where the seconds of a step go, on the pipeline rank that ends last. The parts add up to the step.
 struct StepParts {
   double compute = 0, tp_exposed = 0, pp_bubble = 0, dp_exposed = 0, cp_exposed = 0, ep_exposed = 0,
          host_exposed = 0, optimizer = 0, other = 0;
 };
 
-// Sent along each axis in a step, by the rank that sends most along it.
+// Bytes sent along each axis in a step, by the rank that sends most along it.
 struct AxisBytes {
   double dp = 0, tp = 0, pp = 0, cp = 0, ep = 0;
 };
@@ -40,79 +40,80 @@ struct Estimate {
   Memory memory;                     // of the rank with most
   int memory_rank = 0;               // which pipeline rank that is
   std::vector<Memory> rank_memory;   // of each pipeline rank
-  // How the memory is counted; of this trainer it is walked, and nothing stands here.
+  // The terms of the memory count. Empty for this trainer, whose memory is computed exactly instead.
   std::vector<MemoryTerm> memory_terms;
   std::vector<std::int64_t> layers;  // of each stage
   AxisBytes traffic;
-  // With offloading: what a rank keeps on its host, what goes over the link to it in a step, both ways, of
-  // the rank with most; and the seconds of the step that host and link take.
+  // With offloading, of the rank with most: bytes that it keeps on its host, and bytes that cross the link to
+  // the host in a step, both ways. And the seconds of the step that are due to host and link.
   double host_bytes = 0, host_traffic = 0, host_seconds = 0;
   SimulationCosts costs;  // of its schedule
-  std::optional<PackedAttention> documents{};  // where sequences are packed of them
+  std::optional<PackedAttention> documents{};  // if sequences are packed from documents
 };
 
-// What the pruning path finds out about a plan.
+// What is computed of a plan to decide whether to prune it.
 struct Outlook {
-  double seconds = 0;  // no step takes less
+  double seconds = 0;  // a lower bound of the step's time
   double bytes = 0;    // of the pipeline rank with most
   int rank = 0;
-  double in_flight = 0;  // there
+  double in_flight = 0;  // on that rank
 };
 
 class StepModel {
  public:
-  // The shelf may be one that other models have, in the same thread.
+  // Other models may use the same shelf, in the same thread.
   explicit StepModel(Workload work, std::shared_ptr<ScheduleShelf> shelf = std::make_shared<ScheduleShelf>());
   StepModel(const StepModel&) = delete;
   StepModel& operator=(const StepModel&) = delete;
 
   const Workload& workload() const { return work_; }
-  // Memory that a plan may use of a device.
+  // How much of a device's memory a plan may use.
   double usable_bytes() const { return work_.machine.memory_bytes - work_.machine.reserved_bytes; }
 
-  // As those of Stages.
+  // See Stages.
   std::string schedule_problem(const Plan& c) { return stages_.schedule_problem(c); }
   bool splits_evenly(const Plan& c) { return stages_.splits_evenly(c); }
-  // No step of this mesh, micro-batch and recomputation takes less, whatever its schedule, split and
-  // sharding: the model's passes shared out evenly over the pipeline.
+  // A lower bound of the step's time for this mesh, micro-batch and recomputation, with any schedule, split
+  // and sharding: the model's passes divided evenly over the pipeline.
   double least_seconds(const Plan& c);
-  // No rank of its plans holds less: a layer's backward pass at work.
+  // A lower bound of what ranks of such plans hold: a layer's backward pass at work.
   double least_at_work(const Plan& c);
-  // Exact memory, and a bound on the seconds: what the busiest rank computes, with the passes that must come
-  // before and after it.
-  // Where the memory is above `most_bytes` only that is found out.
+  // Memory as rank_bytes() counts it, and a lower bound of the seconds: what the busiest rank computes, with
+  // the passes that must come before and after it. If the memory exceeds `most_bytes`, only the memory is
+  // computed.
   Outlook outlook(const Plan& c, double most_bytes = 1e300);
-  // Kinds of recomputation that keep less than others of the workload's model, for less time.
+  // Recompute::none, and the kinds of recomputation that keep less, for the workload's model.
   std::vector<Recompute> recompute_kinds() const;
-  // For each pipeline rank the one that takes it least time of those with which it holds no more than its
-  // `most_bytes`; ranks that run the same stages have the same. What one chooses changes no other's memory
-  // but through a split of layers by cost, which follows. No value where some rank has none.
+  // For each pipeline rank, the fastest kind with which it holds at most its `most_bytes`; ranks that run the
+  // same stages get the same. One rank's choice changes the memory of others only through a split of layers
+  // by cost, for which this iterates. No value if some rank has no such kind.
   std::optional<PipelineRecompute> fitting_recompute(Plan c, const std::vector<Recompute>& kinds,
                                                      const std::vector<double>& most_bytes);
-  // Whether there is one of them for this rank, without which there is none for all.
+  // Whether this rank has such a kind; without it there is none for all ranks.
   bool may_fit(const Plan& c, const std::vector<Recompute>& kinds, std::size_t rank, double most_bytes);
-  // What the rank with most keeps on its host.
+  // Bytes that the rank with most keeps on its host.
   double kept_on_host(const Plan& c);
-  // Of each pipeline rank, as outlook() counts them.
+  // Bytes of each pipeline rank, as outlook() counts them.
   std::vector<double> rank_bytes(const Plan& c);
-  // What the rank with most holds at least: of this trainer, whose passes hold other values than are counted.
+  // A lower bound of what the rank with most holds, for this trainer, whose passes hold other values than
+  // those counted.
   double least_bytes(const Plan& c);
-  // The same by what was walked: no rank holds less than one of the same passes and layers that has no more
-  // of them in flight. 0 where nothing says so.
+  // The same from exact results so far: a rank holds at least as much as one with the same passes and layers
+  // that has no more of them in flight. 0 if there is no such result.
   double least_as_walked(const Plan& c);
-  // The whole: its schedule simulated.
+  // Everything; simulates the plan's schedule.
   Estimate estimate(const Plan& c);
-  // Its two halves: all but the memory, and that. Where it is found to be above `most_bytes` on some rank,
-  // what that one holds is all that is found out.
+  // The two halves of estimate(): all but the memory, and the memory. If a rank is found to exceed
+  // `most_bytes`, only its memory is computed.
   Estimate estimate_seconds(const Plan& c);
   void add_memory(Estimate& e, double most_bytes = 1e300);
-  // Of a plan of this trainer that has a rank which holds more than `most_bytes`: what each rank may be
-  // counted to hold so that it is likely to hold no more than that.
+  // For a plan of this trainer with a rank that holds more than `most_bytes`: how much the formulas may count
+  // for each rank so that it likely holds no more than that.
   std::vector<double> room(const Plan& c, double most_bytes);
   // The schedule's timeline as the estimate simulates it, over one step or two (two_steps()).
   Timeline timeline(const Plan& c, int steps = 1);
-  // What the passes of each pipeline rank keep over that step, in bytes. The most of it is part of the
-  // activations that the estimate has; the rest of these comes and goes inside a pass.
+  // Bytes that the passes of each pipeline rank keep over that timeline. The maximum is part of the
+  // estimate's activations; the rest of these is temporary inside a pass.
   std::vector<HeldCurve> activations_over_time(const Estimate& e, const Timeline& timeline);
 
  private:
@@ -126,22 +127,22 @@ class StepModel {
     double bubble_fraction = 0;
   };
   const Ends& simulated(const Plan& c, const SimulationCosts& costs);
-  // Factors of the step time between which 8 of 10 measurements of such a configuration lie.
+  // Adds what a step takes besides its ranks' work: stragglers among nodes, and a constant.
   double whole_step(const Plan& c, double seconds) const;
   AxisBytes most_traffic(const Plan& c);
   double flops_per_token(double keys);
-  // What a rank's activations do on the host in a step, as formulas count it.
+  // What a rank's activations do on the host in a step, by formula.
   HostActivations counted_activations(const Plan& c, std::size_t rank);
-  // What a rank has on its host, whose activations do this there.
+  // Adds what a rank has on its host, including these activations.
   void add_host(Estimate& e, std::size_t rank, const HostActivations& activations);
 
   Workload work_;
   Stages stages_;
   WalkedMemory walked_;
-  std::map<std::string, std::vector<WalkedRank>> as_walked_;  // by what their passes are made of
+  std::map<std::string, std::vector<WalkedRank>> as_walked_;  // by passes_key()
   std::int64_t num_parameters_;
-  std::optional<std::pair<double, double>> flops_;  // of a token that sees so many keys
-  std::deque<std::pair<Plan, Ends>> simulated_;  // the last ones, the newest first
+  std::optional<std::pair<double, double>> flops_;  // per token, for a token that sees this many keys
+  std::deque<std::pair<Plan, Ends>> simulated_;     // the most recent ones, newest first
 };
 
 }  // namespace echelon

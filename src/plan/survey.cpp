@@ -34,7 +34,7 @@ std::vector<Estimate> front_of(SearchRequest r) {
     if (result.plans.empty()) break;
     Estimate& best = result.plans.front();
     limit = std::min(static_cast<double>(best.memory.total()), limit) - front_step * device;
-    // The fastest may be had with less, at no more than a tie.
+    // The limit allowed a plan that is as fast and holds less: it replaces the one before.
     if (!front.empty() && best.seconds <= front.back().seconds) front.pop_back();
     front.push_back(std::move(best));
   }

@@ -20,7 +20,7 @@ void WalkedRanks::set(int rank, double bytes) {
   gaps_[r] = bytes - counted_[r];
 }
 
-// On a line between the nearest ones that were walked; beyond them as the nearest.
+// Linear interpolation between the nearest walked ranks; constant beyond them.
 double WalkedRanks::likely(int rank) const {
   const int ranks = static_cast<int>(gaps_.size());
   int before = rank, behind = rank;
@@ -52,7 +52,7 @@ int WalkedRanks::next() const {
 }
 
 int WalkedRanks::between(double most_bytes) const {
-  int last = -1;  // that was walked
+  int last = -1;  // the last walked rank
   for (int r = 0; r < static_cast<int>(gaps_.size()); ++r) {
     if (!is_walked(r)) continue;
     if (last >= 0 && r - last > 1 && (likely(last) > most_bytes) != (likely(r) > most_bytes))

@@ -1,6 +1,6 @@
-// What the pipeline ranks of a plan of this repository's trainer hold. Each is walked (ExactMemory), which
-// takes longer than a simulation, so the one that is likely to hold most comes first, and what a search asks
-// for again is remembered.
+// What the pipeline ranks of a plan hold under this repository's trainer. Each rank is walked: a dry run
+// computes its memory exactly (ExactMemory). That takes longer than a simulation, so the rank that likely
+// holds most comes first, and results are remembered for later requests of a search.
 #pragma once
 
 #include <map>
@@ -13,9 +13,9 @@
 
 namespace echelon {
 
-// The ranks of one plan: what is counted of each by formula, and of those that were walked by how much that
-// is too little. It is little more or less on a rank between two others, and that is all that is known of
-// one that was not walked.
+// The ranks of one plan: the bytes that formulas count for each, and for walked ranks the difference to the
+// exact bytes. The difference varies little between neighbouring ranks, so ranks that were not walked are
+// estimated from it.
 class WalkedRanks {
  public:
   explicit WalkedRanks(std::vector<double> counted) : counted_(std::move(counted)), gaps_(counted_.size()) {}
@@ -23,12 +23,12 @@ class WalkedRanks {
   void set(int rank, double bytes);
   bool is_walked(int rank) const { return gaps_[static_cast<std::size_t>(rank)].has_value(); }
   double likely(int rank) const;
-  // Both ends of the pipeline, and the one that is counted to hold most: they come first.
+  // The ranks to walk first: both ends of the pipeline, and the rank with most by formula.
   std::vector<int> first() const;
-  // Of those that were not walked the one that is likely to hold most; -1 where all were walked.
+  // The rank not walked yet that likely holds most; -1 if all were walked.
   int next() const;
   std::vector<int> not_walked() const;
-  // A rank between one that was walked to fit and one that was walked not to; -1 where there is none.
+  // A rank between one that was walked and fits, and one that was walked and does not; -1 if there is none.
   int between(double most_bytes) const;
 
  private:
@@ -38,26 +38,26 @@ class WalkedRanks {
 
 class WalkedMemory {
  public:
-  // `work` outlives this.
+  // `work` must outlive this.
   explicit WalkedMemory(const Workload& work) : work_(work) {}
 
-  // Of a rank whose plan has this shape. What its activations do on the host is of a whole step.
+  // For a rank of a plan with this shape. What its activations do on the host is for a whole step.
   StepMemory of(const Plan& plan, const StageShape& shape, int rank) {
     return of(plan, shape, std::vector{rank})[0];
   }
-  // Of several, walked side by side.
+  // For several ranks, walked in parallel.
   std::vector<StepMemory> of(const Plan& plan, const StageShape& shape, const std::vector<int>& ranks);
 
  private:
-  // What all ranks see of a plan, and what one does.
+  // The parts of a plan that all ranks depend on, and the part that one rank does.
   static std::string shared_key(const Plan& plan);
   static std::string own_key(const Plan& plan, const StageShape& shape, int rank);
   void lay_out(const Plan& plan, const StageShape& shape, const std::string& shared);
 
   const Workload& work_;
-  std::map<std::string, StepMemory> known_;  // by all of a plan that a rank sees
-  std::string last_;                         // plan, as text
-  std::optional<Plan> last_plan_;            // the same, as it is trained
+  std::map<std::string, StepMemory> known_;  // by all of a plan that a rank depends on
+  std::string last_;                         // the plan, as text
+  std::optional<Plan> last_plan_;            // the same, as the trainer runs it
   std::optional<PipelineLayout> last_layout_;
 };
 
