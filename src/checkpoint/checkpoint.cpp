@@ -88,7 +88,7 @@ CheckpointInfo read_checkpoint_info(const std::string& path, const std::string& 
   return read_manifest(find_checkpoint(path, field)).info;
 }
 
-// The same numbers, each rounded once.
+// The same numbers in another type, each rounded once.
 static Tensor in_dtype(const Rank& rank, const Tensor& tensor, DType dtype) {
   if (tensor.dtype() == dtype) return tensor;
   const Tensor other(rank.arena(), MemoryCategory::other, dtype, tensor.shape());
@@ -120,7 +120,7 @@ RouterBiases load_checkpoint(const Rank& rank, const ParameterStore& parameters,
       {".exp_avg_sq", ParameterTensor::exp_avg_sq}};
   for (const Parameter& p : parameters.all())
     for (const auto& [suffix, which] : stored) {
-      // Adapters of weights that have none start as they do.
+      // Adapters that the checkpoint lacks keep their initial values.
       if (values_only && p.spec.adapter && info.model.tuning.lora.rank == 0) continue;
       if ((values_only || p.spec.frozen) && which != ParameterTensor::value) continue;
       const auto bytes = reader.read(p.spec.name + suffix, p.spec, info.dtype);

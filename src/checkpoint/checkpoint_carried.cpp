@@ -11,7 +11,7 @@
 namespace echelon {
 namespace {
 
-// Among the ranks that hold the same parameters.
+// The rank's index among those that hold the same parameters.
 int index_of(const Rank& rank) { return rank.mesh().dp_cp_index(rank.coordinates()); }
 
 std::string residual_name(const ParamSpec& spec, int index) {
@@ -21,8 +21,8 @@ std::string factor_name(const std::string& parameter, int slice) {
   return fmt::format("{}.factor.{}", parameter, slice);
 }
 
-// Over the whole mesh, in the order of the file: visit_residuals(spec) for each parameter of which a rank
-// carries one, visit_factor(spec, section) for each slice that has a factor.
+// Over the whole mesh, in the order of the file: calls visit_residuals(spec) for each parameter with
+// residuals on some rank, and visit_factor(spec, section) for each slice with a factor.
 template <class Residuals, class Factor>
 void for_each_carried(const Rank& rank, const ParameterStore& parameters, const Compression& compression,
                       const Residuals& visit_residuals, const Factor& visit_factor) {

@@ -16,7 +16,7 @@
 namespace echelon {
 namespace {
 
-// The model's tensors and their moments, by name; how tp cuts them.
+// The model's tensors and their moments by name, with how tp cuts them.
 std::map<std::string, ParamSpec> model_tensors(const ModelSpec& model) {
   std::map<std::string, ParamSpec> tensors;
   for (const ParamSpec& spec : all_parameters(model))
@@ -25,7 +25,7 @@ std::map<std::string, ParamSpec> model_tensors(const ModelSpec& model) {
   return tensors;
 }
 
-// What a compressed gradient carries over is as wide as gradients.
+// What compression carries over is stored in the width of gradients.
 bool is_carried(const std::string& name) {
   return name.find(".residual.") != std::string::npos || name.find(".factor.") != std::string::npos;
 }
@@ -37,7 +37,7 @@ std::vector<double> numbers(const std::vector<std::byte>& bytes) {
   return {stored.begin(), stored.end()};
 }
 
-// As a model tensor, or that of a parameter whose residual it is.
+// Reads a model tensor, or a carried one with the layout of its parameter.
 std::vector<double> read(CheckpointReader& reader, const std::string& name,
                          const std::map<std::string, ParamSpec>& tensors) {
   const DType kept = reader.info().dtype, dtype = is_router_bias(name) ? DType::f64
@@ -93,7 +93,7 @@ std::vector<TensorDifference> diff_checkpoints(const std::string& a, const std::
                                                const Progress& progress) {
   CheckpointReader first(read_checkpoint_info(a).path), second(read_checkpoint_info(b).path);
   ModelSpec other = second.info().model;
-  other.name = first.info().model.name;  // what it is called does not matter
+  other.name = first.info().model.name;  // the model's name does not matter
   if (const auto fields = differences(first.info().model, other); !fields.empty())
     refuse("{} holds the model {} and {} another one, {}: {} is {} and {}", a, first.info().model.name, b,
            second.info().model.name, fields.front().field,

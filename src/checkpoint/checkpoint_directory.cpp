@@ -26,7 +26,7 @@ CheckpointDirectory::CheckpointDirectory(const std::string& path, const char* wh
     : path_(path), what_(what) {
   const auto stop = [&](const std::string& why) { refuse("{} {}: cannot be written: {}", what, path, why); };
   std::error_code error;
-  fs::path first;  // of those that are not there
+  fs::path first;  // the topmost missing directory
   for (fs::path p = fs::absolute(path, error); !p.empty() && !fs::exists(p, error) && p != p.root_path();
        p = p.parent_path())
     first = p;
@@ -42,7 +42,7 @@ CheckpointDirectory::~CheckpointDirectory() {
   if (began_) return;
   lock_->leave_no_trace();
   lock_.reset();
-  // From the inner one outwards, as long as they are empty.
+  // From the innermost outwards, as long as they are empty.
   std::error_code error;
   for (fs::path p = fs::absolute(path_, error); !made_.empty() && p.string().size() >= made_.size();
        p = p.parent_path())
@@ -60,7 +60,7 @@ std::string CheckpointDirectory::find_last_whole(const Progress& progress) {
       return path;
     } catch (const ForeignFormat&) {
       throw;
-    } catch (const Unreadable&) {  // it may be whole
+    } catch (const Unreadable&) {  // it may be intact
       throw;
     } catch (const RequestError& error) {
       damaged_.push_back({path, error.what()});

@@ -19,7 +19,7 @@ CheckpointFile::CheckpointFile(const std::string& directory, const std::string& 
                                const Checksums& checksums, std::string manifest)
     : file_((std::filesystem::path(directory) / name).string()), manifest_(std::move(manifest)) {
   if (const auto found = checksums.find(name); found != checksums.end()) checksums_ = found->second;
-  file_.close();  // there is one for each rank that wrote
+  file_.close();  // there may be many: one for each rank that wrote
 }
 
 void CheckpointFile::read(const std::string& name, const std::vector<std::int64_t>& shape, DType dtype,

@@ -1,4 +1,4 @@
-// One safetensors file of a checkpoint, read with its checksums.
+// One safetensors file of a checkpoint, read with verification of its checksums.
 #pragma once
 
 #include <map>
@@ -13,18 +13,18 @@ namespace echelon {
 
 StoredType stored_type(DType dtype);
 
-// As checkpoint.json has them: hexadecimal XXH3-64 by file and tensor.
+// As in checkpoint.json: hexadecimal XXH3-64 by file and tensor.
 using Checksums = std::map<std::string, std::map<std::string, std::string>>;
 
 class CheckpointFile {
  public:
-  // `manifest`: where the checksums are from. RequestError where the file is missing or damaged.
+  // `manifest`: where the checksums are from. RequestError if the file is missing or damaged.
   CheckpointFile(const std::string& directory, const std::string& name, const Checksums& checksums,
                  std::string manifest);
 
   const StoredTensor* find(const std::string& name) const { return file_.find(name); }
-  // Into `out`, which has its size. RequestError naming the tensor where it is missing, of another shape or
-  // type, or damaged.
+  // Reads into `out`, which has the right size. RequestError naming the tensor if it is missing, damaged, or
+  // of another shape or type.
   void read(const std::string& name, const std::vector<std::int64_t>& shape, DType dtype,
             std::span<std::byte> out) const;
 

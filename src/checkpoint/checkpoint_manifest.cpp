@@ -21,11 +21,11 @@ using nlohmann::json;
 
 constexpr const char* format_name = "echelon-checkpoint-2";
 constexpr const char* seal_field = "seal";
-// One line for each part of each tensor that each rank wrote.
+// The manifest has one line for each part of each tensor that each rank wrote.
 constexpr std::int64_t largest_manifest = std::int64_t{1} << 30;
 constexpr const char* data_field = "data";
 constexpr const char* settings_field = "settings";
-constexpr const char* tokenizer_field = "tokenizer";  // its files' checksums
+constexpr const char* tokenizer_field = "tokenizer";  // checksums of its files
 constexpr const char *byte_ids = "bytes", *token_ids = "tokens";
 
 std::string seal_of(json manifest) {
@@ -38,7 +38,7 @@ template <class T>
 T field(const json& manifest, const char* name, const std::string& where) {
   try {
     const json& value = manifest.at(name);
-    // The library itself would make 2 of 2.5, 1 of true and a huge seed of -1.
+    // The library would convert silently: 2.5 to 2, true to 1, and -1 to a huge seed.
     const bool exact = std::is_unsigned_v<T>   ? value.is_number_unsigned()
                        : std::is_integral_v<T> ? value.is_number_integer()
                                                : true;
@@ -51,13 +51,13 @@ T field(const json& manifest, const char* name, const std::string& where) {
 CheckpointInfo read_info(const json& manifest, const std::string& where) {
   CheckpointInfo info;
   info.step = field<std::int64_t>(manifest, "step", where);
-  // Where it is not said, a step was one update.
+  // If missing, each step was one update.
   info.updates = manifest.contains("updates") ? field<std::int64_t>(manifest, "updates", where) : info.step;
   info.seed = field<std::uint64_t>(manifest, "seed", where);
   info.tokens = field<std::int64_t>(manifest, "tokens", where);
   info.dtype = parse_dtype(field<std::string>(manifest, "dtype", where), where + ": dtype");
   info.model = model_from_toml(field<std::string>(manifest, "model", where), where + ": model");
-  // Where it is not said, only a vocabulary of bytes is known.
+  // If missing, the meaning of ids is known only for a vocabulary of bytes.
   const auto ids = manifest.contains("ids")          ? field<std::string>(manifest, "ids", where)
                    : info.model.vocab == bytes_vocab ? std::string(byte_ids)
                                                      : std::string(token_ids);

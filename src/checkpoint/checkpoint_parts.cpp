@@ -17,12 +17,12 @@
 namespace echelon {
 namespace {
 
-// Which part of `spec` the ranks with this tp coordinate hold; whole parameters are nobody's part.
+// The part of a parameter that the ranks with one tp coordinate hold (tp = 1: all of it).
 struct Slice {
   int tp = 1, index = 0;
 };
 
-// The slice that this rank writes, if it does. `turn`: whose turn it is to write what every tp rank holds.
+// The slice that this rank writes, if it does. `turn` decides which tp rank writes what all of them hold.
 std::optional<Slice> written_slice(const Rank& rank, const ParamSpec& spec, std::size_t turn) {
   const int tp = rank.size(Axis::tp), index = rank.coordinate(Axis::tp);
   if (spec.parts > 1) return Slice{spec.parts * tp, spec.part * tp + index};
@@ -95,7 +95,7 @@ void copy_stored_bytes(const OwnedTensor& tensor, std::vector<std::byte>& to) {
   std::memcpy(to.data(), wide.data(), to.size());
 }
 
-// visit(parameter, its slice, the elements of that slice) for each whose elements are this rank's to write.
+// Calls visit(parameter, its slice, the elements of that slice) for each whose elements this rank writes.
 template <class Visit>
 static void each_owned(const Rank& rank, const ParameterStore& parameters, const Visit& visit) {
   const Mesh& mesh = rank.mesh();
@@ -106,7 +106,8 @@ static void each_owned(const Rank& rank, const ParameterStore& parameters, const
     const bool is_cut = p->shard_group != nullptr, expert = p->spec.expert >= 0;
     const int copy = expert ? place / mesh.ep : place,
               copies = expert ? mesh.expert_replicas() : mesh.dp_cp_size();
-    // Blocks beyond the first hold the same; without ZeRO every rank does, an expert's those of its group.
+    // Only the first of the replicated groups of shards (hsdp) writes. Without ZeRO, all dp ranks hold the
+    // same (for experts, all replicas of their ranks), and take turns by parameter.
     if (is_cut ? place >= parameters.shards() : copy != static_cast<int>(i) % copies) continue;
     const auto slice = written_slice(rank, p->spec, i);
     if (!slice || (is_cut && p->own.size() == 0)) continue;

@@ -16,7 +16,7 @@ std::int64_t numel(const std::vector<std::int64_t>& shape) {
   return product;
 }
 
-// What the ranks of a group of `tp` would write of the tensor: the elements of each rank that writes.
+// What the ranks of a tp group would write of the tensor: the number of elements, for each rank that writes.
 std::map<int, std::int64_t> expected_slices(const ParamSpec& spec, int tp) {
   if (tp == 1) return {{0, spec.numel()}};
   std::map<int, std::int64_t> slices;
@@ -79,7 +79,7 @@ void CheckpointReader::read_part(const StoredPart& stored, const ParamSpec& spec
       part.whole ? spec.shape : std::vector<std::int64_t>{part.range.size()};
   const CheckpointFile& from = file(stored.file);
   if (part.whole) return from.read(part.key(), shape, dtype, logical);
-  if (part.tp == 1)  // a piece in one
+  if (part.tp == 1)  // a piece of the whole tensor
     return from.read(part.key(), shape, dtype, bytes_of(part.range.begin, part.range.size()));
   std::vector<std::byte> bytes(static_cast<std::size_t>(part.range.size() * width));
   from.read(part.key(), shape, dtype, bytes);
@@ -94,7 +94,7 @@ void CheckpointReader::read_part(const StoredPart& stored, const ParamSpec& spec
 }
 
 std::vector<std::byte> CheckpointReader::read(const std::string& name, const ParamSpec& wanted, DType dtype) {
-  ParamSpec spec = wanted;  // of which all is read, whatever part of it is wanted here
+  ParamSpec spec = wanted;  // all of it is read, whatever part is wanted here
   spec.parts = 1;
   spec.part = 0;
   const std::vector<StoredPart>& all = parts(name);

@@ -1,4 +1,4 @@
-// Logical tensors of a checkpoint, put together from the parts that ranks of any mesh wrote.
+// Logical tensors of a checkpoint, assembled from the parts that ranks of any mesh wrote.
 #pragma once
 
 #include <map>
@@ -17,22 +17,21 @@ namespace echelon {
 
 class CheckpointReader {
  public:
-  // `path`: a step directory. RequestError where its manifest is missing or damaged, here, and in read()
-  // where a tensor is missing, damaged, of another shape or type, or its parts are not all there; it names
-  // the tensor.
+  // `path`: a step directory. RequestError if its manifest is missing or damaged. read() throws RequestError
+  // naming the tensor if it is missing, damaged, of another shape or type, or incomplete.
   explicit CheckpointReader(const std::string& path);
 
   const CheckpointInfo& info() const { return manifest_.info; }
   std::vector<std::string> names() const;  // of the logical tensors, sorted
-  CheckpointContents contents() const;     // but for the number of tensors
+  CheckpointContents contents() const;     // except the number of tensors
   bool has(const std::string& name) const { return parts_.contains(name); }
 
-  // The bytes of the tensor in logical order; `spec` has its shape and how tp cuts it, whatever its own name.
+  // The tensor's bytes in logical order; `spec` gives its shape and how tp cuts it (spec's name is not used).
   std::vector<std::byte> read(const std::string& name, const ParamSpec& spec, DType dtype);
-  // Reads one that is stored whole, in this shape.
+  // Reads a tensor that is stored whole, in this shape.
   std::vector<std::byte> read_whole(const std::string& name, const std::vector<std::int64_t>& shape,
                                     DType dtype);
-  // The shape of one that is stored whole; nothing of another.
+  // The shape of a tensor that is stored whole; no value for others.
   std::optional<std::vector<std::int64_t>> whole_shape(const std::string& name);
 
  private:

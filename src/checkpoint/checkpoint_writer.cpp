@@ -34,7 +34,7 @@ void sync_directory(const fs::path& path) {
   if (!synced) fail("{}: cannot be flushed to disk: {}", path.string(), std::strerror(error));
 }
 
-// Other ranks may be writing there still, for a moment.
+// Retries: other ranks may still write there for a moment.
 void remove_directory(const fs::path& path) {
   std::error_code error;
   for (int attempt = 0; attempt < 100; ++attempt) {
@@ -44,7 +44,7 @@ void remove_directory(const fs::path& path) {
   }
 }
 
-// It loses its name first: no half of it is ever taken for a checkpoint.
+// Renames it first, so that a partly removed checkpoint is never taken for a complete one.
 void remove_checkpoint(const fs::path& path, const std::string& job) {
   const fs::path removed =
       path.parent_path() / hidden_name(checkpoint_step(path.string()).value(), "removed", job);
@@ -61,14 +61,14 @@ struct CheckpointWriter::State {
     std::vector<StoredTensor> declared;
     struct Copy {
       std::vector<std::byte> here{};
-      OwnedTensor on_device{};  // to be copied, where it is not here
-      // As it is stored, once it is copied.
+      OwnedTensor on_device{};  // to be copied, if it is not on the host
+      // The bytes to store, after copying.
       std::span<const std::byte> bytes() {
         if (on_device.remainder.defined()) copy_stored_bytes(on_pinned(), here);
         if (!on_device.data.defined() || on_device.remainder.defined()) return here;
         return {pinned, static_cast<std::size_t>(on_device.data.bytes())};
       }
-      std::byte* pinned = nullptr;  // the data, and behind it the remainder
+      std::byte* pinned = nullptr;  // the data, followed by the remainder
 
      private:
       OwnedTensor on_pinned() const {
@@ -77,17 +77,17 @@ struct CheckpointWriter::State {
                 Tensor::view_of(pinned + data.bytes(), remainder.dtype(), remainder.shape())};
       }
     };
-    std::vector<Copy> copies;  // of each
+    std::vector<Copy> copies;  // of each declared tensor
   };
 
   CheckpointInfo info;
   fs::path unfinished, whole;
   std::vector<CopiedFile> files;
-  std::shared_ptr<DeviceEvent> copied;  // what is on a device
+  std::shared_ptr<DeviceEvent> copied;  // tensors from a device
   std::thread thread;
   Clock::time_point begin, end;  // of writing
   std::atomic<bool> done{false};
-  std::exception_ptr error;  // before done
+  std::exception_ptr error;  // set before done
   std::function<void(const char*)> watch;
 
   void write(int rank) {
@@ -126,7 +126,7 @@ CheckpointWriter::~CheckpointWriter() {
   if (state_->thread.joinable()) state_->thread.join();
   try {
     if (state_->copied) state_->copied->synchronize();
-  } catch (const RunError&) {  // the device is lost, and whoever used it has said so
+  } catch (const RunError&) {  // the device is lost; whoever used it has reported that
   }
   if (rank_.index() == 0) remove_directory(state_->unfinished);
 }
@@ -149,7 +149,7 @@ void CheckpointWriter::start(const ParameterStore& parameters, const CheckpointI
     for (const OwnedTensor& tensor : file.tensors) {
       copy.declared.push_back(tensor.stored);
       auto& to = copy.copies.emplace_back();
-      // What is carried of compression changes before the next update.
+      // What compression carries changes before the next update.
       const bool beside =
           tensor.data.device() == Device::cuda && file.kind != "compression" &&
           (tensor.stored.type == stored_type(tensor.data.dtype()) || tensor.remainder.defined());
@@ -216,7 +216,7 @@ void CheckpointWriter::wait() const {
   (void)written();
 }
 
-// Rank 0: every rank's checksums as one manifest, and nothing else beside the files it names.
+// Rank 0: writes every rank's checksums as one manifest, and removes all files that it does not name.
 void CheckpointWriter::write_manifest() const {
   Checksums all;
   for (int r = 0; r < rank_.mesh().num_ranks(); ++r) {

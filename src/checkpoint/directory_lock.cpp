@@ -29,7 +29,7 @@ DirectoryLock::DirectoryLock(const std::string& directory, const char* what, con
                              directory, std::strerror(reason));
       return;
     }
-    // Whoever left without a trace took the file away, perhaps since it was opened here.
+    // A holder with leave_no_trace() removed the file, perhaps after it was opened here: tries again.
     if (is_at_its_path()) break;
     ::close(std::exchange(fd_, -1));
   }
@@ -72,7 +72,7 @@ void DirectoryLock::write_record() const {
   ::gethostname(host.data(), host.size() - 1);
   const std::string record = fmt::format("process {} on {}, since {:%Y-%m-%d %H:%M:%S},", ::getpid(),
                                          host.data(), fmt::localtime(std::time(nullptr)));
-  // What a second run is told; the lock holds without it, on a full disk for one.
+  // For the message to a second run; the lock works without it, for example on a full disk.
   if (::ftruncate(fd_, 0) == 0) (void)!::pwrite(fd_, record.data(), record.size(), 0);
 }
 

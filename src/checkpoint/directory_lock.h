@@ -1,4 +1,4 @@
-// One writer at a time: a lock on a directory that dies with its holder, and says who that is.
+// One writer at a time: a lock on a directory that ends with its holder, and says who that is.
 #pragma once
 
 #include <string>
@@ -7,17 +7,17 @@ namespace echelon {
 
 class DirectoryLock {
  public:
-  // Of a directory that is there, by a file in it; `what` names it in messages ("--checkpoint"). RequestError
-  // naming process, host and time where another holds it, or where no file can be made there. Works between
-  // the hosts of a shared file system that hands locks on, as NFS does.
+  // Locks an existing directory by a file in it; `what` names it in messages ("--checkpoint"). RequestError
+  // naming process, host and time if another process holds the lock, or if no file can be made there. Works
+  // between hosts of a shared file system that supports locks, such as NFS.
   DirectoryLock(const std::string& directory, const char* what, const char* file = ".lock");
   ~DirectoryLock();
   DirectoryLock(const DirectoryLock&) = delete;
   DirectoryLock& operator=(const DirectoryLock&) = delete;
 
-  // Why this file system locks nothing; else empty.
+  // Why this file system cannot lock; else empty.
   const std::string& warning() const { return warning_; }
-  // The lock's file goes too if this made it.
+  // Also removes the lock's file at the end, if this created it.
   void leave_no_trace() { keeps_file_ = false; }
 
  private:

@@ -1,7 +1,7 @@
-// What a run's weights are, in one number that no mesh shows in: the sum, modulo 2^64, of XXH3 of each
-// logical element (its parameter's name, its place, its bits). Whoever holds elements adds up theirs, each
-// element by one rank alone, and the sum over the ranks is the same however the parameters are cut. The bits
-// are those that a checkpoint stores: the masters where there are some, and the biases of routers too.
+// A run's weights in one number that does not depend on the mesh: the sum, modulo 2^64, of XXH3 of each
+// logical element (its parameter's name, its index, its bits). Each rank sums over its elements, each element
+// on one rank only, and the sum over ranks is the same however parameters are cut. The bits are those that a
+// checkpoint stores: the master weights if there are some, and the routers' biases too.
 #pragma once
 
 #include <cstdint>
@@ -12,7 +12,7 @@
 
 namespace echelon {
 
-// This rank's share of it, computed by a thread beside the training.
+// Computes this rank's share of it, on a thread beside the training.
 class FingerprintTaker {
  public:
   FingerprintTaker();
@@ -20,13 +20,13 @@ class FingerprintTaker {
   FingerprintTaker(const FingerprintTaker&) = delete;
   FingerprintTaker& operator=(const FingerprintTaker&) = delete;
 
-  // Nothing is under way. Returns when this rank's elements are copied; `step`: what they are the weights
-  // after.
+  // Must not be called while one is being computed. Returns once this rank's elements are copied; `step`: the
+  // step after which these are the weights.
   void start(const Rank& rank, const ParameterStore& parameters, const ModelSpec& model,
              const RouterBiases& biases, std::int64_t step);
   bool under_way() const { return state_ != nullptr; }
   std::int64_t step() const;
-  // Waits; then nothing is under way.
+  // Waits; afterwards start() may be called again.
   std::uint64_t take();
 
  private:

@@ -1,4 +1,4 @@
-// Whether stored weights are numbers that can be computed with.
+// Checks that stored weights are finite.
 #pragma once
 
 #include <cmath>
@@ -11,13 +11,13 @@
 
 namespace echelon {
 
-// The request is right, and what it names holds NaN or infinite values. Exit status 1 where that is the
-// answer.
+// The request is valid, but what it names holds NaN or infinite values. Exit status 1 if that is the answer.
 struct NotFinite : RequestError {
   using RequestError::RequestError;
 };
 
-// NotFinite that begins with `where` and names the tensor, how many of its values are none, and the first.
+// NotFinite; its text begins with `where` and names the tensor, how many values are not finite, and the
+// first.
 template <class T>
 void refuse_nonfinite(const std::string& where, const std::string& tensor, std::span<const T> values) {
   std::int64_t count = 0, first = 0;

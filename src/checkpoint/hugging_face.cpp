@@ -38,18 +38,19 @@ namespace fs = std::filesystem;
 using nlohmann::json;
 using nlohmann::ordered_json;
 
-// A tensor of the files: parameters one behind the other along their first dimension, mostly one; or in turn
-// one of so many runs of rows of each. Or of all experts of a layer (gpt-oss): a row for each, which has so
-// many parameters of it turned over, (in, out), and the elements of these in turn.
+// A tensor of the files. Usually one parameter, or several, one after another along their first dimension;
+// with turns > 1, runs of rows of each alternate. Or the parameters of all experts of a layer (gpt-oss): a
+// row for each expert, with its `expert_parts` parameters transposed to (in, out) and their elements
+// alternating.
 struct FileTensor {
   std::string name;
   std::vector<ParamSpec> parts;
   std::int64_t turns = 1;
-  std::int64_t expert_parts = 0;  // 0: not of experts
-  bool in_turn = true;            // or part behind part (Qwen3-VL)
-  bool depthwise = false;         // of a convolution of each channel by itself: (channels, 1, positions)
-  std::int64_t stacked = 0;       // of so many equal runs, along a dimension of their own; 0: none
-  std::optional<double> constant = {};  // in every file the same number, and nothing of the model
+  std::int64_t expert_parts = 0;        // 0: not of all experts
+  bool in_turn = true;                  // false: parts follow each other (Qwen3-VL)
+  bool depthwise = false;               // of a depthwise convolution: (channels, 1, positions)
+  std::int64_t stacked = 0;             // number of equal runs along an additional first dimension; 0: none
+  std::optional<double> constant = {};  // the same number in every file, and not part of the model
 
   std::vector<std::int64_t> shape() const {
     std::vector<std::int64_t> whole = parts.front().shape;
@@ -74,10 +75,10 @@ struct FileTensor {
   }
 };
 
-// What names of parameters begin with.
+// What parameters' names begin with.
 constexpr const char* models = "model.";
 
-// Whether transformers has a bias of each router of it beside the parameters.
+// Whether transformers keeps a bias of each router beside the parameters.
 bool has_router_biases(const ModelSpec& model, const TransformersType& type) {
   return model.experts != Experts::none && type.router_biases;
 }
@@ -87,7 +88,8 @@ std::vector<std::int64_t> biased_layers(const ModelSpec& model, const Transforme
   return has_router_biases(model, type) ? model.routed_layers() : std::vector<std::int64_t>();
 }
 
-// gpt-oss's, of a parameter of an expert: where it is with those of all others, and how many there each has.
+// gpt-oss: for a parameter of an expert, the tensor with those of all experts, and how many parameters each
+// expert has in it.
 std::pair<std::string, std::int64_t> tensor_of_all_experts(const std::string& name) {
   const std::string before = ".experts.";
   const auto number = name.find(before) + before.size(), last = name.rfind('.');
@@ -98,7 +100,7 @@ std::pair<std::string, std::int64_t> tensor_of_all_experts(const std::string& na
           down ? 1 : 2};
 }
 
-// Granite's.
+// The same name for Granite.
 std::string stack_of_experts(const std::string& name) {
   const bool down = name.ends_with(".down_proj.weight");
   return name.substr(0, name.find("mlp.experts.")) + "block_sparse_moe." +
@@ -114,8 +116,8 @@ std::string renamed(const TransformersType& type, std::string name) {
   return name;
 }
 
-// Of the gated delta rule: parts of names, ours and those of files, which have what is projected as two
-// matrices (Qwen3-Next), head of keys by head of keys, or as four (Qwen3.5).
+// The gated delta rule: parts of names, ours and those in files, which have the projections as two matrices
+// with heads of keys alternating (Qwen3-Next), or as four (Qwen3.5).
 struct DeltaNames {
   const char *ours, *two, *four;
 };
@@ -129,8 +131,8 @@ constexpr DeltaNames delta_names[] = {{"in_proj.z.", "in_proj_qkvz.", "in_proj_z
                                       {"conv1d.k.", "conv1d.", "conv1d."},
                                       {"conv1d.q.", "conv1d.", "conv1d."}};
 
-// Those of a file of this type in model order, routers' biases last. Parts of one tensor are neighbours
-// there, but for those of all experts.
+// The tensors of a file of this type in model order, routers' biases last. Parts of one tensor are adjacent
+// in that order, except for those of all experts.
 std::vector<FileTensor> file_tensors(const ModelSpec& model, const TransformersType& type) {
   constexpr std::array<std::pair<const char*, const char*>, 2> latent{
       {{"self_attn.kv_a_proj.", "self_attn.kv_a_proj_with_mqa."},
@@ -211,7 +213,7 @@ std::vector<FileTensor> file_tensors(const ModelSpec& model, const TransformersT
       tensors.push_back({name, {}, turns, 0, true, depthwise});
     tensors.back().parts.push_back(spec);
   }
-  if (model.state_space.is_delta())  // there keys are behind queries, and values behind both
+  if (model.state_space.is_delta())  // files have keys after queries, and values after both
     for (FileTensor& tensor : tensors)
       if (tensor.name.find("linear_attn.") != std::string::npos)
         std::reverse(tensor.parts.begin(), tensor.parts.end());
@@ -228,22 +230,23 @@ std::vector<FileTensor> file_tensors(const ModelSpec& model, const TransformersT
     bias.name = router_bias_name(model, layer);
     bias.shape = {model.num_experts};
     tensors.push_back({renamed(type, bias.name), {bias}});
-    if (type.name == std::string_view("ernie4_5_moe")) tensors.back().stacked = 1;  // a matrix of one row
+    if (type.name == std::string_view("ernie4_5_moe")) tensors.back().stacked = 1;  // a matrix with one row
   }
   return tensors;
 }
 
-// What the module has of the rest of the model, once more: that of the file, and that of the model.
+// Copies of other parts of the model that the next-token module has in files: name in the file, name in the
+// model.
 std::array<std::pair<std::string, std::string>, 2> shared_with_module(const ModelSpec& model) {
   const std::string at = fmt::format("model.layers.{}.", model.num_layers);
   return {{{at + "embed_tokens.weight", embedding_parameters(model).front().name},
            {at + "shared_head.head.weight", output_matrix(model).name}}};
 }
 
-// The rows of a parameter in the order of the files, where that is another one: some turn neighbouring
-// elements, and not those half a width apart. Of each head these are the first ones, DeepSeek's the last. A
-// layer that turns none has them in that order too, of queries and of keys, which changes no product of them.
-// Of others the halves have changed places.
+// The order of a parameter's rows in files, if it differs: some types rotate neighbouring elements, rather
+// than elements half the rotated width apart. The rotated rows are the first of each head, DeepSeek's the
+// last. Layers without rotation have queries and keys in that order too, which changes none of their
+// products. In other types (turns_back) the two halves are exchanged.
 std::vector<std::int64_t> rows_in_files(const ModelSpec& model, const ParamSpec& spec) {
   const bool latent = model.latent_attention(), back = transformers_type(model).turns_back;
   if (!latent && !model.interleaved_rope && !back) return {};
@@ -257,7 +260,7 @@ std::vector<std::int64_t> rows_in_files(const ModelSpec& model, const ParamSpec&
   std::vector<std::int64_t> rows;
   for (std::int64_t begin = 0; begin < spec.shape.front(); begin += head)
     for (std::int64_t i = 0; i < head; ++i) {
-      const std::int64_t of = i - first;  // those that are turned
+      const std::int64_t of = i - first;  // index among the rotated rows
       const std::int64_t from = back ? (of + turned / 2) % turned : of / 2 + of % 2 * (turned / 2);
       rows.push_back(begin + (of < 0 || of >= turned ? i : first + from));
     }
@@ -269,7 +272,7 @@ std::pair<std::int64_t, std::int64_t> rows_and_columns(const ParamSpec& spec) {
   return {spec.shape.front(), spec.shape.size() == 1 ? 1 : spec.shape.back()};
 }
 
-// As the files have them.
+// Puts rows into the order of the files.
 template <class T>
 void order_rows(const std::vector<std::int64_t>& rows, std::vector<T>& values) {
   if (rows.empty()) return;
@@ -280,7 +283,7 @@ void order_rows(const std::vector<std::int64_t>& rows, std::vector<T>& values) {
   values = std::move(ordered);
 }
 
-// The rows that are read from the places of `rows` of a file.
+// The inverse permutation, for reading.
 std::vector<std::int64_t> inverse(const std::vector<std::int64_t>& rows) {
   std::vector<std::int64_t> places(rows.size());
   for (std::size_t i = 0; i < rows.size(); ++i)
@@ -288,7 +291,7 @@ std::vector<std::int64_t> inverse(const std::vector<std::int64_t>& rows) {
   return places;
 }
 
-// What a file's numbers are less than the parameter's.
+// By how much numbers in files are less than the parameter's.
 double less_in_files(const ModelSpec& model, const ParamSpec& spec) {
   const bool of_scan = spec.name.find(".linear_attn.") != std::string::npos;
   return model.norms_less_one && spec.init == Init::ones && !of_scan ? 1 : 0;
@@ -301,7 +304,7 @@ struct Shard {
   std::vector<FileTensor> tensors;
 };
 
-// Routers' biases decide between scores that are close: transformers keeps them in f32 at least.
+// Routers' biases decide between close scores: transformers keeps them in at least f32.
 DType type_in_file(const FileTensor& tensor, DType dtype) {
   return is_router_bias(tensor.parts.front().name) && dtype == DType::bf16 ? DType::f32 : dtype;
 }
@@ -326,7 +329,7 @@ std::vector<Shard> cut_into_shards(const std::vector<FileTensor>& all, DType dty
   return shards;
 }
 
-using Adapters = std::map<std::string, AdaptedMatrix>;  // by the matrix
+using Adapters = std::map<std::string, AdaptedMatrix>;  // by the adapted matrix's name
 
 Adapters adapters_of(const ModelSpec& model) {
   Adapters adapters;
@@ -356,7 +359,7 @@ void merge(CheckpointReader& reader, const AdaptedMatrix& adapted, std::vector<d
     }
 }
 
-// Of one expert.
+// For one expert.
 template <class T>
 std::vector<T> elements_in_turn(const FileTensor& tensor, const std::vector<std::vector<T>>& parts) {
   const auto [rows, cols] = rows_and_columns(tensor.parts.front());
@@ -372,7 +375,7 @@ std::vector<T> elements_in_turn(const FileTensor& tensor, const std::vector<std:
   return all;
 }
 
-// The parts of a tensor as the file has them: one behind the other, or some rows of each in turn.
+// The parts of a tensor in the file's order: one after another, or alternating runs of rows.
 template <class T>
 std::vector<T> rows_in_turn(const FileTensor& tensor, const std::vector<std::vector<T>>& parts) {
   if (tensor.expert_parts > 0) return elements_in_turn(tensor, parts);
@@ -387,7 +390,7 @@ std::vector<T> rows_in_turn(const FileTensor& tensor, const std::vector<std::vec
 
 void write_router_bias(CheckpointReader& reader, const FileTensor& tensor, DType dtype,
                        SafetensorsWriter& writer) {
-  std::vector<double> bias(static_cast<std::size_t>(tensor.numel()));  // of a run without: zeros
+  std::vector<double> bias(static_cast<std::size_t>(tensor.numel()));  // zeros for a run without biases
   const std::string& name = tensor.parts.front().name;
   if (reader.has(name)) {
     const auto bytes = reader.read_whole(name, tensor.parts.front().shape, DType::f64);
@@ -398,7 +401,7 @@ void write_router_bias(CheckpointReader& reader, const FileTensor& tensor, DType
   writer.write(tensor.name, bytes.data(), bytes.size());
 }
 
-// Weights that are kept in another dtype are rounded to this one.
+// Weights of another dtype are rounded to this one.
 std::vector<std::byte> bytes_in_file(CheckpointReader& reader, const FileTensor& tensor,
                                      const Adapters& adapters, DType dtype) {
   const DType kept = reader.info().dtype;
@@ -446,7 +449,7 @@ void write_shard(CheckpointReader& reader, const Shard& shard, const Adapters& a
       write_router_bias(reader, tensor, type_in_file(tensor, dtype), writer);
       continue;
     }
-    // Expert by expert, or all at once.
+    // One expert at a time, or the whole tensor.
     const auto each = tensor.expert_parts > 0 ? static_cast<std::size_t>(tensor.expert_parts)
                       : tensor.stacked > 0    ? tensor.parts.size() / static_cast<std::size_t>(tensor.stacked)
                                               : tensor.parts.size();
@@ -471,8 +474,8 @@ bool is_constant(const std::string& name) {
          name.ends_with("rotary_emb.inv_freq");
 }
 
-// A module that predicts one more token lies behind the last layer; transformers leaves it out. That of
-// Nemotron 3 has names of its own, and is left out here too.
+// Modules that predict one more token come after the last layer; transformers leaves them out. Nemotron 3's
+// has separate names, and is left out here too.
 bool is_behind_the_last(const ModelSpec& model, const std::string& name) {
   return name.starts_with(fmt::format("model.layers.{}.", model.num_layers));
 }
@@ -488,8 +491,8 @@ bool is_left_out(const ModelSpec& model, const TransformersType& type, const std
          name.starts_with("mtp.");
 }
 
-// Of a model that sees images too: its text model's names begin with the former, or the second one in place
-// of "model.", the others' with the latter.
+// In models that also see images: the text model's names begin with text_model, or with inner_text_model in
+// place of "model."; is_for_images() is true for names of the image part.
 const std::string text_model = "language_model.", inner_text_model = "model.language_model.";
 bool is_for_images(const std::string& name) {
   const std::string_view inner =
@@ -498,8 +501,8 @@ bool is_for_images(const std::string& name) {
          inner.starts_with("visual.");
 }
 
-// The tensor of this name: GPT-2's without the prefix of the class too, or as the text of a model that sees
-// images. nullptr: there is none.
+// The tensor of this name; also GPT-2's without the prefix of its class, or in the text part of a model that
+// sees images. nullptr if there is none.
 const std::string* find_tensor(const StoredModel& stored, const std::string& name) {
   const std::string prefix = "transformer.";
   const std::string* found = stored.find(name);
@@ -510,8 +513,7 @@ const std::string* find_tensor(const StoredModel& stored, const std::string& nam
   return found;
 }
 
-// Matrices of experts in one tensor, gate and up behind each other, as (experts, in, out): Qwen3-VL's, where
-// it is published.
+// All matrices of experts in one tensor (experts, in, out), up after gate: as Qwen3-VL is published.
 FileTensor with_turned_experts(FileTensor stacked) {
   stacked.expert_parts = std::ssize(stacked.parts) / stacked.stacked;
   stacked.in_turn = false;
@@ -519,9 +521,9 @@ FileTensor with_turned_experts(FileTensor stacked) {
   return stacked;
 }
 
-// As transformers holds a model, and Qwen3.5's files have it, whose files elsewhere have its matrices of
-// experts one by one: those of a layer as one tensor, gate and up behind each other. Of types that turn them
-// transformers writes and reads both forms; which one it is the shapes say.
+// The matrices of experts of a layer as one tensor, up after gate: as transformers holds models in memory,
+// and as in Qwen3.5's files, where other types have separate matrices. For types with turned_experts,
+// transformers writes and reads both orientations; the shapes tell which one it is.
 std::vector<FileTensor> with_stacked_experts(const StoredModel& stored, const TransformersType& type,
                                              std::vector<FileTensor> tensors) {
   const std::string before = ".experts.";
@@ -536,7 +538,7 @@ std::vector<FileTensor> with_stacked_experts(const StoredModel& stored, const Tr
     const auto number = at + before.size(), end = tensor.name.find('.', number) + 1;
     std::string name = tensor.name.substr(0, number) + tensor.name.substr(end);
     name.erase(name.rfind(".weight"));
-    bool counts = true;  // as the first part of its expert
+    bool counts = true;  // counts as its expert's first part
     const auto last = name.rfind('.') + 1;
     const std::string part = name.substr(last);
     if ((part == "gate_proj" || part == "up_proj") && find_tensor(stored, name) == nullptr) {
@@ -566,29 +568,28 @@ std::vector<FileTensor> stored_tensors(const StoredModel& stored, const ModelSpe
                                        const TransformersType& type) {
   std::vector<FileTensor> tensors = file_tensors(model, type);
   if (type.prefix != nullptr &&
-      find_tensor(stored, tensors.front().name) == nullptr)  // as transformers holds it
+      find_tensor(stored, tensors.front().name) == nullptr)  // as transformers holds it in memory
     for (FileTensor& tensor : tensors)
       if (tensor.name.starts_with(type.prefix))
         tensor.name.replace(0, std::string(type.prefix).size(), models);
   return with_stacked_experts(stored, type, std::move(tensors));
 }
 
-// Its configuration has one of images.
+// Whether the configuration has a part for images.
 bool sees_images(const std::string& directory) {
   const std::string path = (fs::path(directory) / "config.json").string();
   const json config = parse_python_json(read_text(path), path);
   return config.is_object() && config.contains("vision_config");
 }
 
-// Scales and zeros beside weights of a few bits.
+// Whether the name is of scales and zeros of quantized weights.
 bool is_of_quantized(const std::string& name) {
   for (const char* end : {"_scale", "_scale_inv", ".scales", ".qweight", ".qzeros", ".absmax", "_packed"})
     if (name.ends_with(end)) return true;
   return false;
 }
 
-// Of each parameter of the model, and of routers' biases: under the name of its tensor, GPT-2's without the
-// prefix of the class too, or as the text of a model that sees images.
+// For each parameter of the model and each router's bias: its place, by find_tensor().
 std::map<std::string, StoredPlace> stored_places(const StoredModel& stored, const ModelSpec& model,
                                                  const TransformersType& type) {
   std::set<std::string> left = stored.names();
@@ -610,7 +611,7 @@ std::map<std::string, StoredPlace> stored_places(const StoredModel& stored, cons
           "quantized, in F64, F32, F16 or BF16",
           stored.directory(), tensor.name, tensor.name);
     if (name == nullptr) refuse("{}: there is no tensor {}", stored.directory(), tensor.name);
-    (void)stored.numbers(*name, tensor.shape());  // before anything has the size that the configuration says
+    (void)stored.numbers(*name, tensor.shape());  // checks the configuration's sizes before they are used
     std::int64_t row = 0, number = 0;
     for (const ParamSpec& part : tensor.parts) {
       StoredPlace& place = places[part.name] = {*name, tensor.shape()};
@@ -656,9 +657,9 @@ std::map<std::string, StoredPlace> stored_places(const StoredModel& stored, cons
 
 namespace {
 
-// What --out names: files are written below `.unfinished` in it and take their places together, so that an
-// export that was ended leaves nothing that looks like a model, and the next one to the same place clears it
-// away.
+// The directory of --out. Files are written to `.unfinished` in it and then moved to their places together,
+// so that an interrupted export leaves nothing that looks like a model, and the next export to this directory
+// removes it.
 class NewDirectory {
  public:
   explicit NewDirectory(const std::string& directory)
@@ -666,7 +667,7 @@ class NewDirectory {
     std::error_code error;
     for (const auto& entry : fs::directory_iterator(directory_, error))
       if (entry.path() != unfinished_) refuse("--out {}: is there already and not empty", directory);
-    // What it leads to is another's, and would be cleared away.
+    // The target of a link is not ours, and must not be cleared.
     if (fs::is_symlink(unfinished_, error))
       refuse("--out {}: {} is a link; remove it, or name another directory", directory, unfinished_.string());
     made_ = !fs::exists(directory_, error);
@@ -679,14 +680,14 @@ class NewDirectory {
     lock_.reset();
     std::error_code none;
     fs::remove_all(unfinished_, none);
-    if (made_) fs::remove(directory_, none);  // where it is empty
+    if (made_) fs::remove(directory_, none);  // if it is empty
   }
   NewDirectory(const NewDirectory&) = delete;
   NewDirectory& operator=(const NewDirectory&) = delete;
 
-  // Of a file to write.
+  // Where to write a file.
   std::string path(const std::string& name) const { return (unfinished_ / name).string(); }
-  // All is written; without `last` the others are no model.
+  // Call when all is written. Without the file `last` the others do not form a model, so it is moved last.
   void finish(const std::string& last) {
     for (const fs::path& file : files())
       if (file.filename() != last) place(file);
@@ -740,7 +741,7 @@ void export_hugging_face(const std::string& checkpoint, const std::string& direc
   const CheckpointInfo& info = reader.info();
   const DType dtype = asked.value_or(info.dtype);
   ModelSpec model = info.model;
-  model.tuning = {};  // a training's affair
+  model.tuning = {};  // only concerns training
   TextBounds bounds;
   if (reads_bytes(info)) bounds = {end_of_text, {end_of_text}};
   std::string config = hugging_face_config(model, dtype, bounds);
@@ -753,7 +754,7 @@ void export_hugging_face(const std::string& checkpoint, const std::string& direc
   NewDirectory out(directory);
   const Adapters adapters = adapters_of(info.model);
   std::vector<FileTensor> tensors = file_tensors(model, type);
-  if (model.num_mtp_layers > 0)  // as DeepSeek publishes them
+  if (model.num_mtp_layers > 0)  // as in DeepSeek's published files
     for (const auto& [copy, original] : shared_with_module(model)) {
       const auto found = std::find_if(tensors.begin(), tensors.end(),
                                       [&name = original](const FileTensor& t) { return t.name == name; });
@@ -806,7 +807,7 @@ void export_adapters(const std::string& checkpoint, const std::string& directory
   if (model.family == Family::neox && any_named({".q_proj.", ".k_proj.", ".v_proj."}))
     refuse_as_one("queries, keys and values");
   if (model.fused_mlp && any_named({".gate_proj.", ".up_proj."})) refuse_as_one("gate and up");
-  // PEFT takes these names for those of all experts, which are one matrix of its model's.
+  // PEFT would take these names for the matrices of all experts, which are one parameter in its model.
   if (model.experts != Experts::none && any_named({".gate_proj.", ".up_proj.", ".down_proj."}))
     refuse(
         "--adapters: {} has routed experts, to which PEFT gives the adapters of its MLPs; legal: without "
@@ -828,7 +829,7 @@ void export_adapters(const std::string& checkpoint, const std::string& directory
     weight.name = renamed(type, weight.name);
     return module_of(weight);
   };
-  // Behind the number of the layer: the name of nothing else.
+  // The module's name without the layer's number.
   const auto in_layer = [](const std::string& module) {
     return module.substr(module.find('.', module.find_first_of("0123456789")) + 1);
   };
@@ -839,7 +840,7 @@ void export_adapters(const std::string& checkpoint, const std::string& directory
     const std::string module = module_in_file(one.weight);
     adapted[in_layer(module)].insert(module);
   }
-  // Where layers have such a matrix without an adapter, those that have one are named whole.
+  // If some layers have such a matrix without an adapter, the adapted ones are listed by their full names.
   std::set<std::string> modules;
   for (const auto& [name, whole] : adapted) modules.insert(name);
   for (const ParamSpec& weight : adaptable_matrices(model)) {
@@ -876,7 +877,7 @@ static void refuse_other_layout(const std::string& directory) {
   std::error_code none;
   const auto has = [&](const char* name) { return fs::exists(fs::path(directory) / name, none); };
   const bool has_model = has("config.json");
-  if (has("adapter_config.json"))  // which transformers would add to the weights
+  if (has("adapter_config.json"))  // transformers would add them to the weights
     refuse(
         "{}: holds adapters (adapter_config.json) {} model; legal: both as one, as PEFT writes them with "
         "merge_and_unload() and save_pretrained{}",
@@ -896,7 +897,7 @@ static void refuse_other_weights(const std::string& directory) {
              : "");
 }
 
-// Weights of 8 or 4 bits with scales beside them. What the model is its configuration says all the same.
+// Refuses weights in 8 or 4 bits with scales beside them. The configuration describes the model even then.
 static void refuse_quantized(const std::string& directory) {
   const std::string path = (fs::path(directory) / "config.json").string();
   const json config = parse_python_json(read_text(path), path);
@@ -924,7 +925,7 @@ HuggingFaceWeights::HuggingFaceWeights(const std::string& directory) {
   type_ = &transformers_type_of(read_text(config), config);
   refuse_other_weights(directory);
   stored_ = std::make_unique<const StoredModel>(directory);
-  // transformers says that the model has the module, and leaves its weights out.
+  // transformers' configuration claims the module, but leaves its weights out.
   const std::set<std::string> names = stored_->names();
   if (std::none_of(names.begin(), names.end(),
                    [&](const std::string& name) { return predicts_more(model_, *type_, name); }))
@@ -937,7 +938,7 @@ HuggingFaceWeights::HuggingFaceWeights(HuggingFaceWeights&&) noexcept = default;
 
 namespace {
 
-// A parameter that a rank fills, and the elements of it that a piece asks for.
+// A parameter that a rank fills; reads the elements of it that a piece needs.
 class FilledParameter {
  public:
   FilledParameter(const Rank& rank, const ParamSpec& spec, StoredParameter stored)
@@ -974,7 +975,7 @@ class FilledParameter {
   int tp_, index_;
 };
 
-// Calls body(F()) for what the optimizer updates.
+// Calls body(F()) for the type that the optimizer updates.
 template <class Body>
 void with_master_type(const PrecisionRecipe& precision, const Body& body) {
   if (precision.master == DType::f64) return body(double());
@@ -992,7 +993,7 @@ void HuggingFaceWeights::load(const Rank& rank, const ParameterStore& parameters
   };
   std::vector<FilledPiece> pieces;
   for (const Parameter& p : parameters.all()) {
-    if (p.spec.adapter) continue;  // starts as it does
+    if (p.spec.adapter) continue;  // keeps its initial values
     const StoredPlace& place = places_.at(p.spec.name);
     StoredParameter stored(stored_->numbers(place.name, place.shape), place, p.spec.shape,
                            inverse(rows_in_files(model_, p.spec)), less_in_files(model_, p.spec));
@@ -1009,7 +1010,7 @@ void HuggingFaceWeights::load(const Rank& rank, const ParameterStore& parameters
       const FilledParameter& from = filled[piece.filled];
       const Parameter& p = *piece.of.parameter;
       const std::vector<F> values = from.read<F>(piece.of.part);
-      // Of the weights: a large number of F64 is infinite in f32.
+      // Checks the converted weights: a large F64 is infinite in f32.
       if (!std::all_of(values.begin(), values.end(), [](F x) { return std::isfinite(x); }))
         refuse_nonfinite<F>(stored_->directory(), places_.at(p.spec.name).name,
                             std::span<const F>(from.whole<F>()));

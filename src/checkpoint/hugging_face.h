@@ -1,5 +1,5 @@
-// Models in the layout that Hugging Face's transformers reads and writes: config.json, and the parameters
-// under their names in model.safetensors, or in model-00001-of-0000N.safetensors with an index.
+// Reads and writes models in the layout of Hugging Face's transformers: config.json, and the parameters under
+// their names in model.safetensors, or in model-00001-of-0000N.safetensors with an index.
 #pragma once
 
 #include <cstdint>
@@ -21,52 +21,53 @@ namespace echelon {
 
 struct TransformersType;
 
-// The tokens that begin and end a text, of a model's tokenizer; several may end one.
+// The tokens with which a model's tokenizer begins and ends a text; several may end one.
 struct TextBounds {
   std::optional<std::int32_t> begin;
   std::vector<std::int32_t> ends;
 };
-// As the tokenizer in a directory, of these files, has them, and what generation begins and ends with; that
-// alone where there is no tokenizer that is understood here.
+// From the tokenizer in a directory with these files, and from the tokens with which generation begins and
+// ends; only from the latter if there is no supported tokenizer.
 TextBounds text_bounds(const TokenizerFiles& files, const std::string& directory);
-// What transformers needs to know of the model: read back (model_from_hugging_face) it is the model, in every
-// field. RequestError for one that transformers has no class for, and naming the field that has no place.
-// Where nothing is known of them no token begins or ends a text: transformers' own would be another one.
+// The config.json for transformers. Reading it back (model_from_hugging_face) gives the same model, in every
+// field. RequestError if transformers has no class for the model, or naming the field that cannot be
+// expressed. If `text` is empty, no token begins or ends a text: transformers' default would be another
+// token.
 std::string hugging_face_config(const ModelSpec& model, DType dtype, const TextBounds& text = {});
 
-// Writes the parameters of a checkpoint to `directory`, which must not exist or be empty, in files of about
-// `shard_bytes` at most, in `dtype` or as they are kept. A tied output matrix is not written: it is the token
-// embedding's. RequestError where the checkpoint is damaged, RunError where the disk is full.
-// Adapters are added to the matrices that they stand beside.
+// Writes the parameters of a checkpoint to `directory`, which must not exist or be empty, in files of at most
+// about `shard_bytes`, in `dtype` or the stored type. A tied output matrix is not written: it is the token
+// embedding's. Adapters are added to their matrices. RequestError if the checkpoint is damaged, RunError if
+// the disk is full.
 void export_hugging_face(const std::string& checkpoint, const std::string& directory,
                          std::int64_t shard_bytes, std::optional<DType> dtype = {});
 
-// Writes a checkpoint's adapters alone, as PEFT reads them for the model that it was trained from:
-// adapter_config.json and adapter_model.safetensors. RequestError where there are none.
+// Writes only a checkpoint's adapters, as PEFT reads them for the model that was fine-tuned:
+// adapter_config.json and adapter_model.safetensors. RequestError if there are none.
 void export_adapters(const std::string& checkpoint, const std::string& directory,
                      std::optional<DType> dtype = {});
 
-// Whether a model's directory has its values, rather than its configuration alone.
+// Whether a model's directory has weights, rather than only its configuration.
 bool has_weights(const std::string& directory);
 
-// The weights of a model in this layout, and which of them each parameter is. DeepSeek-V3's module that
-// predicts one more token is read where it is there. Safe to share by threads.
+// The weights of a model in this layout, and where each parameter is in them. DeepSeek-V3's module that
+// predicts one more token is read if it is there. Threads may share it.
 class HuggingFaceWeights {
  public:
-  // RequestError naming the tensor that is missing, foreign or of another shape; an output matrix beside a
-  // tied embedding must be the same.
+  // RequestError naming a tensor that is missing, unknown or of another shape; an output matrix stored beside
+  // a tied embedding must equal it.
   explicit HuggingFaceWeights(const std::string& directory);
   ~HuggingFaceWeights();
   HuggingFaceWeights(HuggingFaceWeights&&) noexcept;
 
   const ModelSpec& model() const { return model_; }
-  // How many tensors of a model that sees images are beside its text model, which alone is read.
+  // The number of tensors of a model's image part; only the text model is read.
   std::int64_t num_for_images() const { return num_for_images_; }
-  bool have_f64() const;  // any of them
-  // Fills what this rank holds, each number rounded once to what its optimizer updates. NotFinite (finite.h)
-  // where one is NaN or infinite in that.
+  bool have_f64() const;  // whether any weights are F64
+  // Fills what this rank holds, each number rounded once to the type that the optimizer updates. NotFinite
+  // (finite.h) if one is NaN or infinite in that type.
   void load(const Rank& rank, const ParameterStore& parameters) const;
-  // By which the routers choose (DeepSeek-V3); empty for others. NotFinite as load().
+  // The routers' biases (DeepSeek-V3); empty for models without. NotFinite as in load().
   RouterBiases router_biases() const;
 
  private:
@@ -78,15 +79,16 @@ class HuggingFaceWeights {
 };
 
 struct ImportedModel {
-  std::string checkpoint;           // its path
+  std::string checkpoint;           // path
   std::int64_t num_for_images = 0;  // tensors that are left out
-  bool rounds_f64 = false;          // to a narrower type
+  bool rounds_f64 = false;          // F64 weights are rounded to a narrower type
 };
 
-// Makes a checkpoint at step 0 below `checkpoints` of the model in `directory`: its values, no moments. F64,
-// F32, F16 and BF16 are read. RequestError naming the tensor that is missing, foreign or of another shape; an
-// output matrix beside a tied embedding must be the same; and for bf16 where the files have the weights of
-// norms less 1. NotFinite (finite.h) where a weight is NaN or infinite in `dtype`. Nothing is written then.
+// Makes a checkpoint at step 0 below `checkpoints` from the model in `directory`: values without moments.
+// F64, F32, F16 and BF16 are read. RequestError naming a tensor that is missing, unknown or of another shape;
+// if an output matrix stored beside a tied embedding differs from it; and for bf16, if the files store norms'
+// weights less 1. NotFinite (finite.h) if a weight is NaN or infinite in `dtype`. After an error nothing has
+// been written.
 ImportedModel import_hugging_face(const std::string& directory, const std::string& checkpoints, DType dtype,
                                   std::uint64_t seed);
 

@@ -1,5 +1,5 @@
-// The configuration that transformers reads: the other way of spec/model_types.cpp, which is asked
-// whether it says the model.
+// Writes configurations for transformers: the inverse of spec/model_types.cpp, which is then used to check
+// that the configuration describes the model.
 #include <fmt/format.h>
 
 #include <cmath>
@@ -18,14 +18,14 @@ namespace {
 using nlohmann::json;
 using nlohmann::ordered_json;
 
-// A configuration means what its reader makes of it: that has to be the model, in every field.
+// A configuration means what its reader makes of it: reading it must give the model, in every field.
 void refuse_inexpressible(const ModelSpec& model, const std::string& type, const std::string& config) {
   ModelSpec meant = model_from_hugging_face(config, fmt::format("model {} as config.json", model.name));
   meant.name = model.name;
-  if (model.num_mlp_layers() == 0) meant.mlp_hidden = model.mlp_hidden;                 // of no layer
-  if (plain_window(meant) == plain_window(model)) meant.window = model.window;          // in other words
-  meant.mtp_weight = model.mtp_weight;                                                  // a training's affair
-  if (model.state_space.is_delta()) meant.state_space.chunk = model.state_space.chunk;  // of cost alone
+  if (model.num_mlp_layers() == 0) meant.mlp_hidden = model.mlp_hidden;                 // no layer uses it
+  if (plain_window(meant) == plain_window(model)) meant.window = model.window;          // said otherwise
+  meant.mtp_weight = model.mtp_weight;                                                  // of training
+  if (model.state_space.is_delta()) meant.state_space.chunk = model.state_space.chunk;  // only concerns cost
   for (const auto& [field, here, there] : differences(model, meant))
     refuse(
         "model {}: {} = {} cannot be said in a {} configuration of transformers, where it is {}; legal: a "
@@ -34,9 +34,10 @@ void refuse_inexpressible(const ModelSpec& model, const std::string& type, const
         there.empty() ? "without it" : fmt::format("with {} = {}", field, there));
 }
 
-// What transformers' classes of these types ask for, though it decides nothing where head_dim is said.
+// Refuses sizes that transformers' classes for these types reject, although they have no effect if head_dim
+// is given.
 void refuse_uneven_heads(const ModelSpec& m, const std::string& type) {
-  // Of these it is head_dim, or what factors of positions are counted by.
+  // In these types it determines head_dim, or how positions' factors are counted.
   const bool shared =
       type == "stablelm" || type == "helium" || (type == "phi3" && m.rope.scaling == RopeScaling::longrope);
   if (shared && m.attention_width() != m.hidden)
@@ -51,18 +52,19 @@ void refuse_uneven_heads(const ModelSpec& m, const std::string& type) {
       m.name, type, m.num_heads, m.hidden, m.hidden);
 }
 
-// As a part of a head, of which transformers rounds down.
+// The fraction of a head that is rotated. transformers multiplies and rounds down, so it may need to be
+// rounded up.
 double rotary_part(const ModelSpec& m) {
   const auto whole = static_cast<double>(m.head_dim);
   const double part = static_cast<double>(m.turned_width()) / whole;
   return static_cast<std::int64_t>(whole * part) < m.turned_width() ? std::nextafter(part, 2.0) : part;
 }
 
-// The mscale_all_dim of a DeepSeek whose scores are sharpened by scales.attention (model_types_latent.cpp).
+// The mscale_all_dim of a DeepSeek whose scores are scaled by scales.attention (model_types_latent.cpp).
 double sharpening(const ModelSpec& m) {
   const double root = std::sqrt(m.scales.attention * std::sqrt(static_cast<double>(m.head_dim)));
   const double by = (root - 1) / (0.1 * std::log(m.rope.factor));
-  return std::round(by * 1e12) / 1e12;  // those of configurations have few digits
+  return std::round(by * 1e12) / 1e12;  // configurations have few digits
 }
 
 void add_rope(const ModelSpec& m, ordered_json& config) {
@@ -75,8 +77,8 @@ void add_rope(const ModelSpec& m, ordered_json& config) {
   const std::string type = config["model_type"];
   const bool always = type == "stablelm" || type == "nemotron" || type == "minimax_m2" ||
                       type == "qwen3_next" || type == "qwen3_5_text" || type.starts_with("glm"),
-             is_bamba = type == "bamba",  // whose part is in rope_parameters alone
-      partial = always || (m.rotary_dim > 0 && m.fused_projections);  // others turn whole heads
+             is_bamba = type == "bamba",                              // only in its rope_parameters
+      partial = always || (m.rotary_dim > 0 && m.fused_projections);  // others rotate whole heads
   if (partial) config["partial_rotary_factor"] = rotary_part(m);
   const bool scaled = r.scaling != RopeScaling::none;
   const bool own_are_scaled = m.experts == Experts::gpt_oss || type == "cwm" || type == "apertus";
@@ -117,7 +119,7 @@ void add_window(const ModelSpec& m, ordered_json& config) {
   if (any || type == "mistral" || type == "ministral3" || type == "mixtral" || type == "phi3" ||
       type == "starcoder2" || type.starts_with("exaone"))
     config["sliding_window"] = any ? ordered_json(m.window.size) : ordered_json();
-  // Layers have a window where they have positions.
+  // In these types, layers with positions have a window.
   if (type.starts_with("cohere2") || type == "afmoe" ||
       (type.starts_with("exaone") && (any || m.rope.unturned_every > 0))) {
     if (!any) config["sliding_window"] = m.max_seq;
@@ -126,7 +128,7 @@ void add_window(const ModelSpec& m, ordered_json& config) {
       config["layer_types"].push_back(m.is_turned(layer) ? "sliding_attention" : "full_attention");
     return;
   }
-  if (type == "starcoder2" || type == "ministral3") return;  // in all layers
+  if (type == "starcoder2" || type == "ministral3") return;  // all layers have it
   if (!any && !type.starts_with("gemma") && type != "vaultgemma" && type != "gpt_oss" && type != "olmo3" &&
       !type.starts_with("exaone") && type != "granite_swa" && type != "mellum")
     return;
@@ -134,13 +136,13 @@ void add_window(const ModelSpec& m, ordered_json& config) {
     config["use_sliding_window"] = true;
     config["max_window_layers"] = 0;
   }
-  if (type == "qwen3_moe") return;  // has no types of layers
+  if (type == "qwen3_moe") return;  // has no layer types
   config["layer_types"] = json::array();
   for (std::int64_t layer = 0; layer < m.num_layers; ++layer)
     config["layer_types"].push_back(m.window.in(layer) ? "sliding_attention" : "full_attention");
 }
 
-// Of which the inverse is this number again.
+// The double whose reciprocal is exactly `number`, if there is one nearby.
 double inverse_of(double number) {
   const double near = 1 / number;
   for (const double one : {std::nextafter(near, 0.0), std::nextafter(near, HUGE_VAL)})
@@ -148,7 +150,7 @@ double inverse_of(double number) {
   return near;
 }
 
-// Of families with LayerNorm, or with pairs that are turned side by side: what others have under other names.
+// Families with LayerNorm or with rotation of neighbouring elements, which use other names for some keys.
 void add_later_families(const ModelSpec& m, ordered_json& config) {
   const std::string type = config["model_type"];
   const auto rename = [&config](const char* from, const char* to) {
@@ -208,7 +210,7 @@ void add_delta_rule(const ModelSpec& m, ordered_json& config) {
     config["layer_types"].push_back(m.has_state_space(layer) ? "linear_attention" : "full_attention");
 }
 
-// What is multiplied by the root of a head's width to be a factor of scores.
+// The number which, divided by the root of the head's width, is exactly the factor of scores.
 double key_multiplier(const ModelSpec& m) {
   const double root = std::sqrt(static_cast<double>(m.head_dim));
   if (m.scales.attention == 0) return 1;
@@ -218,7 +220,7 @@ double key_multiplier(const ModelSpec& m) {
   return near;
 }
 
-// What Bamba's, Granite's and Falcon-H1's configurations call alike.
+// Keys that Bamba, Granite and Falcon-H1 share.
 void add_mamba_sizes(const StateSpaceSpec& s, ordered_json& config) {
   config["mamba_n_heads"] = s.heads;
   config["mamba_d_head"] = s.head_dim;
@@ -263,7 +265,7 @@ void add_state_space(const ModelSpec& m, ordered_json& config) {
     add_mamba_sizes(s, config);
     config["mamba_expand"] = s.width() / m.hidden;
   } else {
-    config["mamba_n_heads"] = 1;  // of no layer, but its default of 128 would have to divide as well
+    config["mamba_n_heads"] = 1;  // unused, but its default of 128 would have to divide as well
   }
   if (config["model_type"] == "bamba") {
     config["attn_layer_indices"] = s.attention_layers;
@@ -279,7 +281,7 @@ void add_state_space(const ModelSpec& m, ordered_json& config) {
     config["layer_types"].push_back(m.has_state_space(layer) ? "linear_attention" : "full_attention");
 }
 
-// Widths of MLPs are those that they have.
+// Says not to adjust the MLP's width.
 void add_short_conv(const ModelSpec& m, ordered_json& config) {
   if (m.short_conv.kernel == 0) return;
   config["norm_eps"] = config["rms_norm_eps"];
@@ -303,7 +305,7 @@ void add_short_conv(const ModelSpec& m, ordered_json& config) {
 }
 
 void add_latent(const ModelSpec& m, ordered_json& config) {
-  config["head_dim"] = m.rotary_dim;  // as transformers has it
+  config["head_dim"] = m.rotary_dim;  // as in transformers
   config["q_lora_rank"] = m.q_rank > 0 ? ordered_json(m.q_rank) : ordered_json();
   config["kv_lora_rank"] = m.kv_rank;
   config["qk_rope_head_dim"] = m.rotary_dim;
@@ -342,7 +344,7 @@ ordered_json gpt2_config(const ModelSpec& m) {
           {"attn_pdrop", 0.0}};
 }
 
-// GPT-2's relatives, whose configurations have names of their own.
+// GPT-2's relatives, whose configurations have other key names.
 ordered_json positions_config(const ModelSpec& m, const std::string& type) {
   if (type == "opt")
     return {{"num_hidden_layers", m.num_layers},
@@ -380,7 +382,7 @@ ordered_json positions_config(const ModelSpec& m, const std::string& type) {
           {"attention_dropout", 0.0}};
 }
 
-// State spaces alone. transformers has no longest sequence, and keeps what it does not know.
+// Only state spaces. transformers has no maximum length, but keeps unknown keys.
 ordered_json mamba2_config(const ModelSpec& m) {
   const StateSpaceSpec& s = m.state_space;
   if (s.width() % m.hidden != 0)
@@ -406,7 +408,7 @@ ordered_json mamba2_config(const ModelSpec& m) {
           {"max_position_embeddings", m.max_seq}};
 }
 
-// Layers of one part each.
+// Layers with one part each.
 ordered_json nemotron_h_config(const ModelSpec& m) {
   ordered_json config{{"model_type", "nemotron_h"},
                       {"architectures", {transformers_type(m).architecture}},
@@ -600,7 +602,7 @@ std::string hugging_face_config(const ModelSpec& m, DType dtype, const TextBound
       config["hidden_activation"] = "gelu_pytorch_tanh";
       const double scalar = m.scales.attention > 0 ? 1 / (m.scales.attention * m.scales.attention)
                                                    : static_cast<double>(m.head_dim);
-      // transformers loads whole numbers alone.
+      // transformers loads only whole numbers.
       if (std::abs(scalar - std::round(scalar)) < 1e-9 * scalar)
         config["query_pre_attn_scalar"] = std::llround(scalar);
       else
@@ -622,7 +624,7 @@ std::string hugging_face_config(const ModelSpec& m, DType dtype, const TextBound
   config["tie_word_embeddings"] = m.tied_embedding;
   config["initializer_range"] = m.init_std;
   config["torch_dtype"] = dtype == DType::f64 ? "float64" : dtype == DType::bf16 ? "bfloat16" : "float32";
-  if (bounds.begin || type != "cwm")  // of which transformers takes no null
+  if (bounds.begin || type != "cwm")  // transformers accepts no null for it
     config["bos_token_id"] = bounds.begin ? ordered_json(*bounds.begin) : ordered_json();
   config["eos_token_id"] = bounds.ends.empty()       ? ordered_json()
                            : bounds.ends.size() == 1 ? ordered_json(bounds.ends.front())

@@ -8,7 +8,7 @@
 namespace echelon {
 namespace {
 
-// Copies between the logical tensor and what the rank `index` of `tp` holds.
+// Copies between the logical tensor and what rank `index` of `tp` holds of it.
 void copy_runs(const ParamSpec& spec, int tp, int index, std::byte* logical, std::byte* local,
                std::int64_t width, bool to_logical) {
   for_each_run(spec, tp, index,
@@ -20,7 +20,7 @@ void copy_runs(const ParamSpec& spec, int tp, int index, std::byte* logical, std
                });
 }
 
-// What lies on this rank: the whole local tensor, or its own part. Of weights that are split the values.
+// What this rank holds: the whole local tensor, or its shard; for split weights, their values.
 const Tensor& held(const Parameter& p, ParameterTensor which) {
   switch (which) {
     case ParameterTensor::value:
@@ -66,7 +66,7 @@ void store_local(const Rank& rank, const Tensor& local, const Parameter& paramet
         {0, local.numel()}, parameter);
   }
   const Range part = is_cut(parameter, which) ? parameter.own : Range{0, local.numel()};
-  if (part.size() > 0 && !local.begins_with(here))  // which is a view, changed in place
+  if (part.size() > 0 && !local.begins_with(here))  // otherwise it is a view, changed in place
     copy_anywhere(rank.kernels(), local.flat_range(part.begin, part.end), here.flat());
 }
 

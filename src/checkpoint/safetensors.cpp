@@ -42,7 +42,7 @@ std::string header_text(const std::vector<StoredTensor>& tensors,
                       {"data_offsets", {t.offset, t.offset + t.bytes()}}};
   }
   std::string text = header.dump();
-  text.resize((text.size() + 7) / 8 * 8, ' ');  // so that the data is aligned
+  text.resize((text.size() + 7) / 8 * 8, ' ');  // aligns the data
   return text;
 }
 
@@ -84,7 +84,7 @@ SafetensorsWriter::SafetensorsWriter(const std::string& path, std::vector<Stored
 SafetensorsWriter::~SafetensorsWriter() = default;
 
 void SafetensorsWriter::write(std::string_view name, const void* data, std::size_t bytes) {
-  if (bytes == 0) return;  // also of an empty tensor, whose turn is over at once
+  if (bytes == 0) return;  // an empty tensor, too, is completed at once
   check(current_ < tensors_.size() && tensors_[current_].name == name,
         "a stored tensor is written out of turn");
   check(static_cast<std::int64_t>(bytes) <= tensors_[current_].bytes() - written_,

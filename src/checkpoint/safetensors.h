@@ -1,7 +1,6 @@
 // The safetensors format (https://huggingface.co/docs/safetensors): a little-endian uint64 header length, a
-// JSON header
-// {"name": {"dtype", "shape", "data_offsets": [begin, end]}, ..., "__metadata__": {...}}, then the tensors'
-// bytes, row-major and little-endian, without holes.
+// JSON header {"name": {"dtype", "shape", "data_offsets": [begin, end]}, ..., "__metadata__": {...}}, then
+// the tensors' bytes, row-major and little-endian, without gaps.
 #pragma once
 
 #include <cstddef>
@@ -48,19 +47,19 @@ struct StoredTensor {
   std::int64_t bytes() const { return numel() * stored_type_bytes(type); }
 };
 
-// Declare every tensor, then write the bytes of each, in any number of pieces, in the order of declaration.
-// The file appears under its name in finish(), whole and synced; before that, or after any error, there is
-// none (AtomicFile).
+// Declare every tensor, then write the bytes of each in the order of declaration, in any number of pieces.
+// finish() gives the file its name, complete and synced; before that, or after any error, there is no such
+// file (AtomicFile).
 class SafetensorsWriter {
  public:
-  // The names must be distinct (InvariantError). RunError where the file cannot be written, here and below.
+  // The names must be distinct (InvariantError). RunError if the file cannot be written, here and below.
   SafetensorsWriter(const std::string& path, std::vector<StoredTensor> tensors,
                     const std::map<std::string, std::string>& metadata = {});
   ~SafetensorsWriter();
 
-  // The next bytes of tensor `name`; InvariantError when it is not this tensor's turn or they are too many.
+  // The next bytes of tensor `name`; InvariantError if it is not this tensor's turn or they are too many.
   void write(std::string_view name, const void* data, std::size_t bytes);
-  void finish();  // InvariantError when bytes are missing
+  void finish();  // InvariantError if bytes are missing
 
   const std::vector<StoredTensor>& tensors() const { return tensors_; }
   // XXH3-64 of each tensor's bytes, in the order of declaration; complete after finish().
@@ -78,8 +77,8 @@ class SafetensorsWriter {
   std::int64_t written_ = 0;  // bytes of it
 };
 
-// A file opened for reading; its header is checked completely. Throws RequestError naming the file and the
-// tensor, and RunError where the file becomes shorter while it is read.
+// A file opened for reading; its header is validated completely. RequestError naming the file and the tensor;
+// RunError if the file becomes shorter while it is read.
 class SafetensorsFile {
  public:
   explicit SafetensorsFile(const std::string& path);
@@ -88,17 +87,17 @@ class SafetensorsFile {
   const std::string& path() const { return file_.path(); }
   const std::vector<StoredTensor>& tensors() const { return tensors_; }  // in the order of their bytes
   const std::map<std::string, std::string>& metadata() const { return metadata_; }
-  std::int64_t data_begin() const { return data_begin_; }  // in the file: where tensors' offsets count from
-  const StoredTensor* find(std::string_view name) const;  // nullptr when there is none
-  const StoredTensor& at(std::string_view name) const;    // RequestError when there is none
+  std::int64_t data_begin() const { return data_begin_; }  // in the file: where tensors' offsets start
+  const StoredTensor* find(std::string_view name) const;   // nullptr if there is none
+  const StoredTensor& at(std::string_view name) const;     // RequestError if there is none
 
   // From now on the file is open only while it is read (OpenFile).
   void close() { file_.close(); }
 
-  // Its bytes from `begin` on.
+  // The tensor's bytes from `begin` on.
   void read(const StoredTensor& tensor, std::int64_t begin, std::span<std::byte> out) const;
   std::vector<std::byte> bytes(const StoredTensor& tensor) const;
-  // Reads all of them into `out`; RequestError when their XXH3-64 is another one.
+  // Reads the whole tensor into `out`; RequestError if its XXH3-64 is not `expected`.
   void read_checked(const StoredTensor& tensor, std::uint64_t expected, std::span<std::byte> out) const;
 
  private:

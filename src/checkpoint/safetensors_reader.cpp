@@ -1,4 +1,4 @@
-// Reading: nothing in the file is believed before it is checked.
+// Reading: everything in the file is checked before it is used.
 #include <fmt/format.h>
 #include <algorithm>
 #include <cstring>
@@ -18,10 +18,10 @@ namespace {
 
 using Json = nlohmann::json;
 
-constexpr std::uint64_t largest_header = 100'000'000;  // as the reference implementation
+constexpr std::uint64_t largest_header = 100'000'000;  // as in the reference implementation
 constexpr const char* metadata_key = "__metadata__";
 
-// JSON whose objects have no key twice. A header is three levels deep; what is deeper is no header.
+// JSON without duplicate keys in an object. A header has three levels; deeper text is not a header.
 Json parse_header(std::string_view text, const std::string& path) {
   std::vector<std::set<std::string>> keys;  // of the objects that are open
   const auto watch = [&](int depth, Json::parse_event_t event, Json& value) {
@@ -47,7 +47,7 @@ std::optional<StoredType> stored_type(const std::string& name) {
   return {};
 }
 
-// Sizes and offsets fit comfortably in 63 bits in any honest file.
+// Sizes and offsets of any valid file fit well in 63 bits.
 std::int64_t size_value(const Json& value, const std::string& where, const char* what) {
   constexpr std::uint64_t largest = std::uint64_t{1} << 62;
   if (!value.is_number_unsigned() || value.get<std::uint64_t>() > largest) {
@@ -56,8 +56,8 @@ std::int64_t size_value(const Json& value, const std::string& where, const char*
   return static_cast<std::int64_t>(value.get<std::uint64_t>());
 }
 
-// numel() x bytes of an element, or nothing on overflow. Sizes after a zero count too, so numel() is safe in
-// any order.
+// numel() x bytes of an element, or no value on overflow. Sizes after a zero are multiplied too, so that
+// numel() cannot overflow in any order.
 std::optional<std::int64_t> checked_bytes(const StoredTensor& tensor) {
   std::int64_t product = stored_type_bytes(tensor.type);
   for (const std::int64_t size : tensor.shape) {

@@ -12,7 +12,7 @@ namespace fs = std::filesystem;
 StartingWeights::StartingWeights(const std::string& path) : path_(path) {
   std::error_code none;
   const auto has = [&](const char* name) { return fs::exists(fs::path(path) / name, none); };
-  const bool has_adapters = has("adapter_config.json");  // which are refused by what reads models
+  const bool has_adapters = has("adapter_config.json");  // HuggingFaceWeights refuses them
   if (has_adapters || has("config.json")) {
     if (!has_adapters && !has_weights(path))
       refuse("--from {}: has a configuration, and no weights beside it", path);

@@ -19,7 +19,7 @@ namespace {
 namespace fs = std::filesystem;
 using nlohmann::json;
 
-// IEEE's binary16, in which nothing is computed.
+// IEEE's binary16, for storage only.
 struct Half {
   std::uint16_t bits;
 
@@ -28,12 +28,12 @@ struct Half {
     if (magnitude < 0x400u)  // below the smallest normal number
       return std::bit_cast<float>(sign |
                                   std::bit_cast<std::uint32_t>(static_cast<float>(magnitude) * 0x1p-24f));
-    const std::uint32_t bias = magnitude >= 0x7c00u ? 0xe0u : 0x70u;  // infinities and NaN stay
+    const std::uint32_t bias = magnitude >= 0x7c00u ? 0xe0u : 0x70u;  // infinities and NaN are preserved
     return std::bit_cast<float>(sign | ((magnitude << 13) + (bias << 23)));
   }
 };
 
-// Rounded once, since each widens exactly.
+// Rounded once, since widening is exact.
 template <class F, class S>
 F rounded_to(S x) {
   if constexpr (std::is_same_v<S, double>)
@@ -42,7 +42,7 @@ F rounded_to(S x) {
     return static_cast<F>(static_cast<float>(x));
 }
 
-// Elements as whatever they are stored as, a few pages of the file at a time.
+// Reads elements of the stored type S, a few pages of the file at a time, and rounds them to F.
 template <class S, class F>
 void read_and_round(const SafetensorsFile& file, const StoredTensor& tensor, std::int64_t begin,
                     std::span<F> out) {
@@ -94,7 +94,7 @@ std::vector<double> StoredNumbers::all() const {
 StoredModel::StoredModel(const std::string& directory) : directory_(directory) {
   std::set<std::string> names;
   std::error_code none;
-  // Where both are there transformers takes the one file.
+  // If both exist, transformers reads the single file.
   if (!fs::exists(fs::path(directory) / single_file, none) &&
       fs::exists(fs::path(directory) / index_file, none)) {
     const std::string path = (fs::path(directory) / index_file).string();
@@ -184,7 +184,7 @@ template <class F>
 void StoredParameter::read_as_stored(std::int64_t begin, std::span<F> out) const {
   while (!out.empty()) {
     const std::int64_t row = begin / width_, column = begin % width_, there = row_in_file(row);
-    // As many rows as follow one another in the file too.
+    // As many rows as are consecutive in the file too.
     std::int64_t rows = 1;
     const bool in_order = places_.empty() && place_.run == 0;
     if (in_order) rows = rows_ - row;
@@ -201,7 +201,7 @@ template <class F>
 void StoredParameter::read_scattered(std::span<F> out) const {
   const std::int64_t parts = place_.expert_parts, column = rows_ * parts, stride = place_.in_turn ? parts : 1,
                      begin = place_.part * (place_.in_turn ? 1 : rows_);
-  // As many columns as a cache holds.
+  // As many columns as fit in a cache.
   const std::int64_t at_once = std::clamp((std::int64_t{1} << 16) / column, std::int64_t{1}, width_);
   std::vector<F> columns(static_cast<std::size_t>(at_once * column));
   for (std::int64_t first = 0; first < width_; first += at_once) {

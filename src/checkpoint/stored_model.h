@@ -16,17 +16,17 @@ namespace echelon {
 inline constexpr const char* single_file = "model.safetensors";
 inline constexpr const char* index_file = "model.safetensors.index.json";
 
-// One of them, of floats of any type.
+// A tensor of floats of any type.
 class StoredNumbers {
  public:
   StoredNumbers(const SafetensorsFile& file, const StoredTensor& tensor) : file_(&file), tensor_(&tensor) {}
 
   std::int64_t numel() const { return tensor_->numel(); }
-  // Elements [begin, begin + out.size()), each rounded once: straight from the file where they are F there.
-  // F is float, double or bf16.
+  // Elements [begin, begin + out.size()), each rounded once; read directly if they are stored as F. F is
+  // float, double or bf16.
   template <class F>
   void read(std::int64_t begin, std::span<F> out) const;
-  // All of them, exactly.
+  // All elements, exactly.
   std::vector<double> all() const;
 
  private:
@@ -34,20 +34,20 @@ class StoredNumbers {
   const StoredTensor* tensor_;
 };
 
-// Safe to share by threads.
+// Threads may share it.
 class StoredModel {
  public:
-  // RequestError naming the file that is missing or no such one.
+  // RequestError naming a file that is missing or is no safetensors file.
   explicit StoredModel(const std::string& directory);
 
   const std::string& directory() const { return directory_; }
-  const std::string* find(const std::string& name) const;  // nullptr when there is none
+  const std::string* find(const std::string& name) const;  // nullptr if there is none
   std::set<std::string> names() const;
   bool has(StoredType type) const;
-  const std::vector<std::int64_t>& shape(const std::string& name) const;  // of one that is there
-  // RequestError where it has another shape, or no floats that are read.
+  const std::vector<std::int64_t>& shape(const std::string& name) const;  // the tensor must exist
+  // RequestError if it has another shape, or a type that is not read as floats.
   StoredNumbers numbers(const std::string& name, const std::vector<std::int64_t>& shape) const;
-  // Whether both have the same numbers; one that is none is like no other.
+  // Whether both have the same numbers; NaN equals nothing.
   bool equal(const std::string& a, const std::string& b, const std::vector<std::int64_t>& shape) const;
 
  private:
@@ -61,24 +61,26 @@ struct StoredPlace {
   std::string name;
   std::vector<std::int64_t> shape;  // of the whole tensor
   std::int64_t first_row = 0;
-  // So many of its rows lie side by side, and the next ones `step` rows on; 0: all.
+  // `run` of its rows are consecutive, and the next ones follow `step` rows later; 0: all rows are
+  // consecutive.
   std::int64_t run = 0, step = 0;
-  // Or the one of so many parts of an expert, which is the row; the elements of these lie in turn, or part
-  // behind part, and those of the matrix column after column. 0: none.
+  // Or it is part `part` of the `expert_parts` parts of an expert, which is a row of the tensor: their
+  // elements alternate, or one part follows another, and the matrix is stored column by column. 0: none of
+  // this.
   std::int64_t expert_parts = 0, part = 0;
   bool in_turn = true;
 };
 
-// A parameter as the model has it: rows after rows.
+// A parameter in the model's order: row by row.
 class StoredParameter {
  public:
-  // `places`: of the rows, among those that the file has of it; empty: in their order. The file's numbers are
-  // `less` than the parameter's.
+  // `places`: the places of its rows among those that the file has of it; empty: in order. `less` is added to
+  // the file's numbers.
   StoredParameter(const StoredNumbers& numbers, const StoredPlace& place, std::vector<std::int64_t> shape,
                   std::vector<std::int64_t> places, double less);
 
   std::int64_t numel() const { return rows_ * width_; }
-  // Whether it is read whole or not at all: its elements are scattered in the file.
+  // Its elements are scattered in the file, so it can only be read as a whole.
   bool is_scattered() const { return place_.expert_parts > 0; }
   // Elements [begin, begin + out.size()), each rounded once.
   template <class F>
