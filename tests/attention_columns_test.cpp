@@ -116,7 +116,7 @@ class AttentionColumns : public ::testing::Test {
             }
           }
         }
-    const std::int64_t room_step = product_scratch_bytes(DType::bf16) / 64 * 64;
+    const std::int64_t room_step = product_scratch_bytes() / 64 * 64;
     ASSERT_TRUE(is_made_by_columns(s, static_cast<std::size_t>(room_step)));
     const Tensor rooms = make(DType::u8, 1, team.threads() * room_step);
     std::fill_n(rooms.host<std::uint8_t>(), rooms.numel(), 0xff);  // not a number
@@ -141,7 +141,7 @@ class AttentionColumns : public ::testing::Test {
   }
 
   void check_spoiled(const MicroKernel& kernel) {
-    const std::int64_t room_step = product_scratch_bytes(DType::bf16) / 64 * 64;
+    const std::int64_t room_step = product_scratch_bytes() / 64 * 64;
     const Tensor rooms = make(DType::u8, 1, room_step);
     checks::expect_spoiled_attention(
         arena_, DType::bf16,

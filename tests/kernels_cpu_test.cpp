@@ -220,6 +220,30 @@ TEST_F(KernelsCpu, MatmulBitsDoNotDependOnThreads) {
     }
 }
 
+// oneDNN makes some of these parts and our kernel others, whichever is faster.
+TEST_F(KernelsCpu, MatmulBitsAreThoseOfItsParts) {
+  for (const std::int64_t depth : {384, 500, 768, 1376, 2000})
+    for (const bool ta : {false, true})
+      for (const bool tb : {false, true}) {
+        if (!checks::is_taken(3)) continue;
+        constexpr std::int64_t rows = 1500, cols = 400;
+        const Operand a = random(ta ? depth : rows, ta ? rows : depth),
+                      b = random(tb ? cols : depth, tb ? depth : cols), c = random(rows, cols);
+        const Transpose turn_a = ta ? Transpose::yes : Transpose::no,
+                        turn_b = tb ? Transpose::yes : Transpose::no;
+        one->matmul(a.one, turn_a, b.one, turn_b, c.one, false);
+        for (const Range part : {Range{0, 300}, {300, 400}, {400, rows}}) {
+          const Tensor of_a =
+              ta ? a.one.column_range(part.begin, part.end) : a.one.row_range(part.begin, part.end);
+          one->matmul(of_a, turn_a, b.one, turn_b, c.several.row_range(part.begin, part.end), false);
+        }
+        EXPECT_EQ(
+            std::memcmp(c.one.host_bytes(), c.several.host_bytes(), static_cast<std::size_t>(c.one.bytes())),
+            0)
+            << depth << (ta ? " T" : " N") << (tb ? "T" : "N");
+      }
+}
+
 TEST_F(KernelsCpu, ElementPasses) {
   for (const auto& [rows, cols] : sizes)
     for (bool strided : {false, true}) {

@@ -146,7 +146,7 @@ class MatmulAmx : public ::testing::Test {
     std::byte bytes[64];
   };
   static constexpr int most_threads = 3;
-  const std::int64_t scratch_each = (product_scratch_bytes(DType::bf16) + 63) / 64 * 64;
+  const std::int64_t scratch_each = (product_scratch_bytes() + 63) / 64 * 64;
   std::uint64_t draws_ = 0;
   int products_ = 0;
   std::vector<Line> scratch_ = std::vector<Line>(static_cast<std::size_t>(most_threads * scratch_each / 64));

@@ -42,9 +42,6 @@ struct Products {
     return true;
   }
 };
-std::int64_t products_bytes(DType dtype, Numerics numerics) {
-  return numerics == Numerics::ordinary ? product_scratch_bytes(dtype) : blocked_product_scratch_bytes();
-}
 
 // What a thread works in. p and ds are the tiles that go into products: in f32 the scores and their gradients
 // themselves, in bf16 these rounded.
@@ -57,11 +54,11 @@ struct Workspace {
 };
 
 Workspace<float> workspace(std::byte* room, Numerics numerics, float) {
-  auto* const floats = reinterpret_cast<float*>(room + products_bytes(DType::f32, numerics));
+  auto* const floats = reinterpret_cast<float*>(room + product_scratch_bytes());
   return {floats, floats + tile, floats, floats + tile, nullptr, {room, numerics}};
 }
 Workspace<bf16> workspace(std::byte* room, Numerics numerics, bf16) {
-  auto* const floats = reinterpret_cast<float*>(room + products_bytes(DType::bf16, numerics));
+  auto* const floats = reinterpret_cast<float*>(room + product_scratch_bytes());
   auto* const rounded = reinterpret_cast<bf16*>(floats + 2 * tile + sum_floats);
   return {floats, floats + tile, rounded, rounded + tile, floats + 2 * tile, {room, numerics}};
 }
@@ -324,8 +321,7 @@ bool each_task(std::int64_t tasks, const Tensor& scratch, const ThreadTeam& team
   std::byte* const room = scratch.host<std::byte>();
   std::atomic<bool> ok = true;
   team.each_task(tasks, [&](std::int64_t i, int thread) {
-    if (!body(i, workspace(room + thread * attention_scratch_bytes(stored_as<T>, numerics), numerics, T{})))
-      ok = false;
+    if (!body(i, workspace(room + thread * attention_scratch_bytes(stored_as<T>), numerics, T{}))) ok = false;
   });
   return ok;
 }
@@ -425,16 +421,15 @@ const MicroKernel* kernel_of_columns(DType dtype, Numerics numerics, const Atten
   const MicroKernel* const kernel = bf16_micro_kernel();
   const bool is_one = dtype == DType::bf16 && numerics == Numerics::ordinary && kernel != nullptr &&
                       kernel->column != nullptr;
-  return is_one && is_made_by_columns(s, static_cast<std::size_t>(attention_scratch_bytes(dtype, numerics)))
-             ? kernel
-             : nullptr;
+  return is_one && is_made_by_columns(s, static_cast<std::size_t>(attention_scratch_bytes(dtype))) ? kernel
+                                                                                                   : nullptr;
 }
 
 }  // namespace
 
-std::int64_t attention_scratch_bytes(DType dtype, Numerics numerics) {
+std::int64_t attention_scratch_bytes(DType dtype) {
   const std::int64_t tiles = dtype == DType::f32 ? 2 * tile * 4 : 2 * tile * (4 + 2) + sum_floats * 4;
-  return products_bytes(dtype, numerics) + tiles;
+  return product_scratch_bytes() + tiles;
 }
 
 void attention_forward(const Tensor& q, const Tensor& k, const Tensor& v, const AttentionShape& s,
@@ -442,7 +437,7 @@ void attention_forward(const Tensor& q, const Tensor& k, const Tensor& v, const 
                        Numerics numerics) {
   if (const MicroKernel* const kernel = kernel_of_columns(out.dtype(), numerics, s))
     return attention_forward_by_columns(*kernel, q, k, v, s, out, lse, scratch.host<std::byte>(),
-                                        attention_scratch_bytes(DType::bf16, numerics), team);
+                                        attention_scratch_bytes(DType::bf16), team);
   const auto run = out.dtype() == DType::f32 ? forward<float> : forward<bf16>;
   if (!run(q, k, v, s, out, lse, scratch, team, numerics))
     fail("out of memory: oneDNN has none left for attention");
@@ -454,8 +449,8 @@ void attention_backward(const Tensor& q, const Tensor& k, const Tensor& v, const
                         Numerics numerics) {
   if (const MicroKernel* const kernel = kernel_of_columns(dout.dtype(), numerics, s))
     return attention_backward_by_columns(*kernel, q, k, v, dout, lse, delta, s, dq, dk, dv,
-                                         scratch.host<std::byte>(),
-                                         attention_scratch_bytes(DType::bf16, numerics), team);
+                                         scratch.host<std::byte>(), attention_scratch_bytes(DType::bf16),
+                                         team);
   const auto run = dout.dtype() == DType::f32 ? backward<float> : backward<bf16>;
   if (!run(q, k, v, dout, lse, delta, s, dq, dk, dv, scratch, team, numerics))
     fail("out of memory: oneDNN has none left for the backward pass of attention");

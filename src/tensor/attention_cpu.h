@@ -12,7 +12,7 @@
 namespace echelon {
 
 // Scratch bytes for each thread, its products included.
-std::int64_t attention_scratch_bytes(DType dtype, Numerics numerics);
+std::int64_t attention_scratch_bytes(DType dtype);
 // The limit in bf16, given by the scratch.
 inline constexpr std::int64_t most_head_dim = 4096;
 

@@ -935,18 +935,17 @@ const char* products_by(const PrecisionRecipe& precision) {
 std::unique_ptr<Kernels> make_kernels(Arena& arena, const PrecisionRecipe& precision, int threads,
                                       Numerics numerics) {
   if (arena.device() == Device::none)
-    return std::make_unique<Kernels>(
-        nullptr, Tensor(arena, MemoryCategory::other, DType::u8,
-                        {threads == 0 ? 0 : kernel_scratch_bytes(precision, threads, numerics)}));
+    return std::make_unique<Kernels>(nullptr,
+                                     Tensor(arena, MemoryCategory::other, DType::u8,
+                                            {threads == 0 ? 0 : kernel_scratch_bytes(precision, threads)}));
   if (arena.device() == Device::cuda)
     return std::make_unique<Kernels>(arena.stream().driver().make_backend(arena, precision, numerics));
   if (has_fast_kernels(precision)) return make_cpu_kernels(arena, precision.activations, threads, numerics);
   return make_reference_kernels();
 }
 
-std::int64_t kernel_scratch_bytes(const PrecisionRecipe& precision, int threads, Numerics numerics) {
-  return has_fast_kernels(precision) ? cpu_kernels_scratch_bytes(precision.activations, threads, numerics)
-                                     : 0;
+std::int64_t kernel_scratch_bytes(const PrecisionRecipe& precision, int threads) {
+  return has_fast_kernels(precision) ? cpu_kernels_scratch_bytes(precision.activations, threads) : 0;
 }
 
 void prepare_kernels(const PrecisionRecipe& precision) {

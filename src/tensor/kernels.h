@@ -502,7 +502,7 @@ std::unique_ptr<Kernels> make_cpu_kernels(Arena& arena, DType dtype, int threads
 const char* cpu_products(DType dtype);
 inline bool has_cpu_kernels() { return cpu_products(DType::f32) != nullptr; }
 // What these take from the arena for `threads` threads.
-std::int64_t cpu_kernels_scratch_bytes(DType dtype, int threads, Numerics numerics);
+std::int64_t cpu_kernels_scratch_bytes(DType dtype, int threads);
 
 // The kernels for the arena's device and a precision. On the CPU: CPU kernels for f32 and bf16; reference
 // kernels for f64, and for bf16 in a build without the others. On an accelerator: those of its driver. On no
@@ -513,7 +513,6 @@ bool has_fast_kernels(const PrecisionRecipe& precision);  // otherwise reference
 // What multiplies matrices: "oneDNN", "our FMA kernel", "AVX-512 in bf16", "AMX in bf16", "our FMA kernel,
 // bf16 widened", "the reference kernels".
 const char* products_by(const PrecisionRecipe& precision);
-std::int64_t kernel_scratch_bytes(const PrecisionRecipe& precision, int threads,
-                                  Numerics numerics = Numerics::ordinary);
+std::int64_t kernel_scratch_bytes(const PrecisionRecipe& precision, int threads);
 
 }  // namespace echelon

@@ -116,8 +116,7 @@ class CpuKernels final : public HostBackend {
       : dtype_(dtype),
         numerics_(numerics),
         team_(threads, keep_products_to_their_thread),
-        scratch_(arena, MemoryCategory::other, DType::u8,
-                 {threads * attention_scratch_bytes(dtype, numerics)}),
+        scratch_(arena, MemoryCategory::other, DType::u8, {threads * attention_scratch_bytes(dtype)}),
         column_sums_(arena, MemoryCategory::other, DType::f32, {column_sums_size}) {
     check(threads >= 1, "CPU kernels need at least one thread");
     keep_products_to_their_thread();
@@ -852,7 +851,7 @@ class CpuKernels final : public HostBackend {
   void multiply_all(std::span<const Product> products) {
     for (const Product& p : products)
       for (DType type : {p.a.type, p.b.type, p.c.type}) check_room(type);
-    multiply(products, scratch_.host<std::byte>(), attention_scratch_bytes(dtype_, numerics_), team_);
+    multiply(products, scratch_.host<std::byte>(), attention_scratch_bytes(dtype_), team_);
   }
 
   // Kernels made for f32 have no scratch for what is narrower.
@@ -950,8 +949,8 @@ std::unique_ptr<Kernels> make_cpu_kernels(Arena& arena, DType dtype, int threads
 
 const char* cpu_products(DType dtype) { return products_in(dtype); }
 
-std::int64_t cpu_kernels_scratch_bytes(DType dtype, int threads, Numerics numerics) {
-  return threads * attention_scratch_bytes(dtype, numerics) + 4 * column_sums_size;
+std::int64_t cpu_kernels_scratch_bytes(DType dtype, int threads) {
+  return threads * attention_scratch_bytes(dtype) + 4 * column_sums_size;
 }
 
 }  // namespace echelon

@@ -57,9 +57,48 @@ Range aligned_range(std::int64_t length, std::int64_t parts, std::int64_t index)
   return {std::min(r.begin * 16, length), std::min(r.end * 16, length)};
 }
 
+// Whether our kernel is faster than oneDNN, by up to a sixth. oneDNN multiplies without packing where packing
+// would cost much beside the work. We always pack, which is worth it if b has to be turned anyway, or if many
+// rows meet it. Elsewhere oneDNN is faster, by up to a twentieth.
+bool ours_is_faster(const Product& p) {
+  constexpr double packs_below = 0.00196;  // of oneDNN
+  constexpr std::int64_t fewest_rows = 64, many_rows = 1024, fewest_cols = 384, fewest_deep = 512;
+  const bool onednn_packs = 1 / static_cast<double>(p.m) + 1 / static_cast<double>(p.n) < packs_below;
+  const bool turns_b = p.tb == Transpose::yes && p.m >= fewest_rows && p.k >= fewest_deep;
+  return !onednn_packs && p.n >= fewest_cols && (turns_b || p.m >= many_rows);
+}
+
+// Whether our kernel gives the same bits as oneDNN: then a product may be made by either, whichever is faster
+// for the part of it that a thread has.
+bool ours_gives_the_same_bits() {
+  static const bool does = [] {
+    constexpr std::int64_t wide = 64, deep = 1300;  // two whole runs, then two halves
+    std::vector<float> x(static_cast<std::size_t>(wide * deep)),
+        c(static_cast<std::size_t>(wide * wide), 1.0f);
+    for (std::size_t i = 0; i < x.size(); ++i) x[i] = 1 / static_cast<float>(i % 997 + 3);
+    std::vector<float> other = c;
+    std::vector<std::byte> room(static_cast<std::size_t>(product_scratch_bytes()) + 64);
+    auto* const aligned = room.data() + (64 - reinterpret_cast<std::uintptr_t>(room.data()) % 64) % 64;
+    Product p{.ta = Transpose::yes,
+              .m = wide,
+              .n = wide,
+              .k = deep,
+              .a = {x.data(), wide},
+              .b = {x.data(), wide},
+              .beta = 1,
+              .c = {c.data(), wide}};
+    if (!multiply_by_onednn(p)) return false;
+    p.c.data = other.data();
+    multiply_by(f32_micro_kernel(), p, aligned);
+    return c == other;
+  }();
+  return does;
+}
+
 bool by_onednn(const Product& p) {
   const bool f32 = p.a.type == DType::f32 && p.b.type == DType::f32 && p.c.type == DType::f32;
-  return f32 && p.blocks == nullptr && onednn_adds_in_one_order() && p.m > 0 && p.n > 0 && p.k > 0;
+  return f32 && p.blocks == nullptr && onednn_adds_in_one_order() && p.m > 0 && p.n > 0 && p.k > 0 &&
+         !(ours_is_faster(p) && ours_gives_the_same_bits());
 }
 
 struct Grid {
@@ -170,6 +209,16 @@ const MicroKernel& kernel_for(const Product& p) {
 // The elements of k that are packed at once for such a c.
 std::int64_t depth_of(const MicroKernel& kernel, DType c) {
   return (kernel.pairs ? 2 : 1) * (c == DType::f32 ? kernel.depth : kernel.whole_depth);
+}
+
+// What is packed at once of k, or of a range of its blocks, from `from` on: whole pairs of the kernel's
+// depth, then what is left, in halves if it is deeper than one. oneDNN cuts k like this, too.
+Range run_of_depth(const MicroKernel& kernel, DType c, Range all, std::int64_t from) {
+  const std::int64_t deep = depth_of(kernel, c), pair = 2 * deep,
+                     left = std::min(pair - (from - all.begin) % pair, all.end - from);
+  if (left <= deep || left == pair) return {from, from + std::min(left, deep)};
+  const std::int64_t even = 2 * kernel.group;
+  return {from, from + (kernel.pairs ? (left / 2 + even - 1) / even * even : (left + 1) / 2)};
 }
 
 std::int64_t words_of(const MicroKernel& kernel, std::int64_t filled) {
@@ -291,10 +340,9 @@ void multiply_blocks(const MicroKernel& kernel, const Product& p, const Scratch&
   const Packing to_a = packing_of_a(kernel), to_b = packing_of_b(kernel);
   const bool a_along = p.ta == Transpose::no, b_along = p.tb == Transpose::yes;
   constexpr std::int64_t few_cols = 256;  // what of b is fetched into the L2 cache ahead
-  const std::int64_t deep = depth_of(kernel, p.c.type);
   const bool past_caches = goes_past_caches(kernel, p);
-  for (std::int64_t begin = 0; begin < p.k; begin += deep) {
-    const Range k{begin, std::min(begin + deep, p.k)};
+  for (Range k; k.end < p.k;) {
+    k = run_of_depth(kernel, p.c.type, {0, p.k}, k.end);
     const std::int64_t filled = filled_words(kernel, k.size()), words = words_of(kernel, filled),
                        rows_at_once = rows_of_block(kernel, words, p.m);
     std::int64_t cols_at_once = multiple_below(b_words / words, kernel.cols);
@@ -316,12 +364,12 @@ void multiply_blocks(const MicroKernel& kernel, const Product& p, const Scratch&
         } else if (j_end < p.n) {
           next = ahead(p.b, b_along, j_end, std::min({cols_at_once, few_cols, p.n - j_end}), k);
         } else if (k.end < p.k) {
-          const Range deeper{k.end, std::min(k.end + deep, p.k)};
+          const Range deeper = run_of_depth(kernel, p.c.type, {0, p.k}, k.end);
           next = ahead(p.a, a_along, 0, std::min(rows_at_once, p.m), deeper);
           further = ahead(p.b, b_along, 0, std::min(cols_at_once, p.n), deeper);
           next.then(&further);
         }
-        multiply_block(kernel, words, scratch, rows, cols, p.alpha, begin > 0 ? 1.0f : p.beta, past_caches,
+        multiply_block(kernel, words, scratch, rows, cols, p.alpha, k.begin > 0 ? 1.0f : p.beta, past_caches,
                        at(p.c, i, j), next);
       }
     }
@@ -370,8 +418,8 @@ class TeamProduct {
     if (waits) most = std::min(most, multiple_below(piece_cols, kernel_.cols));
     for (std::int64_t first = 0; first < p_.n; first += most * threads()) {
       const Range cols{first, std::min(first + most * threads(), p_.n)};
-      for (std::int64_t begin = 0; begin < p_.k; begin += deep) {
-        const Range k{begin, std::min(begin + deep, p_.k)};
+      for (Range k; k.end < p_.k;) {
+        k = run_of_depth(kernel_, waits ? DType::f32 : p_.c.type, {0, p_.k}, k.end);
         const std::int64_t filled = filled_words(kernel_, k.size()), words = words_of(kernel_, filled);
         pack_right(cols, k, filled, words);
         multiply(rows, cols, k, filled, words, waits);
@@ -472,12 +520,12 @@ std::vector<Segment> segments_of(const MicroKernel& kernel, const SumBlocks& blo
                                  std::int64_t end) {
   std::vector<Segment> all;
   std::int64_t before = 0;
-  const std::int64_t deep = depth_of(kernel, DType::f32);
   for (std::int64_t b = begin; b < end; ++b) {
     bool begins = true;
     for (const Range& range : blocks[static_cast<std::size_t>(b)])
-      for (std::int64_t k = range.begin; k < range.end; k += deep) {
-        Segment s{{k, std::min(k + deep, range.end)}, std::exchange(begins, false)};
+      for (Range k{range.begin, range.begin}; k.end < range.end;) {
+        k = run_of_depth(kernel, DType::f32, range, k.end);
+        Segment s{k, std::exchange(begins, false)};
         s.filled = filled_words(kernel, s.k.size());
         s.words = words_of(kernel, s.filled);
         s.before = before;
@@ -605,14 +653,12 @@ void keep_products_to_their_thread() {
 }
 
 void prepare_products() {
-  if (onednn_adds_in_one_order()) prepare_onednn();
+  if (!onednn_adds_in_one_order()) return;
+  prepare_onednn();
+  ours_gives_the_same_bits();
 }
 
-std::int64_t product_scratch_bytes(DType dtype) {
-  return dtype == DType::f32 && onednn_adds_in_one_order() ? 0 : blocked_product_scratch_bytes();
-}
-
-std::int64_t blocked_product_scratch_bytes() { return 4 * (a_room + b_room + piece_floats + column_floats); }
+std::int64_t product_scratch_bytes() { return 4 * (a_room + b_room + piece_floats + column_floats); }
 
 bool multiply(const Product& p, std::byte* room) {
   if (by_onednn(p)) return multiply_by_onednn(p);

@@ -1,8 +1,9 @@
-// Matrix products in f32 and bf16. Each element is one sum in the order of k, cut where k is a multiple of a
-// constant: its bits do not depend on how a product is cut, by threads or by who asks for it. f32 with
-// AVX-512 is left to oneDNN, whose bits do not depend on threads here, but a product of few rows or columns
-// may have others than as a part of a larger one: invariant numerics do not use it. The blocks and the
-// packing are those of Goto & van de Geijn 2008 (https://doi.org/10.1145/1356052.1356053).
+// Matrix products in f32 and bf16. Each element is one sum in the order of k, cut at places that depend on k
+// alone: its bits do not depend on how a product is cut, by threads or by who asks for it. In f32 with
+// AVX-512 oneDNN makes the products at which it is faster. Both give the same bits, and they do not depend on
+// threads here; but in oneDNN a product of few rows or columns may have others than as a part of a larger
+// one, so invariant numerics do not use it. The blocks and the packing are those of Goto & van de Geijn 2008
+// (https://doi.org/10.1145/1356052.1356053).
 #pragma once
 
 #include <cstddef>
@@ -48,10 +49,8 @@ void keep_products_to_their_thread();
 // Before the first product of all: RunError where there is no memory for it.
 void prepare_products();
 
-// Room that a thread needs, at an address that 64 divides, where nothing is narrower than `dtype`.
-std::int64_t product_scratch_bytes(DType dtype);
-// The same where products may have blocks.
-std::int64_t blocked_product_scratch_bytes();
+// Room that a thread needs, at an address that 64 divides.
+std::int64_t product_scratch_bytes();
 
 // On the calling thread alone. False when there is no memory left.
 bool multiply(const Product& product, std::byte* scratch);

@@ -275,6 +275,8 @@ constexpr MicroKernel kernel{.name = "our FMA kernel",
                              .rows = tile_rows,
                              .cols = tile_cols,
                              .pairs = false,
+                             .depth = lanes == 16 ? 384 : 512,
+                             .whole_depth = lanes == 16 ? 384 : 512,
                              .a_words = (lanes == 16 ? 96 : 64) * 1024,  // the L2 cache is larger, too
                              .tile = make_tile};
 static_assert(tile_rows <= MicroKernel::most_rows && tile_cols <= MicroKernel::most_cols);

@@ -14,7 +14,7 @@ std::unique_ptr<Kernels> make_cpu_kernels(Arena&, DType, int, Numerics) {
 
 const char* cpu_products(DType) { return nullptr; }
 
-std::int64_t cpu_kernels_scratch_bytes(DType, int, Numerics) { return 0; }
+std::int64_t cpu_kernels_scratch_bytes(DType, int) { return 0; }
 
 void fill_normals(const Philox& random, double deviation, std::uint64_t first, std::span<float> out) {
   for (float& x : out) x = static_cast<float>(deviation * random.normal(first++));

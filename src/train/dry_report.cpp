@@ -140,9 +140,8 @@ std::string dry_run_text(const Plan& plan, const PipelineLayout& pipeline, const
                       counted(std::ssize(job.classes), "kind"), counted(mesh.num_ranks(), "rank"),
                       job.device == Device::cuda ? ", as on a GPU" : "");
   text += memory_text(mesh, job);
-  text +=
-      fmt::format("  beside it {} for each compute thread that runs on a cpu: its kernels' scratch\n",
-                  format_bytes(static_cast<double>(kernel_scratch_bytes(plan.precision, 1, plan.numerics))));
+  text += fmt::format("  beside it {} for each compute thread that runs on a cpu: its kernels' scratch\n",
+                      format_bytes(static_cast<double>(kernel_scratch_bytes(plan.precision, 1))));
   const auto there = [](const RankClass& of) { return of.run.host.most; };
   text += offload_table("most", most(job, there).run.host, "least", least(job, there).run.host);
   return text + "\n" + traffic_text(mesh, job) + assumption_note(assumptions_of(plan));
@@ -187,7 +186,7 @@ std::string dry_run_json(const Plan& plan, const PipelineLayout& pipeline, const
         {"ep", mesh.ep}}},
       {"schedule", std::move(schedule)},
       {"memory_bytes", {{"largest", memory(most(job, held))}, {"smallest", memory(least(job, held))}}},
-      {"scratch_bytes_of_a_thread", kernel_scratch_bytes(plan.precision, 1, plan.numerics)},
+      {"scratch_bytes_of_a_thread", kernel_scratch_bytes(plan.precision, 1)},
       {"traffic_bytes", {{"most", traffic(most(job, sent))}, {"least", traffic(least(job, sent))}}},
       {"assumes", assumption_names(assumptions_of(plan))},
       {"classes", std::move(classes)}};

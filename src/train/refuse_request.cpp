@@ -259,7 +259,7 @@ DryRunOptions dry_run_options(const TrainRequest& request) {
 }
 
 std::int64_t scratch_bytes(const Plan& plan, const RunOptions& run) {
-  if (!run.driver) return kernel_scratch_bytes(plan.precision, run.threads_per_rank, plan.numerics);
+  if (!run.driver) return kernel_scratch_bytes(plan.precision, run.threads_per_rank);
   return run.driver->workspace_bytes(plan.numerics) +
          (plan.offloads_optimizer() ? OffloadedMoments::window_bytes(plan.precision.moments) : 0);
 }
