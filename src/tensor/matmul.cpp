@@ -16,13 +16,14 @@
 namespace echelon {
 namespace {
 
-// What is summed in f32 before it is rounded to bf16, where k is deeper than what is packed at once.
+// The piece of a bf16 c that is summed in f32 before it is rounded, if k is deeper than what is packed at
+// once.
 constexpr std::int64_t piece_rows = 512, piece_cols = 512;
-// Of b is packed so much at once, so that a, which is packed again for each part of b, meets whole weights of
-// common models; packing may write a vector behind it.
+// How much of b is packed at once: whole weights of common models, since a is packed again for each part of
+// b. Packing may write one vector more (`behind`).
 constexpr std::int64_t b_words = 1184 * 1024, behind = 16;
 
-// Of a column of tiles that goes on with the sums of an earlier one.
+// The most rows in a column of tiles that continues the sums of an earlier column.
 constexpr std::int64_t most_column_rows = 1024;
 
 constexpr std::int64_t a_room = MicroKernel::most_a_words + behind, b_room = b_words + behind,
@@ -51,7 +52,7 @@ Product part(const Product& p, Range m, Range n) {
   return q;
 }
 
-// `length` cut into `parts` whose borders are multiples of 16, so that no vector of the result is shared.
+// Cuts `length` into `parts` at multiples of 16, so that no two parts share a vector of the result.
 Range aligned_range(std::int64_t length, std::int64_t parts, std::int64_t index) {
   const Range r = split_range((length + 15) / 16, parts, index);
   return {std::min(r.begin * 16, length), std::min(r.end * 16, length)};
@@ -105,8 +106,8 @@ struct Grid {
   std::int64_t rows = 1, cols = 1;
 };
 
-// How to cut the result for `threads`. A narrow one of oneDNN is cut by its shape only, since it has methods
-// of its own for vectors.
+// How to cut the result for `threads`. A narrow oneDNN product is cut by its shape only, since oneDNN has
+// separate methods for vectors.
 Grid grid(const Product& p, int threads) {
   constexpr std::int64_t narrow = 64, piece = 128;
   const std::int64_t m = p.m, n = p.n;
@@ -120,8 +121,8 @@ Grid grid(const Product& p, int threads) {
   for (std::int64_t rows = 1; rows <= threads; ++rows) {
     const Grid g{std::min(rows, most_rows), std::min(threads / rows, most_cols)};
     const std::int64_t pieces = g.rows * g.cols;
-    // What the threads read in all, a multiple of k: each row of pieces reads b, each column of pieces reads
-    // a.
+    // How much the threads read in total, divided by k: each row of pieces reads b, each column of pieces
+    // reads a.
     const double border = static_cast<double>(g.rows * n + g.cols * m);
     if (pieces > best_pieces || (pieces == best_pieces && border < best_border)) {
       best = g;
@@ -132,12 +133,12 @@ Grid grid(const Product& p, int threads) {
   return best;
 }
 
-// How an operand is packed, by whether its lines run along k.
+// How an operand is packed; indices: whether its lines run along k.
 struct Packing {
   decltype(MatmulPasses::floats_along) floats[2];
   decltype(MatmulPasses::pairs_along) narrow[2];
-  std::int64_t width;  // lines of a panel
-  bool pads;           // it writes the zeros itself that make up the last words
+  std::int64_t width;  // lines in a panel
+  bool pads;           // packing fills the last words with zeros itself
 };
 
 Packing packing_of_b(const MicroKernel& kernel) {
@@ -154,12 +155,12 @@ Packing packing_of_a(const MicroKernel& kernel) {
   return packing;
 }
 
-// `lines` lines of op(x), k long, from (line, k_begin) on, as panels of `words` words of each line, the last
-// of which may be made up: `filled` are not.
+// Packs `lines` lines of op(x), from `line` on, over k, as panels with `words` words of each line, of which
+// `filled` have elements; the others are zero.
 void pack(const ConstPanel& x, bool along, const Packing& packing, std::int64_t line, std::int64_t lines,
           Range k, std::int64_t filled, std::int64_t words, std::uint32_t* to) {
-  const std::int64_t width = packing.width, elements = filled < k.size() ? 2 : 1;  // of a word
-  // Lines that run along k are read one panel after the other.
+  const std::int64_t width = packing.width, elements = filled < k.size() ? 2 : 1;  // in a word
+  // Lines along k are read one panel after the other.
   const std::int64_t at_once = along ? std::max<std::int64_t>(k.size(), 1) : MatmulPasses::rows_together;
   for (std::int64_t begin = 0; begin < k.size(); begin += at_once)
     for (std::int64_t done = 0; done < lines; done += width) {
@@ -192,7 +193,7 @@ void store(const float* sums, std::int64_t stride, const TileTarget& target) {
   matmul_passes().store(sums, stride, 0, target.rows, target);
 }
 
-// What a tile is stored to comes from afar while the tile is made.
+// Prefetches the memory to which a tile will be stored, while the tile is computed.
 void fetch_ahead(const TileTarget& target) {
   const std::int64_t line_bytes = target.cols * (target.narrow ? 2 : 4);
   constexpr std::int64_t line = 64;
@@ -206,7 +207,7 @@ const MicroKernel& kernel_for(const Product& p) {
   return pairs != nullptr && p.a.type == DType::bf16 && p.b.type == DType::bf16 ? *pairs : f32_micro_kernel();
 }
 
-// The elements of k that are packed at once for such a c.
+// How many elements of k are packed at once for such a c.
 std::int64_t depth_of(const MicroKernel& kernel, DType c) {
   return (kernel.pairs ? 2 : 1) * (c == DType::f32 ? kernel.depth : kernel.whole_depth);
 }
@@ -235,24 +236,25 @@ std::int64_t multiple_below(std::int64_t most, int step) {
 
 std::int64_t pieces(std::int64_t length, std::int64_t width) { return (length + width - 1) / width; }
 
-// Whether no sums wait in f32 to be rounded, since k is deeper than what is packed at once.
+// Whether no f32 sums must wait to be rounded, as they do for a bf16 c if k is deeper than what is packed at
+// once.
 bool is_summed_where_it_lies(const MicroKernel& kernel, const Product& p) {
   return p.c.type == DType::f32 || p.k <= depth_of(kernel, p.c.type);
 }
 
-// Into how many parts a column is cut that is `words` deep.
+// The number of parts into which a column of `words` words is cut.
 std::int64_t runs_of(const MicroKernel& kernel, std::int64_t words) {
   return kernel.column_words == 0 ? 1 : pieces(words, kernel.column_words);
 }
 
-// `lines` lines of op(x) from `first` on.
+// `lines` lines of op(x), from `first` on.
 Ahead ahead(const ConstPanel& x, bool along, std::int64_t first, std::int64_t lines, Range k) {
   const std::int64_t element = element_bytes(x.type);
   return {at(x, along ? Transpose::no : Transpose::yes, first, k.begin).data, along ? lines : k.size(),
           (along ? k.size() : lines) * element, x.stride * element};
 }
 
-// The sums of one tile, by a kernel of either kind.
+// Computes the sums of one tile, by a kernel of either kind.
 void make_tile(const MicroKernel& kernel, std::int64_t words, const std::uint32_t* a, const std::uint32_t* b,
                float* to) {
   if (kernel.tile != nullptr)
@@ -261,7 +263,7 @@ void make_tile(const MicroKernel& kernel, std::int64_t words, const std::uint32_
     kernel.column({.words = words, .a = a, .b = b, .tiles = 1, .sums = to});
 }
 
-// A column of tiles that end at all of k.
+// A column of tiles that includes the last part of k, so that tiles are stored.
 void make_column(const MicroKernel& kernel, const TileColumn& column) {
   if (kernel.column != nullptr) return kernel.column(column);
   const TileTarget& all = *column.target;
@@ -281,7 +283,7 @@ void make_column(const MicroKernel& kernel, const TileColumn& column) {
   }
 }
 
-// c is large, written once, a vector of the cache at a time.
+// Whether to bypass the caches: c is large and written once, in whole cache lines.
 bool goes_past_caches(const MicroKernel& kernel, const Product& p) {
   const std::int64_t element = element_bytes(p.c.type), line = 64;
   return p.beta == 0 && p.alpha == 1 && p.k <= depth_of(kernel, p.c.type) &&
@@ -289,7 +291,7 @@ bool goes_past_caches(const MicroKernel& kernel, const Product& p) {
          reinterpret_cast<std::uintptr_t>(p.c.data) % line == 0;
 }
 
-// A packed block of a times a packed block of b, a column of tiles at a time.
+// Multiplies a packed block of a by a packed block of b, a column of tiles at a time.
 void multiply_block(const MicroKernel& kernel, std::int64_t words, const Scratch& scratch, std::int64_t rows,
                     std::int64_t cols, float alpha, float beta, bool past_caches, const Panel& c,
                     Ahead next) {
@@ -315,7 +317,7 @@ void multiply_block(const MicroKernel& kernel, std::int64_t words, const Scratch
                         .target = end < words ? nullptr : &target,
                         .next = &next,
                         .next_lines = lines_each};
-      if (kernel.column != nullptr) {  // of b what comes next lies behind
+      if (kernel.column != nullptr) {  // b's next words follow in memory
         const bool is_last = j + kernel.cols >= cols && end == words;
         next = Ahead(b + column.words * kernel.cols, 1, is_last ? 0 : 4 * run_words * kernel.cols, 0);
         column.next_lines = next.cache_lines();
@@ -326,8 +328,8 @@ void multiply_block(const MicroKernel& kernel, std::int64_t words, const Scratch
   if (kernel.end != nullptr) kernel.end();
 }
 
-// Of a that is `words` deep, the rows that are packed at once: as many in each block, since a block of few
-// meets a panel of b for little work.
+// How many rows of a, `words` deep, are packed at once. Blocks are equal, since a small last block would use
+// each panel of b for little work.
 std::int64_t rows_of_block(const MicroKernel& kernel, std::int64_t words, std::int64_t m) {
   std::int64_t most = kernel.a_words / words;
   if (runs_of(kernel, words) > 1) most = std::min(most, most_column_rows);
@@ -335,18 +337,18 @@ std::int64_t rows_of_block(const MicroKernel& kernel, std::int64_t words, std::i
   return pieces(pieces(m, pieces(m, most)), kernel.rows) * kernel.rows;
 }
 
-// c is f32, or k is no deeper than what is packed at once.
+// For an f32 c, or a k that is packed at once.
 void multiply_blocks(const MicroKernel& kernel, const Product& p, const Scratch& scratch) {
   const Packing to_a = packing_of_a(kernel), to_b = packing_of_b(kernel);
   const bool a_along = p.ta == Transpose::no, b_along = p.tb == Transpose::yes;
-  constexpr std::int64_t few_cols = 256;  // what of b is fetched into the L2 cache ahead
+  constexpr std::int64_t few_cols = 256;  // columns of b that are prefetched into the L2 cache
   const bool past_caches = goes_past_caches(kernel, p);
   for (Range k; k.end < p.k;) {
     k = run_of_depth(kernel, p.c.type, {0, p.k}, k.end);
     const std::int64_t filled = filled_words(kernel, k.size()), words = words_of(kernel, filled),
                        rows_at_once = rows_of_block(kernel, words, p.m);
     std::int64_t cols_at_once = multiple_below(b_words / words, kernel.cols);
-    // All of a is packed once for all of b.
+    // If all of a fits, it is packed once for all of b.
     const bool a_fits = p.m <= rows_at_once;
     if (a_fits) {
       pack(p.a, a_along, to_a, 0, p.m, k, filled, words, scratch.a);
@@ -376,20 +378,19 @@ void multiply_blocks(const MicroKernel& kernel, const Product& p, const Scratch&
   }
 }
 
-// All of a is packed at once, for all of b.
+// Whether all of a is packed at once, for all of b.
 bool is_short(const MicroKernel& kernel, const Product& p) {
   const std::int64_t words =
       words_of(kernel, filled_words(kernel, std::min(p.k, depth_of(kernel, p.c.type))));
   return p.m <= rows_of_block(kernel, words, p.m);
 }
 
-// A product that the threads of a team make together, rather than a part of it each: b is packed once for all
-// of them, and what they multiply are small parts, so that one whose core has other work leaves more to the
-// others.
+// A product that the threads of a team compute together, rather than one part each. b is packed once for all
+// of them, and they take small parts, so that a thread whose core has other work leaves more to the others.
 class TeamProduct {
  public:
   static bool is_worth_it(const MicroKernel& kernel, const Product& p) {
-    constexpr double worth = 1 << 27;  // beside which waiting for each other is little
+    constexpr double worth = 1 << 27;  // for products of this size, waiting for each other costs little
     return kernel.column != nullptr && p.blocks == nullptr && p.k > 0 &&
            !(is_short(kernel, p) && is_summed_where_it_lies(kernel, p)) &&
            static_cast<double>(p.m) * static_cast<double>(p.n) * static_cast<double>(p.k) >= worth;
@@ -428,11 +429,11 @@ class TeamProduct {
     }
   }
 
-  // Panels of b in each thread's room, but for the last: as many in each.
+  // How many panels of b are in each thread's room: equally many, except in the last.
   std::int64_t panels_of_room(Range cols) const {
     return pieces(pieces(cols.size(), kernel_.cols), threads());
   }
-  // Of those columns, the ones of panels [begin, end).
+  // Of these columns, those of panels [begin, end).
   Range columns_of(Range cols, std::int64_t begin, std::int64_t end) const {
     const auto column = [&](std::int64_t panel) {
       return std::min(cols.begin + panel * kernel_.cols, cols.end);
@@ -440,7 +441,7 @@ class TeamProduct {
     return {column(begin), column(end)};
   }
 
-  // Panels of columns are whole vectors wide: packing one writes nothing behind it.
+  // Panels of columns are whole vectors wide: packing one writes nothing beyond it.
   void pack_right(Range cols, Range k, std::int64_t filled, std::int64_t words) {
     constexpr std::int64_t at_once = 8;
     const std::int64_t of_room = panels_of_room(cols), parts = pieces(of_room, at_once);
@@ -454,14 +455,14 @@ class TeamProduct {
   }
 
   void multiply(Range rows, Range cols, Range k, std::int64_t filled, std::int64_t words, bool waits) {
-    // So many parts that a slow thread has the last one of few.
+    // Enough parts that a slow thread delays the end only by a small part.
     constexpr std::int64_t parts_of_thread = 8, fewest_panels = 4;
     const std::int64_t blocks = pieces(rows.size(), rows_of_block(kernel_, words, rows.size())),
                        block_rows = pieces(pieces(rows.size(), blocks), kernel_.rows) * kernel_.rows;
     const std::int64_t panels = pieces(cols.size(), kernel_.cols), of_room = panels_of_room(cols);
     const std::int64_t groups =
         std::clamp<std::int64_t>(panels / fewest_panels, 1, pieces(parts_of_thread * threads(), blocks));
-    std::vector<std::int64_t> packed(rooms_.size(), -1);  // which block each thread has
+    std::vector<std::int64_t> packed(rooms_.size(), -1);  // the block that each thread has packed
     team_.each_task(pieces(rows.size(), block_rows) * groups, [&](std::int64_t t, int thread) {
       const std::int64_t block = t / groups, i = rows.begin + block * block_rows,
                          here = std::min(block_rows, rows.end - i);
@@ -486,7 +487,7 @@ class TeamProduct {
     });
   }
 
-  // Of the columns whose panels a thread's room has.
+  // The sums for the columns whose panels are in a thread's room.
   Panel sums_of(std::int64_t thread) { return {room(thread).piece, piece_cols}; }
   void store_sums(Range rows, Range cols) {
     const std::int64_t of_room = panels_of_room(cols);
@@ -508,14 +509,14 @@ class TeamProduct {
   std::vector<Scratch> rooms_;
 };
 
-// A run of k that is packed, and summed by a tile, at once.
+// A range of k that is packed at once, and summed by a tile at once.
 struct Segment {
   Range k;
   bool begins_block = false;
   std::int64_t filled = 0, words = 0, before = 0;  // before: words of the segments before it
 };
 
-// Of blocks [begin, end).
+// For blocks [begin, end).
 std::vector<Segment> segments_of(const MicroKernel& kernel, const SumBlocks& blocks, std::int64_t begin,
                                  std::int64_t end) {
   std::vector<Segment> all;
@@ -536,11 +537,12 @@ std::vector<Segment> segments_of(const MicroKernel& kernel, const SumBlocks& blo
   return all;
 }
 
-// What is packed at once of blocks: deeper sums leave tiles too small, and more blocks too many sums.
+// How much of blocks is packed at once: deeper sums would leave only small tiles, and more blocks would need
+// too many sums.
 constexpr std::int64_t most_words = 2048, most_blocks = 128;
 constexpr int most_levels = most_waiting(most_blocks) + 1;
 
-// All of k lies packed, and the sums of its blocks stay in the cache that is nearest.
+// All of k is packed, and the sums of its blocks stay in the L1 cache.
 void multiply_segments(const MicroKernel& kernel, const Product& p, const std::vector<Segment>& segments,
                        std::int64_t blocks, const Scratch& scratch) {
   const Packing to_a = packing_of_a(kernel), to_b = packing_of_b(kernel);
@@ -597,7 +599,7 @@ void multiply_segments(const MicroKernel& kernel, const Product& p, const std::v
   }
 }
 
-// The sum of blocks [begin, end) into `to`, (m, n) floats; further sums wait in the room behind it.
+// The sum of blocks [begin, end) into `to`, (m, n) floats; more partial sums are kept in the memory after it.
 void sum_blocks(const MicroKernel& kernel, const Product& p, std::int64_t begin, std::int64_t end,
                 const Scratch& scratch, float* to) {
   Product q = p;
@@ -704,7 +706,7 @@ void multiply_by_blocks(const MicroKernel& kernel, const Product& p, std::byte* 
   const std::vector<Segment> segments = segments_of(kernel, *p.blocks, 0, blocks);
   if (blocks <= most_blocks && segments.back().before + segments.back().words <= most_words)
     return multiply_segments(kernel, p, segments, blocks, scratch);
-  // Where not all of k is packed at once, sums of a piece of c wait in memory.
+  // If not all of k can be packed at once, partial sums of a piece of c are kept in memory.
   const std::int64_t waiting = most_waiting(blocks) + 1;
   const std::int64_t cols = std::min<std::int64_t>(256, p.n),
                      rows = std::max<std::int64_t>(1, piece_floats / (waiting * cols));
@@ -726,7 +728,7 @@ void multiply(std::span<const Product> products, std::byte* scratch, std::int64_
       continue;
     }
     Grid g = grid(p, team.threads());
-    // Small parts, for the same reason, where b is packed as it is met.
+    // Here too, small parts for load balance, if b is packed for each.
     constexpr std::int64_t parts_of_thread = 8, fewest_cols = 2048;
     if (kernel.column != nullptr && g.rows == 1 && g.cols > 1)
       g.cols = std::clamp<std::int64_t>(p.n / fewest_cols, g.cols, parts_of_thread * team.threads());

@@ -12,7 +12,7 @@ namespace echelon {
 #if defined(__AMX_BF16__)
 namespace {
 
-// A register's number is part of an instruction.
+// A register's number is part of the instruction.
 template <int i>
 struct AmxSum;
 #define ECHELON_AMX_SUM(sum, a, b)                                                               \
@@ -29,7 +29,8 @@ ECHELON_AMX_SUM(2, 5, 6)
 ECHELON_AMX_SUM(3, 5, 7)
 #undef ECHELON_AMX_SUM
 
-// Half of the instructions of MatmulPasses::store(), which would be more than the unit leaves time for.
+// MatmulPasses::store() with half the instructions: all of them would take longer than the AMX unit leaves
+// time for.
 __attribute__((target("avx512f,avx512bw,avx512vl,avx512bf16"))) void amx_store_rows(const float* tile,
                                                                                     std::int64_t row,
                                                                                     std::int64_t count,
@@ -58,7 +59,7 @@ __attribute__((target("avx512f,avx512bw,avx512vl,avx512bf16"))) void amx_store_r
       continue;
     }
     if (c.beta != 0) {
-      constexpr __mmask16 whole = 0xffff;  // GCC warns of what has no mask
+      constexpr __mmask16 whole = 0xffff;  // GCC warns about intrinsics without a mask
       const __m512i old[] = {
           _mm512_maskz_cvtepu16_epi32(whole, _mm256_maskz_loadu_epi16(low_mask, to)),
           _mm512_maskz_cvtepu16_epi32(whole, _mm256_maskz_loadu_epi16(high_mask, to + 32))};
@@ -80,7 +81,7 @@ struct AmxUnit {
   static void store_rows(const float* tile, std::int64_t row, std::int64_t count, const TileTarget& c) {
     amx_store_rows(tile, row, count, c);
   }
-  // What is loaded of a does not stay in the nearest cache, where the panel of b is.
+  // Loads of a bypass the L1 cache, where the panel of b is.
   static void load(const std::uint32_t* a0, const std::uint32_t* a1, std::int64_t a_stride,
                    const std::uint32_t* b0, const std::uint32_t* b1, std::int64_t b_stride) {
     _tile_stream_loadd(4, a0, a_stride);
@@ -90,14 +91,14 @@ struct AmxUnit {
   }
 };
 
-// Tiles that stay in use make every switch of threads save 8 KiB.
+// While tiles are configured, each thread switch must save 8 KiB.
 void amx_begin() {
   static constexpr AmxTiles tiles;
   _tile_loadconfig(&tiles);
 }
 void amx_end() {
   _tile_release();
-  _mm_sfence();  // for what went past the caches
+  _mm_sfence();  // completes the stores that bypassed the caches
 }
 
 bool processor_has_amx() {
@@ -106,7 +107,7 @@ bool processor_has_amx() {
   return __get_cpuid_count(leaf, 0, &a, &b, &c, &d) != 0 && (d & amx_bf16) != 0 && (d & amx_tile_bit) != 0;
 }
 
-// Linux keeps the tiles' memory from a process until it asks
+// Linux gives a process the tile registers' state only on request
 // (https://docs.kernel.org/arch/x86/xstate.html).
 bool system_gives_tiles() {
   constexpr long arch_req_xcomp_perm = 0x1023, tile_data = 18;

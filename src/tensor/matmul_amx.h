@@ -1,7 +1,7 @@
-// Products of bf16 by AMX: eight registers, tiles of 16 rows of 64 bytes, and one instruction that adds to a
-// tile of f32 the product of two tiles of bf16 pairs (Intel 64 and IA-32 Architectures Software Developer's
-// Manual, volume 1, chapter 18). The instructions are a type's functions, so that what is around them can be
-// tested where there are none.
+// bf16 products by AMX: eight tile registers of 16 rows of 64 bytes, and one instruction that adds to a tile
+// of f32 the product of two tiles of bf16 pairs (Intel 64 and IA-32 Architectures Software Developer's
+// Manual, volume 1, chapter 18). The instructions are functions of a type, so that the code around them can
+// be tested on machines without AMX.
 #pragma once
 
 #include <algorithm>
@@ -13,7 +13,7 @@ namespace echelon {
 
 inline constexpr int amx_rows = 32, amx_cols = 32, amx_group = 16;
 
-// What LDTILECFG reads: all eight tiles in full.
+// The operand of LDTILECFG: all eight tiles, with full size.
 struct alignas(64) AmxTiles {
   std::uint8_t palette = 1, start_row = 0, reserved[14] = {};
   std::uint16_t row_bytes[16] = {64, 64, 64, 64, 64, 64, 64, 64};
@@ -21,8 +21,9 @@ struct alignas(64) AmxTiles {
 };
 static_assert(sizeof(AmxTiles) == 64);
 
-// What a column does beside its products, a part with each of them: the unit leaves the core half of its
-// instructions. The rows of the tile before are stored, and those that a tile will be added to are fetched.
+// The work beside a column's products, a part of it with each product, since the unit leaves the core half of
+// its instructions: stores the rows of the tile before, and prefetches the rows to which a tile will be
+// added.
 template <class Unit>
 class BesideAmx {
  public:
@@ -31,7 +32,7 @@ class BesideAmx {
     rows_each_ = (amx_rows + steps - 1) / steps;
   }
 
-  // Where the sums of a tile go.
+  // Where a tile's sums go.
   float* sums(std::int64_t tile) const {
     return column_.sums + (column_.target == nullptr ? tile : tile % 2) * amx_rows * amx_cols;
   }
@@ -73,11 +74,10 @@ class BesideAmx {
   std::int64_t tile_ = 0, stored_ = 0, fetched_ = 0;
 };
 
-// MicroKernel::column by `Unit`, which has two tiles of a and two of b, which load() loads, and four of sums:
-// Sum<2 i + j>::multiply() adds at each of its rows and columns what the words of that row of tile i of a
-// give with those of that column of tile j of b. Strides are in bytes. store_rows() is MatmulPasses::store().
-// Sums are stored between the first products of the next tile, so that the unit does not wait at the end of
-// each.
+// MicroKernel::column by `Unit`, which has two tiles of a and two of b, loaded by load(), and four tiles of
+// sums: Sum<2 i + j>::multiply() adds tile i of a times tile j of b. Strides are in bytes. store_rows() is
+// MatmulPasses::store(). Sums are stored between the first products of the next tile, so that the unit does
+// not wait at the end of each tile.
 template <class Unit>
 void amx_column_by(const TileColumn& column) {
   constexpr std::int64_t row = 4 * amx_cols, a_row = 4 * amx_group, lower = 16 * amx_group,
@@ -132,7 +132,7 @@ void amx_column_by(const TileColumn& column) {
   beside.store_last();
 }
 
-// begin and end: MicroKernel's.
+// begin and end: see MicroKernel.
 template <class Unit>
 constexpr MicroKernel amx_kernel_by(const char* name, void (*begin)(), void (*end)()) {
   return {.name = name,

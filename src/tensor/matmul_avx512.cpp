@@ -17,8 +17,8 @@ constexpr int avx512_rows = 14,
 
 #define WITH_AVX512 __attribute__((target("avx512f,avx512bf16"), always_inline))
 
-// To nearest, ties to even, as tiles at the edge of c are rounded (simd_bf16-inl.h): VCVTNEPS2BF16 takes the
-// smallest numbers for 0.
+// Rounds to nearest, ties to even, like tiles at the edge of c (simd_bf16-inl.h). VCVTNEPS2BF16 would flush
+// subnormal numbers to 0.
 WITH_AVX512 inline void store_bf16(__m512 v, void* to) {
   const __m512i whole = _mm512_castps_si512(v), half = _mm512_set1_epi32(0x7fff), one = _mm512_set1_epi32(1),
                 quiet = _mm512_set1_epi32(0x400000);

@@ -13,8 +13,8 @@ namespace echelon {
 namespace {
 
 // oneDNN cuts a deeper k in places that differ between its methods, and it chooses the method by m and n. Up
-// to this deepest all of them add in one order (found by trying, with AVX-512); cutting here costs no time
-// that could be measured.
+// to this depth all of them add in one order (found by experiment, with AVX-512); cutting here costs no
+// measurable time.
 constexpr std::int64_t deepest = 768;
 
 bool multiply_once(const Product& p) {
@@ -36,13 +36,12 @@ bool onednn_adds_in_one_order() {
 
 void prepare_onednn() {
   static const bool prepared = [] {
-    constexpr std::size_t enough = std::size_t{40}
-                                   << 20;  // it took 18 MiB on the machine where that was looked at
+    constexpr std::size_t enough = std::size_t{40} << 20;  // it took 18 MiB when measured
     void* const room = ::mmap(nullptr, enough, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (room == MAP_FAILED)
       fail("out of memory: the system has no {} MiB left for matrix products", enough >> 20);
     ::munmap(room, enough);
-    // A number, a vector and a matrix: what each of its methods is written by. Any later call uses these.
+    // A number, a vector and a matrix: together they make oneDNN generate the code that later calls use.
     const float one[4] = {1, 1, 1, 1};
     float result[4];
     bool ok = true;

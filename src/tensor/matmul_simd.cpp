@@ -23,7 +23,7 @@ using Floats = hn::CappedTag<float, 16>;
 using Four = hn::CappedTag<Word, 4>;
 using Words = hn::RebindToUnsigned<Floats>;
 
-// Sums, two vectors of b and one of a fill 31 of 32 registers, or 15 of 16.
+// The sums, two vectors of b and one of a fill 31 of 32 registers, or 15 of 16.
 constexpr int lanes = static_cast<int>(hn::MaxLanes(Floats())), tile_rows = lanes == 16 ? 14 : 6,
               tile_cols = 2 * lanes;
 
@@ -64,11 +64,11 @@ bool make_tile(const Tile& made) {
   return is_stored;
 }
 
-// How words come from memory: those that stand side by side; and, where they are of two elements, those of a
-// row and the next one, which is not there for the last of an odd k.
+// How words are loaded: neighbouring words of a line (along); and, for words of two elements, from a row and
+// the next (across), which is missing for the last element of an odd k.
 struct FromFloats {
   using Stored = float;
-  static constexpr Size elements = 1;  // of a word
+  static constexpr Size elements = 1;  // in a word
   template <class D>
   static HWY_INLINE hn::Vec<D> along(D d, const float* x) {
     return hn::LoadU(d, reinterpret_cast<const Word*>(x));
@@ -98,7 +98,7 @@ struct Pairs {
   }
 };
 
-// One word of a line whose elements stand `step` apart, `left` of them from here on.
+// One word of a line whose elements are `step` apart, with `left` elements from here on.
 template <class From>
 HWY_INLINE Word word(const typename From::Stored* x, Size step, Size left) {
   if constexpr (std::is_same_v<From, FromFloats>)
@@ -110,7 +110,7 @@ HWY_INLINE Word word(const typename From::Stored* x, Size step, Size left) {
 }
 
 #if HWY_TARGET != HWY_SCALAR
-// Four words from element `at` on of every fourth line of x, side by side: of as many lines as d has blocks
+// Four consecutive words, from element `at` on, of every fourth line of x, for as many lines as d has blocks
 // of four.
 template <class From, class D>
 HWY_INLINE hn::Vec<D> fours(D d, const typename From::Stored* const* x, Size at) {
@@ -123,8 +123,8 @@ HWY_INLINE hn::Vec<D> fours(D d, const typename From::Stored* const* x, Size at)
   }
 }
 
-// 4 words from element `at` on of each of as many lines as d has lanes, turned: x is where each line begins.
-// Those of a word stand side by side, those of the next one `width` behind.
+// Transposes 4 words, from element `at` on, of as many lines as d has lanes: x is where each line begins. In
+// the result, one word of all lines is contiguous, and the next word's are `width` further.
 template <class From, class D>
 HWY_INLINE void turn(D d, const typename From::Stored* const* x, Size at, Size width, Word* to) {
   const hn::Repartition<std::uint64_t, D> two;
@@ -144,16 +144,16 @@ HWY_INLINE void turn(D d, const typename From::Stored* const* x, Size at, Size w
 template <class From>
 void pack_along(const typename From::Stored* x, Size stride, Size there, Size k, Size width, Word* to) {
   const Size lines = std::min(there, width), words = (k + From::elements - 1) / From::elements;
-  // A line of the cache of each line at a time.
+  // One cache line of each line at a time.
   constexpr Size at_once = 16;
   for (Size begin = 0; begin < words; begin += at_once) {
     const Size end = std::min(begin + at_once, words);
-    // So many streams the processor does not foresee by itself.
+    // Hardware does not prefetch this many streams.
     for (Size line = 0; line < lines; ++line)
       __builtin_prefetch(x + line * stride + (begin + 2 * at_once) * From::elements);
     Size r = 0;
 #if HWY_TARGET != HWY_SCALAR
-    // A vector that is longer than the panel is wide ends in what the next word is written over.
+    // If a vector is longer than the panel is wide, the next word overwrites its end.
     if (end * From::elements <= k && (end - begin) % 4 == 0) {
       for (; r < lines; r += lanes) {
         const Size first = std::min(r, std::max<Size>(width - lanes, 0));
@@ -181,8 +181,8 @@ void pack_across(const typename From::Stored* x, Size stride, Size there, Size k
   for (Size at = 0; at < k; at += From::elements) {
     const auto* row = x + at * stride;
     const bool alone = k - at < From::elements;
-    // Of so many rows the processor does not foresee by itself what is read next: rows of which other panels
-    // are read in between.
+    // Hardware does not prefetch these rows: there are many, and other panels' parts of them are read in
+    // between.
     for (Size i = 0; i < From::elements; ++i)
       __builtin_prefetch(row + (MatmulPasses::rows_together + i) * stride);
     Size r = 0;
@@ -192,7 +192,7 @@ void pack_across(const typename From::Stored* x, Size stride, Size there, Size k
       else
         return From::across(tag, from, stride, alone);
     };
-    // What is written behind the panel's width the next word is written over.
+    // The next word overwrites what is written beyond the panel's width.
     const Size readable = at + From::elements < k ? there : lines;
     for (; r < lines && r + lanes <= readable; r += lanes) hn::StoreU(words(d, row + r), d, to + r);
     for (; r + 4 <= lines && lanes > 4; r += 4) hn::StoreU(words(four, row + r), four, to + r);
@@ -202,7 +202,7 @@ void pack_across(const typename From::Stored* x, Size stride, Size there, Size k
   }
 }
 
-constexpr Size group = 16;  // words of a line that stand side by side
+constexpr Size group = 16;  // contiguous words of a line
 
 void groups_along(const bf16* x, Size stride, Size there, Size k, Size width, Word* to) {
   const Words d;
@@ -213,7 +213,7 @@ void groups_along(const bf16* x, Size stride, Size there, Size k, Size width, Wo
       const bf16* const from = x + r * stride + at;
       Word* const line = to + r * group;
       if (bytes == 4 * group) {
-        // So many streams the processor does not foresee by itself.
+        // Hardware does not prefetch this many streams.
         __builtin_prefetch(from + 8 * group);
         for (Size w = 0; w < group; w += lanes) hn::StoreU(Pairs::along(d, from + 2 * w), d, line + w);
       } else {

@@ -1,5 +1,5 @@
-// What of a matrix product is written for each instruction set: packing, the inmost loop, and storing. Packed
-// operands are words of 32 bits, each an f32, or two bf16 that follow each other along k.
+// The parts of a matrix product that are written for each instruction set: packing, the innermost loop, and
+// storing. Packed operands are 32-bit words, each an f32, or two bf16 that are consecutive along k.
 #pragma once
 
 #include <algorithm>
@@ -11,9 +11,8 @@
 
 namespace echelon {
 
-// Where tiles are stored: `rows` rows of c, `stride` bytes apart, that become alpha tile + beta c. `narrow`:
-// of bf16, not of floats. `past_caches`: c is more than a cache holds, and its rows begin where a line of a
-// cache does.
+// Where tiles are stored: `rows` rows of c, `stride` bytes apart, become alpha tile + beta c. `narrow`: bf16
+// instead of floats. `past_caches`: c is larger than a cache, and its rows begin at cache lines.
 struct TileTarget {
   std::byte* data = nullptr;
   std::int64_t stride = 0;
@@ -21,12 +20,12 @@ struct TileTarget {
   float alpha = 1, beta = 0;
   bool narrow = false, past_caches = false;
 
-  // Whether a kernel with tiles of (whole_rows, whole_cols) stores it itself.
+  // Whether a kernel with tiles of (whole_rows, whole_cols) can store it itself.
   bool is_plain(std::int64_t whole_rows, std::int64_t whole_cols) const {
     return rows == whole_rows && cols == whole_cols && alpha == 1 && (!narrow || beta == 0);
   }
 
-  // Brings a row into the nearest cache: whatever lies in a line that it may touch.
+  // Prefetches a row into the L1 cache: all cache lines that it may touch.
   void fetch(std::int64_t row) const {
     const std::byte* const from = data + row * stride;
     __builtin_prefetch(from);
@@ -35,14 +34,14 @@ struct TileTarget {
   }
 };
 
-// Memory that is read soon, of which some lines of the cache are brought near at a time.
+// Memory that will be read soon; fetch() prefetches some of its cache lines into the L2 cache.
 class Ahead {
  public:
   Ahead() = default;
   Ahead(const void* from, std::int64_t rows, std::int64_t bytes, std::int64_t stride)
       : from_(static_cast<const std::byte*>(from)), rows_(rows), bytes_(bytes), stride_(stride) {}
 
-  // What comes behind the last line of this.
+  // Memory to continue with after this.
   void then(Ahead* further) { further_ = further; }
 
   std::int64_t cache_lines() const {
@@ -72,15 +71,15 @@ class Ahead {
 struct Tile {
   std::int64_t words = 0;
   const std::uint32_t *a = nullptr, *b = nullptr;
-  float* sums = nullptr;               // (rows, cols): where it is left if it is not stored
-  const TileTarget* target = nullptr;  // null: it is not stored
-  // What is brought near beside it, so many lines of it.
+  float* sums = nullptr;               // (rows, cols): the result, if it is not stored
+  const TileTarget* target = nullptr;  // null: not stored
+  // What to prefetch meanwhile, and how many cache lines of it.
   Ahead* next = nullptr;
   std::int64_t next_lines = 0;
 };
 
-// What is fetched while a tile of so many rows is made, a little before each word, since the processor can
-// wait for few lines at a time. A deep tile displaces what it is stored to: that comes last.
+// Prefetches while a tile is computed, a little before each word, since the processor can wait for only a few
+// cache lines at a time. The tile's target comes last, since a deep tile would displace it.
 class FetchBeside {
  public:
   FetchBeside(const Tile& tile, std::int64_t rows)
@@ -100,43 +99,45 @@ class FetchBeside {
   std::int64_t each_, stores_from_;
 };
 
-// Tiles below each other: panels of a, a_tile words apart, with one of b.
+// Tiles below each other: panels of a, a_tile words apart, times one panel of b.
 struct TileColumn {
   std::int64_t words = 0;
   const std::uint32_t *a = nullptr, *b = nullptr;
   std::int64_t a_tile = 0, tiles = 0;
-  // Of all tiles, one behind the other, what words before these gave, which these go on with. null: nothing.
+  // The sums of earlier words, tile after tile, which are continued. null: starts from zero.
   const float* before = nullptr;
-  // Where they go, likewise; or, where they are stored, two tiles for a while.
+  // Where the sums go, tile after tile; if tiles are stored, temporary memory for two tiles.
   float* sums = nullptr;
-  const TileTarget* target = nullptr;  // of the first; null: they are not stored
-  // What is brought near beside them, so many lines of it in all.
+  const TileTarget* target = nullptr;  // for the first tile; null: not stored
+  // What to prefetch meanwhile, and how many cache lines of it in all.
   Ahead* next = nullptr;
   std::int64_t next_lines = 0;
 };
 
-// Makes tiles of c.
+// Computes tiles of c.
 struct MicroKernel {
   const char* name = "";
   int rows = 0, cols = 0;
-  bool pairs = false;  // words are two bf16, which are added in one go
-  // So many words of a row of a stand side by side: word w of row i is a[(w / group * rows + i) * group + w %
-  // group]. `words` is a multiple of it, made up with zeros.
+  bool pairs = false;  // words are two bf16, multiplied and added by one instruction
+  // How many words of a row of a are contiguous: word w of row i is a[(w / group * rows + i) * group + w %
+  // group]. `words` is a multiple of it, filled up with zeros.
   int group = 1;
-  // How many words of k are packed at once: where sums wait in c, and where c is bf16, in which they cannot.
+  // How many words of k are packed at once: for an f32 c, where sums can wait; and for a bf16 c, where they
+  // cannot.
   std::int64_t depth = 512, whole_depth = 512;
-  // How many of them make a column at once: those behind go on with the sums of the ones before. 0: all.
+  // How many of them a column takes at once: later columns continue with the sums of earlier ones. 0: all.
   std::int64_t column_words = 0;
-  // Of a is packed so much at once that it stays in the L2 cache while it meets a block of b.
+  // How many words of a are packed at once: they stay in the L2 cache while they are multiplied by a block of
+  // b.
   std::int64_t a_words = 64 * 1024;
-  // What has so many bytes or more is stored past the caches.
+  // Results of at least this many bytes are stored past the caches.
   std::int64_t past_caches = std::numeric_limits<std::int64_t>::max();
-  // Element (i, j) = the sum of a's word w of row i times b[w * cols + j], in the order of w < words. A whole
-  // tile is stored from the registers, unless it is scaled or added to bf16; returns whether it was.
+  // Element (i, j) = the sum of word w of a's row i times b[w * cols + j], in the order of w < words. A whole
+  // tile is stored from the registers, unless it is scaled or added to bf16; returns whether it was stored.
   bool (*tile)(const Tile& tile) = nullptr;
-  // Or a column of such tiles, which this kernel makes and stores side by side.
+  // Or a whole column of such tiles; this kernel stores tiles while it computes others.
   void (*column)(const TileColumn& column) = nullptr;
-  // Called by a thread before some tiles, and after them, where the processor is to be told.
+  // If the processor must be configured: a thread calls these before and after some tiles.
   void (*begin)() = nullptr;
   void (*end)() = nullptr;
 
@@ -147,33 +148,33 @@ struct MicroKernel {
 
 // By FMA, on every processor.
 const MicroKernel& f32_micro_kernel();
-// Of bf16: by AMX, by AVX-512; null where the processor has them not.
+// For bf16, by AMX and by AVX-512; null if the processor lacks them.
 const MicroKernel* amx_micro_kernel();
 const MicroKernel* avx512_micro_kernel();
-// The fastest of these, or null.
+// The faster of these, or null.
 const MicroKernel* bf16_micro_kernel();
 
 struct MatmulPasses {
   using Size = std::int64_t;
-  // Across k so many elements of each panel are packed before more of the first one: a panel has less of a
-  // row than what the processor fetches ahead.
+  // Across k, this many elements of each panel are packed before more of the first: a panel's part of a row
+  // is shorter than what the processor prefetches.
   static constexpr Size rows_together = 32;
 
-  // to[w * width + r] = the word at w of line r < lines, zero for the other r < width. Along: line r begins
-  // at x + r * stride and runs along k; writes up to 64 bytes behind the last word. Across: element k of line
-  // r is x[k * stride + r]. Lines behind `width` may be read, and are left out.
+  // to[w * width + r] = word w of line r < lines; zero for other r < width. Along: line r begins at x + r *
+  // stride and runs along k; may write up to 64 bytes beyond the last word. Across: element k of line r is
+  // x[k * stride + r]. Lines beyond `width` may be read, but are ignored.
   void (*floats_along)(const float* x, Size stride, Size lines, Size k, Size width, std::uint32_t* to);
   void (*floats_across)(const float* x, Size stride, Size lines, Size k, Size width, std::uint32_t* to);
-  // bf16 as words of one f32, or of two bf16; behind an odd k stands a zero.
+  // bf16 as words of one f32, or of two bf16; a zero follows an odd k.
   void (*widened_along)(const bf16* x, Size stride, Size lines, Size k, Size width, std::uint32_t* to);
   void (*widened_across)(const bf16* x, Size stride, Size lines, Size k, Size width, std::uint32_t* to);
   void (*pairs_along)(const bf16* x, Size stride, Size lines, Size k, Size width, std::uint32_t* to);
   void (*pairs_across)(const bf16* x, Size stride, Size lines, Size k, Size width, std::uint32_t* to);
-  // The same pairs, 16 words of a line side by side (MicroKernel::group), zeros behind the last of a line.
+  // The same pairs, 16 words of a line contiguous (MicroKernel::group), with zeros after the end of a line.
   void (*groups_along)(const bf16* x, Size stride, Size lines, Size k, Size width, std::uint32_t* to);
   void (*groups_across)(const bf16* x, Size stride, Size lines, Size k, Size width, std::uint32_t* to);
 
-  // The first `count` rows of a tile, which stand tile_stride apart, become row `row` of c and those behind.
+  // The first `count` rows of a tile, tile_stride apart, are stored as rows `row` and following of c.
   void (*store)(const float* tile, Size tile_stride, Size row, Size count, const TileTarget& c);
 };
 

@@ -1,5 +1,5 @@
-// NCCL's collectives. Its communicators are non-blocking: a call that goes on in the background is asked for
-// until it is done or given up, so that a peer that is gone holds up nobody.
+// NCCL's collectives. Its communicators are non-blocking: a call that continues in the background is polled
+// until it is done or abandoned, so that no rank hangs because of a lost peer.
 #include <cuda_runtime.h>
 #include <fmt/format.h>
 #include <nccl.h>
@@ -169,7 +169,7 @@ class NcclCollectives final : public DeviceCollectives {
   static std::size_t size(std::int64_t count) { return static_cast<std::size_t>(count); }
   static cudaStream_t on(StreamHandle stream) { return static_cast<cudaStream_t>(stream.handle); }
 
-  // Between begin_together() and end_together() the latter waits for it.
+  // Between begin_together() and end_together(), end_together() waits for it.
   static void queued(ncclResult_t result, Member member, const char* doing) {
     if (result != ncclSuccess && result != ncclInProgress)
       fail("device {}: NCCL: {} failed: {}", member.device, doing, text_of(result, of(member).comm));

@@ -1,5 +1,5 @@
-// Runs the function objects of tensor/rows/ on a CUDA device, on the stream of the arena that it takes room
-// from (tensor/launching.h).
+// Runs the function objects of tensor/rows/ on a CUDA device, on the stream of the arena that provides their
+// memory (tensor/launching.h).
 #pragma once
 
 #include <cstddef>
@@ -25,7 +25,7 @@ namespace echelon {
 
 constexpr int usual_block_lanes = 128;
 
-// How many lanes a block of this kernel has: whole warps.
+// The number of lanes in a block of this kernel: whole warps.
 template <class Kernel>
 constexpr int block_lanes_of() {
   if constexpr (requires { Kernel::block_lanes; })
@@ -34,8 +34,8 @@ constexpr int block_lanes_of() {
     return usual_block_lanes;
 }
 
-// A thread block. How many lanes there are the compiler knows: a loop over what they share is no loop where
-// each has one turn.
+// A thread block. The number of lanes is a constant, so that the compiler removes loops in which each lane
+// has one turn.
 template <int block_lanes>
 class CudaTeam {
  public:
@@ -47,12 +47,12 @@ class CudaTeam {
   __device__ std::byte* shared() const { return shared_; }
   __device__ static CudaWarp warp() { return {}; }
 
-  // Pairs of lanes 16, 8, ... 1 apart in each warp, then the warps in their order.
+  // Combines lanes 16, 8, ... 1 apart in each warp, then the warps in order.
   template <class X, class Op>
   __device__ X reduce(X x, const Op& op) const {
     __shared__ X of_warps[32];
     for (int apart = 16; apart > 0; apart /= 2) x = op(x, __shfl_down_sync(0xffffffffu, x, apart));
-    __syncthreads();  // the last reduction's numbers have been read
+    __syncthreads();  // all have read the last reduction's results
     if (threadIdx.x % 32 == 0) of_warps[threadIdx.x / 32] = x;
     __syncthreads();
     x = of_warps[0];
@@ -65,7 +65,7 @@ class CudaTeam {
   std::byte* shared_;
 };
 
-// One of a thread block's warps, without memory of its own.
+// One warp of a thread block, without its own memory.
 class CudaWarpTeam {
  public:
   __device__ explicit CudaWarpTeam(std::int64_t block) : block_(block) {}
@@ -74,7 +74,7 @@ class CudaWarpTeam {
   __device__ static constexpr std::int64_t lanes() { return rows::warp_lanes; }
   __device__ void sync() const { __syncwarp(); }
 
-  // Both of a pair of lanes get the same bits, as each op here is commutative.
+  // Both lanes of a pair get the same bits, since every op here is commutative.
   template <class X, class Op>
   __device__ X reduce(X x, const Op& op) const {
     for (int apart = 16; apart > 0; apart /= 2) x = op(x, __shfl_xor_sync(0xffffffffu, x, apart));
@@ -85,7 +85,7 @@ class CudaWarpTeam {
   std::int64_t block_;
 };
 
-// As many as a kernel's registers are to leave room for.
+// The number of blocks of a multiprocessor for which a kernel's registers must leave room.
 template <class Kernel>
 constexpr int blocks_at_once() {
   if constexpr (requires { Kernel::blocks_at_once; })
@@ -138,7 +138,8 @@ class CudaLaunch {
     run_blocks<Kernel><<<grid_of(blocks), block_lanes_of<Kernel>(), shared, stream()>>>(kernel, blocks);
     driver().check_launch(name);
   }
-  // A warp for a short row, whose lanes meet without waiting for other warps; by the row's length alone.
+  // Short rows get one warp each, whose lanes synchronize without waiting for other warps; depends only on
+  // the row's length.
   template <class Kernel>
   void run_rows(const char* name, std::int64_t rows, std::int64_t cols, const Kernel& kernel) const {
     static_assert(std::is_trivially_copyable_v<Kernel>);
@@ -152,19 +153,19 @@ class CudaLaunch {
 
   static constexpr std::int64_t lanes() { return block_lanes; }
   std::size_t most_shared_bytes() const { return most_shared_bytes_; }
-  // That multiply (tensor/rows/fragments.h).
+  // Warpgroups that multiply (tensor/rows/fragments.h).
   bool has_warpgroups() const { return has_warpgroups_; }
-  // Enough for each lane to have several elements under way.
+  // Enough for each lane to have several elements in flight.
   static constexpr std::int64_t piece() { return 8 * block_lanes; }
-  // By the number of rows alone. With at most as many parts as there are rows in one, a sum has the same
-  // length twice.
+  // Depends only on the number of rows. There are at most as many parts as rows in a part, so that neither of
+  // a sum's two stages is long.
   static constexpr std::int64_t rows_at_once(std::int64_t rows, std::int64_t) {
     std::int64_t chunk = 64;
     while (chunk * chunk < rows) chunk *= 2;
     return chunk;
   }
 
-  // From the arena: whoever takes it next queues behind the kernels that use it.
+  // Memory from the arena: its next user queues behind the kernels that use it.
   template <class T>
   class Memory {
    public:
@@ -202,10 +203,11 @@ class CudaLaunch {
     constexpr std::int64_t most_blocks = (std::int64_t{1} << 31) - 1;
     return static_cast<unsigned>(blocks < most_blocks ? blocks : most_blocks);
   }
-  // What a block gets unasked; and what reductions have beside what is asked for, up to where that begins.
+  // The shared memory of a block without a request; and the part that reductions may use beside the requested
+  // part, including alignment.
   static constexpr std::size_t default_shared_bytes = 48 << 10, beside_shared_bytes = 1 << 10;
-  // All that there is: the limit is the kernel's, whoever launches it, and would be lowered by one rank
-  // between another's two calls.
+  // Allows all available shared memory. The limit belongs to the kernel, for all who launch it: a lower limit
+  // set by one rank might take effect between another rank's two calls.
   void allow_shared(const char* name, const void* kernel) const;
   // Never empty, so that it has an address.
   Tensor bytes_of(std::int64_t bytes) const {

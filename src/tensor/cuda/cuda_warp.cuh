@@ -1,5 +1,5 @@
-// The instructions of a warp that tensor/rows/fragments.h asks for, as PTX for compute capability 8.0 and
-// later, and those of a warpgroup for 9.0, in what is compiled for it alone (sm_90a).
+// The warp instructions that tensor/rows/fragments.h needs, as PTX for compute capability 8.0 and later; and
+// those of a warpgroup for 9.0, in code that is compiled only for it (sm_90a).
 #pragma once
 
 #include <cstdint>
@@ -50,7 +50,7 @@ class CudaWarp {
     asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
     return y;
   }
-  // Past the first-level cache: a tile is read once by its block.
+  // Bypasses the first-level cache: a block reads a tile once.
   __device__ static void copy_later(void* to, const void* from, bool is) {
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared_address(to)), "l"(from),
                  "r"(is ? 16 : 0)
@@ -59,7 +59,7 @@ class CudaWarp {
   __device__ static void meet() { __syncwarp(); }
   __device__ static void arrive() {
     asm volatile("cp.async.wait_all;" ::: "memory");
-#ifdef __CUDA_ARCH_FEAT_SM90_ALL  // a warpgroup's products read by another way than the writes of lanes take
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL  // warpgroups' products read through another proxy than lanes write
     asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 #endif
   }
@@ -93,7 +93,7 @@ class CudaWarp {
 
  private:
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
-  // The compiler moves nothing that makes or reads these registers across.
+  // Keeps the compiler from moving code that writes or reads these registers across.
   __device__ static void settle(rows::SumFragment& f) {
     asm volatile("" : "+f"(f.sums[0]), "+f"(f.sums[1]), "+f"(f.sums[2]), "+f"(f.sums[3])::"memory");
   }
@@ -106,18 +106,18 @@ class CudaWarp {
     for (int i = 0; i < count; ++i) settle(all[i]);
   }
 
-  // Of rows as SharedRows has them: swizzled by 128 bytes, groups of eight rows 1,024 bytes apart.
+  // For rows in SharedRows' layout: 128-byte swizzling, groups of eight rows 1,024 bytes apart.
   __device__ static std::uint64_t descriptor(const bf16* from) {
     return std::uint64_t{1} << 62 | std::uint64_t{1024 / 16} << 32 | std::uint64_t{1} << 16 |
            (shared_address(from) & 0x3ffff) / 16;
   }
-// The sums of a lane, as operands: so many fragments' from one on.
+// A lane's sums as operands, from fragment i on.
 #define ECHELON_SUMS(i) "+f"(c[i].sums[0]), "+f"(c[i].sums[1]), "+f"(c[i].sums[2]), "+f"(c[i].sums[3])
 #define ECHELON_SUMS_4(i) ECHELON_SUMS(i), ECHELON_SUMS(i + 1), ECHELON_SUMS(i + 2), ECHELON_SUMS(i + 3)
 #define ECHELON_NAMES_16 "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15"
 #define ECHELON_NAMES_32 \
   ECHELON_NAMES_16 ", %16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
-  // `by_rows`: rows of the right operand are its rows, else its columns.
+  // `by_rows`: the right operand's rows are rows of it, else its columns are.
   template <int wide, bool by_rows>
   __device__ static void multiply_together(bool first, rows::SumFragment* c, const rows::LeftFragment& a,
                                            std::uint64_t b) {

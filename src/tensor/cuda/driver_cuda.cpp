@@ -1,4 +1,4 @@
-// The driver of CUDA's runtime. Everything about kernels is in the other files of this folder.
+// The driver for CUDA's runtime. Everything about kernels is in the other files of this folder.
 #include <cuda_runtime.h>
 #include <fmt/format.h>
 
@@ -22,7 +22,7 @@ cudaStream_t of(StreamHandle stream) { return static_cast<cudaStream_t>(stream.h
 cudaEvent_t of(EventHandle event) { return static_cast<cudaEvent_t>(event.handle); }
 cudaGraphExec_t of(GraphHandle graph) { return static_cast<cudaGraphExec_t>(graph.handle); }
 
-// After these the context is of no more use: every later call fails the same way.
+// After these errors the context is unusable: every later call fails in the same way.
 bool is_lost(cudaError_t error) {
   switch (error) {
     case cudaErrorIllegalAddress:
@@ -57,15 +57,15 @@ std::string hex(const cudaUUID_t& id) {
   return text;
 }
 
-// Of what was asked of the current device. `doing`: "copied to the host".
+// RunError for a failed request to the current device. `doing`: "copied to the host".
 void expect(cudaError_t error, const char* doing) {
   if (error == cudaSuccess) return;
-  (void)cudaGetLastError();  // which would be met again at the next launch
+  (void)cudaGetLastError();  // otherwise the next launch would report it
   if (is_lost(error)) fail_lost(current_device(), cudaGetErrorString(error));
   fail("device {}: {} failed: {}", current_device(), doing, cudaGetErrorString(error));
 }
 
-// The same of a capture.
+// The same for a capture.
 void expect_captured(cudaError_t error, int device) {
   if (error == cudaSuccess) return;
   (void)cudaGetLastError();
@@ -185,7 +185,7 @@ class CudaDriver final : public DeviceDriver {
     return static_cast<double>(milliseconds) * 1e-3;
   }
 
-  // Relaxed: a pass may allocate, and other threads do as they like with their own streams.
+  // Relaxed: a pass may allocate, and other threads may use their own streams freely.
   void begin_capture(StreamHandle stream) override {
     use(stream.device);
     expect_captured(cudaStreamBeginCapture(of(stream), cudaStreamCaptureModeRelaxed), stream.device);
@@ -220,7 +220,7 @@ class CudaDriver final : public DeviceDriver {
     (void)cudaGraphExecDestroy(of(graph));
   }
 
-  // Memory is one space of addresses, so a copy between two devices is one on a device.
+  // All memory has one address space, so a copy between two devices is like one on a device.
   void copy(const RowsCopy& rows, StreamHandle stream) override {
     use(stream.device);
     const cudaMemcpyKind kind = rows.kind == CopyKind::to_host     ? cudaMemcpyDeviceToHost
@@ -270,7 +270,7 @@ class CudaDriver final : public DeviceDriver {
   std::set<std::pair<int, int>> reached_;  // device, peer
   std::unique_ptr<DeviceCollectives> collectives_;
 
-  // Null where there is no room, which is no failure yet.
+  // Null if memory is exhausted, which is not yet a failure.
   static std::byte* given(cudaError_t error, const char* doing, void* memory) {
     if (error == cudaErrorMemoryAllocation) {
       (void)cudaGetLastError();
@@ -294,7 +294,7 @@ std::string no_cuda() {
     return "the NVIDIA driver finds no device";
   if (error != cudaSuccess) return cudaGetErrorString(error);
   CudaDriver driver;
-  std::string why;  // of the first
+  std::string why;  // reason for the first failure
   for (int device = count - 1; device >= 0; --device)
     if (why = no_kernels(driver, device); why.empty()) break;
   return why;

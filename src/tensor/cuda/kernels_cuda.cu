@@ -28,7 +28,7 @@ CudaLaunch::CudaLaunch(Arena& arena) : arena_(&arena) {
   };
   const int bytes = attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin, "its shared memory");
   most_shared_bytes_ = static_cast<std::size_t>(bytes) - beside_shared_bytes;
-  // Those of 10.0 have other instructions, and what is not compiled for 9.0 alone has none.
+  // Compute capability 10.0 has other instructions, and only code compiled for 9.0a contains them.
   has_warpgroups_ =
       WARPGROUPS_COMPILED && attribute(cudaDevAttrComputeCapabilityMajor, "its compute capability") == 9;
 }
@@ -61,7 +61,8 @@ class CudaKernels final : public DeviceKernels<CudaLaunch> {
   void matmul(const Tensor& a, Transpose ta, const Tensor& b, Transpose tb, Out c, bool accumulate) override {
     multiply({a, ta, b, tb, c, accumulate});
   }
-  // What cuBLASLt does not take is in tiles; what it has no pass for is left to passes behind its products.
+  // Products that cuBLASLt does not take are multiplied in tiles; if it lacks the epilogue, passes follow its
+  // product.
   bool fused_matmul(const MatrixProduct& p, const Epilogue& e) override {
     if (!cublas_ || !CublasLt::takes(p)) return DeviceKernels<CudaLaunch>::fused_matmul(p, e);
     if (p.a.numel() == 0 || p.c.numel() == 0) return false;
@@ -78,7 +79,8 @@ class CudaKernels final : public DeviceKernels<CudaLaunch> {
     activate(e.activation, p.c, {}, e.activated);
     return true;
   }
-  // In one launch for each kind of types, by cuBLAS or in tiles; what only cuBLASLt takes in one each.
+  // One launch for each combination of types, by cuBLAS or in tiles; products that only cuBLASLt takes get
+  // one launch each.
   void grouped_matmul(std::span<const MatrixProduct> products) override {
     if (!cublas_) return multiply_in_tiles(products);
     std::map<std::pair<DType, DType>, std::vector<const MatrixProduct*>> groups;  // by operands and result
@@ -105,7 +107,7 @@ class CudaKernels final : public DeviceKernels<CudaLaunch> {
   void multiply(const MatrixProduct& p) {
     if (!cublas_ || !multiply_whole(p)) multiply_in_tiles({&p, 1});
   }
-  // False where it is not for cuBLASLt.
+  // False if cuBLASLt does not take it.
   bool multiply_whole(const MatrixProduct& p) {
     if (p.a.numel() == 0 || p.c.numel() == 0 || !CublasLt::takes(p)) return false;
     if (!is_cut_evenly(p)) return cublas_->multiply(p);

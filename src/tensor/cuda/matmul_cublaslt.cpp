@@ -21,7 +21,7 @@ void check_cublas(cublasStatus_t status, const char* what, int device) {
     fail("device {}: {} failed: {}", device, what, cublasLtGetStatusString(status));
 }
 
-// Given back by the function that cuBLASLt has for it.
+// Frees the handle with cuBLASLt's function for it.
 template <class Handle, cublasStatus_t (*destroy)(Handle)>
 class Owned {
  public:
@@ -50,8 +50,9 @@ struct LtMatrix {
   std::int64_t element_bytes, rows, cols, stride;
   bool transposed;
 
-  // The power of two that the beginnings of its columns are multiples of, up to what every tensor of an arena
-  // begins at: beyond that it depends on which block was free, and so would the algorithm and the bits.
+  // The largest power of two that divides the addresses of its columns, up to the alignment of every tensor
+  // of an arena: beyond that it would depend on which block was free, and so would the algorithm and the
+  // bits.
   std::uint32_t alignment() const {
     const auto bits =
         reinterpret_cast<std::uintptr_t>(address) | static_cast<std::uintptr_t>(stride * element_bytes) | 64;
@@ -88,7 +89,7 @@ cublasLtEpilogue_t lt_epilogue(ColumnEpilogue::Kind kind) {
 struct LtEpilogue {
   cublasLtEpilogue_t kind = CUBLASLT_EPILOGUE_DEFAULT;
   void *vector = nullptr, *beside = nullptr;
-  std::int64_t stride = 0;  // of what is beside
+  std::int64_t stride = 0;  // of `beside`
 
   bool is_aligned() const {
     return (reinterpret_cast<std::uintptr_t>(vector) | reinterpret_cast<std::uintptr_t>(beside)) % 16 == 0 &&
@@ -105,16 +106,16 @@ LtEpilogue epilogue_of(const ColumnEpilogue& e) {
 struct LtProduct {
   LtMatrix first, second, result;
   cublasComputeType_t compute;
-  std::optional<LtMatrix> onto;  // what it is added to: the result, or another
+  std::optional<LtMatrix> onto;  // what the product is added to: the result, or another matrix
   LtEpilogue epilogue = {};
-  // Of operands in fp8, on the device: what makes of their numbers their size.
+  // For fp8 operands, on the device: the factors that restore their magnitudes.
   const float *scale_of_first = nullptr, *scale_of_second = nullptr;
 
   bool is_wide() const { return result.type == CUDA_R_64F; }
   const LtMatrix& before() const { return onto ? *onto : result; }
 };
 
-// What decides which algorithm is taken: with the same, the same one, and so the same bits.
+// What determines the choice of algorithm: equal shapes get the same algorithm, and so the same bits.
 using Shape = std::array<std::int64_t, 19>;
 
 Shape shape_of(const LtProduct& p) {
@@ -125,7 +126,7 @@ Shape shape_of(const LtProduct& p) {
           p.epilogue.stride,   p.before().stride,    p.before().alignment()};
 }
 
-// Products of experts have another shape in every step. Made anew, a plan is the same.
+// Products of experts have a new shape in every step. A plan that is made again is the same.
 constexpr std::size_t most_plans = 4096;
 
 struct PreparedProduct {
@@ -154,9 +155,10 @@ struct CublasLt::State {
     if (handle != nullptr) cublasLtDestroy(handle);
   }
   int device() const { return arena.stream().device(); }
-  // Nothing where it has no algorithm.
+  // No value if there is no algorithm.
   std::optional<PreparedProduct> make_plan(const LtProduct& product) const;
-  // Where scales and what follows are: of this product, its plan may be another's too.
+  // Sets the addresses of scales and epilogue: they are this product's, while its plan may be used for others
+  // too.
   void set_addresses(const Operation& operation, const LtProduct& product) const;
   bool multiply(const LtProduct& product);
 };
@@ -220,7 +222,7 @@ std::optional<PreparedProduct> CublasLt::State::make_plan(const LtProduct& produ
                  "a choice of cuBLASLt", device());
   };
   prefer(CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, static_cast<std::uint64_t>(cublaslt_workspace_bytes));
-  // Parts of a sum meet in what it is computed in, so that an element is rounded once.
+  // Partial sums are combined in the type of the computation, so that an element is rounded once.
   prefer(CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK,
          static_cast<std::uint32_t>(CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE));
   prefer(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, product.first.alignment());
@@ -232,10 +234,10 @@ std::optional<PreparedProduct> CublasLt::State::make_plan(const LtProduct& produ
   const cublasStatus_t status = cublasLtMatmulAlgoGetHeuristic(
       handle, described, plan.a.get(), plan.b.get(), plan.c.get(), plan.d.get(), preferred, 1, &best, &found);
   if (status == CUBLAS_STATUS_NOT_SUPPORTED || (status == CUBLAS_STATUS_SUCCESS && found == 0)) return {};
-  // An epilogue that it has not for these types may be an invalid value to it.
+  // An epilogue that it lacks for these types may be reported as an invalid value.
   if (status == CUBLAS_STATUS_INVALID_VALUE && product.epilogue.kind != CUBLASLT_EPILOGUE_DEFAULT) return {};
   check_cublas(status, "a choice of cuBLASLt", device());
-  if (best.state != CUBLAS_STATUS_SUCCESS) return {};  // the rest of it says nothing then
+  if (best.state != CUBLAS_STATUS_SUCCESS) return {};  // the rest is undefined then
   plan.algorithm = best.algo;
   return plan;
 }
@@ -245,7 +247,7 @@ bool CublasLt::State::multiply(const LtProduct& product) {
   const Shape shape = shape_of(product);
   auto plan = plans.find(shape);
   if (plan == plans.end()) {
-    if (plans.size() == most_plans) plans.clear();  // what is queued needs none of them
+    if (plans.size() == most_plans) plans.clear();  // queued work needs none of them
     plan = plans.emplace(shape, make_plan(product)).first;
   }
   if (!plan->second) return false;
@@ -282,7 +284,7 @@ bool CublasLt::multiply(const MatrixProduct& p, const Epilogue& epilogue) {
 }
 
 bool CublasLt::takes_fp8(const Fp8Product& p) {
-  constexpr std::int64_t together = 16;  // elements of fp8 that its tensor cores read
+  constexpr std::int64_t together = 16;  // fp8 elements that tensor cores read at once
   const MatrixProduct& of = p.product;
   const std::int64_t m = of.c.rows(), n = of.c.cols();
   const std::int64_t k = of.ta == Transpose::yes ? of.a.rows() : of.a.cols();
@@ -292,7 +294,7 @@ bool CublasLt::takes_fp8(const Fp8Product& p) {
 bool CublasLt::multiply_fp8(const Fp8Product& p, const float* scale_a, const float* scale_b) {
   const ColumnMatrix c = column_product(p.product).result;
   const std::int64_t k = p.product.ta == Transpose::yes ? p.product.a.rows() : p.product.a.cols();
-  // Lines along k, which are columns to it, and the first one's are turned before it is multiplied.
+  // Lines along k, which are columns to cuBLASLt; it multiplies with the first operand transposed.
   const auto codes = [&](const Tensor& room, Fp8 format, std::int64_t lines, bool transposed) {
     return LtMatrix{room.address(), format == Fp8::e4m3 ? CUDA_R_8F_E4M3 : CUDA_R_8F_E5M2, 1, k, lines, k,
                     transposed};

@@ -46,7 +46,7 @@ GroupedCublas::GroupedCublas(Arena& arena, const Tensor& workspace, bool tf32)
   expect_done(
       cublasSetWorkspace(state_->handle, workspace.address(), static_cast<std::size_t>(workspace.bytes())),
       "a workspace for cuBLAS", device);
-  // Parts of a sum meet in what it is computed in, so that an element of bf16 is rounded once.
+  // Partial sums are combined in the type of the computation, so that a bf16 element is rounded once.
   expect_done(cublasSetMathMode(state_->handle,
                                 static_cast<cublasMath_t>(CUBLAS_DEFAULT_MATH |
                                                           CUBLAS_MATH_DISALLOW_REDUCED_PRECISION_REDUCTION)),
@@ -75,7 +75,7 @@ bool GroupedCublas::multiply(std::span<const MatrixProduct* const> products, voi
   const std::size_t count = products.size();
   std::vector<cublasOperation_t> turn_first, turn_second;
   std::vector<std::int64_t> m, n, k, stride_first, stride_second, stride_result, ones(count, 1);
-  // One of them is of the width that is computed in.
+  // Of the two, the one in the computation's width is used.
   std::vector<float> alpha(count, 1), beta;
   std::vector<double> wide_alpha(count, 1), wide_beta;
   for (const MatrixProduct* product : products) {

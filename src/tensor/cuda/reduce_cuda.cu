@@ -18,8 +18,7 @@ struct ReductionPointers {
 
 constexpr int block_threads = 256;
 
-// Every element is read from all sources before it is written, by one thread, so that destinations may be
-// sources.
+// One thread reads an element from all sources before it writes it, so that destinations may be sources.
 template <ReduceOp op, class T, class Stored>
 __global__ void reduce_kernel(ReductionPointers pointers, ReductionOrder order, std::int64_t count) {
   const std::int64_t threads = static_cast<std::int64_t>(gridDim.x) * blockDim.x;

@@ -5,7 +5,7 @@
 
 namespace echelon {
 
-// Launches it; whoever calls asks whether that failed.
+// Only launches it; the caller checks for errors.
 void launch_reduction(const Reduction& reduction, StreamHandle stream);
 
 }  // namespace echelon
