@@ -1,4 +1,4 @@
-// What stands between the two products of an MLP (spec/activation.h), and its gradients.
+// What is between the two products of an MLP (spec/activation.h), and its gradients.
 #pragma once
 
 #include <cmath>
@@ -11,11 +11,11 @@
 
 namespace echelon::rows {
 
-// Of an x of at least 1, infinity too.
+// For x >= 1, including infinity.
 ECHELON_HOST_DEVICE inline double reciprocal(double x) { return 1 / x; }
 ECHELON_HOST_DEVICE inline float reciprocal(float x) {
 #ifdef __CUDA_ARCH__
-  float y;  // within one unit of the last place, in one instruction and not ten
+  float y;  // to one unit in the last place, with one instruction instead of ten
   asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
   return y;
 #else
@@ -28,20 +28,20 @@ ECHELON_HOST_DEVICE F sigmoid(F x) {
   return reciprocal(1 + std::exp(-x));
 }
 
-// An activation at x and its slope there.
+// An activation's value and slope at x.
 template <class F>
 struct AtPoint {
   F y, slope;
 };
 
-// As x sigmoid(2u), which is x (1 + tanh(u)) / 2, of u = sqrt(2 / pi) (x + 0.044715 x^3).
+// As x sigmoid(2u), which equals x (1 + tanh(u)) / 2, with u = sqrt(2 / pi) (x + 0.044715 x^3).
 template <class F>
 struct GeluTanh {
   static constexpr F linear = F(1.595769121605730711759542397382635471);  // 2 sqrt(2 / pi)
   static constexpr F cubic = linear * F(0.044715);
   ECHELON_HOST_DEVICE static F y(F x) { return x * sigmoid(x * (linear + cubic * (x * x))); }
   ECHELON_HOST_DEVICE static AtPoint<F> at(F x) {
-    // Where the square is larger the sigmoid is 0 or 1, and the product of no number and 0 is kept away.
+    // Beyond this square the sigmoid is 0 or 1 anyway; the limit avoids a NaN from infinity times 0.
     constexpr F largest = F(1e4);
     const F square = x * x < largest ? x * x : largest, open = sigmoid(x * (linear + cubic * square));
     return {x * open, open + x * (open * (1 - open)) * (linear + 3 * cubic * square)};
@@ -61,7 +61,7 @@ ECHELON_HOST_DEVICE F normal_distribution(F x) {
   return F(0.5) * (1 + std::erf(x * F(0.707106781186547524400844362104849039)));
 }
 
-// Of an activation without a gate.
+// For an activation without a gate.
 template <class F>
 ECHELON_HOST_DEVICE F activation_of(Activation a, F x) {
   const F positive = x < F(0) ? F(0) : x;
@@ -82,7 +82,7 @@ ECHELON_HOST_DEVICE AtPoint<F> activation_at(Activation a, F x) {
   return GeluTanh<F>::at(x);
 }
 
-// call(constant), which is `a` as the compiler knows it: a loop over elements has no branch.
+// Calls call(constant) with `a` as a compile-time constant, so that loops over elements have no branch.
 template <class Call>
 ECHELON_HOST_DEVICE void with_constant(Activation a, const Call& call) {
   if (a == Activation::gelu_erf) return call(std::integral_constant<Activation, Activation::gelu_erf>());
@@ -98,10 +98,10 @@ ECHELON_HOST_DEVICE void with_constant_gate(Activation a, const Call& call) {
   call(std::integral_constant<Activation, Activation::swiglu>());
 }
 
-// clamped_swiglu of one gate and of what it opens, and its parts.
+// clamped_swiglu of one gate and one input, and its parts.
 template <class F>
 struct ClampedSwiglu {
-  F gate, up;  // brought to the limit, and up with 1 added
+  F gate, up;  // clamped; up with 1 added
   F open;
   F alpha;
   ECHELON_HOST_DEVICE ClampedSwiglu(F gate_at, F up_at, const SwigluClamp& clamp) : alpha(F(clamp.alpha)) {
@@ -114,14 +114,14 @@ struct ClampedSwiglu {
   ECHELON_HOST_DEVICE F slope() const { return up * open * (1 + alpha * gate * (1 - open)); }
 };
 
-// What an activation with a gate makes of it and of what it opens.
+// The value of a gated activation.
 template <class F>
 ECHELON_HOST_DEVICE F gated_of(Activation a, F gate, F up, const SwigluClamp& clamp) {
   if (a == Activation::clamped_swiglu) return ClampedSwiglu<F>(gate, up, clamp).y();
   return (a == Activation::geglu ? gelu_of(gate) : gate * sigmoid(gate)) * up;
 }
 
-// What is left of them where d is the gradient of y.
+// The value, and the gradients of gate and up, for the gradient d of y.
 template <class F>
 struct GatedGradient {
   F y, d_gate, d_up;
@@ -157,7 +157,7 @@ struct Activate {
   }
 };
 
-// The same, and the bias on the way: h keeps it.
+// The same with a bias, which is added to h in place.
 template <class T>
 struct ActivateBiased {
   static constexpr int columns = columns_of<T>;
@@ -194,7 +194,7 @@ struct ActivateBackward {
   }
 };
 
-// xielu with its two numbers.
+// xIELU with its two parameters.
 template <class F>
 struct XieluOf {
   F above, below;
@@ -204,7 +204,7 @@ struct XieluOf {
   ECHELON_HOST_DEVICE static F softplus(F x) {
     return (x > F(0) ? x : F(0)) + std::log1p(std::exp(x > F(0) ? -x : x));
   }
-  // What `above` and `below` are multiplied by: one of them, the other is 0.
+  // The factors of `above` and of `below`: one of them is 0.
   ECHELON_HOST_DEVICE static F square(F x) { return x > F(0) ? x * x : F(0); }
   ECHELON_HOST_DEVICE static F bend(F x) {
     constexpr F largest = F(Xielu::largest);
@@ -271,7 +271,7 @@ struct Gated {
   }
 };
 
-// On exit gate and up are their gradients, and dy is y.
+// On exit, gate and up hold their gradients, and dy holds y.
 template <class T>
 struct GatedBackward {
   static constexpr int columns = columns_of<T>;
@@ -321,7 +321,8 @@ struct WeightedActivationBackward {
   Matrix<T> hidden, dy;
   const Wide<T>* weights;
   Wide<T>* dweights;
-  // What the hidden columns make; afterwards they are their gradients, `d` times the weight being that of it.
+  // The output of the hidden columns; then they become their gradients, where the gradient of a column's
+  // output is `d` times the weight.
   template <int N, class Number>
   ECHELON_HOST_DEVICE void take(T* row, Columns<N> at, const Number& d, Wide<T> (&y)[N]) const {
     using F = Wide<T>;

@@ -1,4 +1,4 @@
-// AdamW (Loshchilov & Hutter 2019) of weights however they are kept.
+// AdamW (Loshchilov & Hutter 2019) for weights in each form of storage.
 #pragma once
 
 #include <cmath>
@@ -11,9 +11,9 @@
 
 namespace echelon::rows {
 
-// How weights are kept: as they are; as values and remainders; or in bf16 alone, rounded at random by the
-// word of the logical element. Of several neighbours: read() gives those weights widened, write() takes
-// weight(k) of each.
+// Forms of storage: unchanged; as values and remainders; or only in bf16, rounded at random with a word of
+// the logical element. For several neighbouring weights, read() gives them widened, and write() stores
+// weight(k) for each.
 template <class F>
 struct WholeWeights {
   F* weights;
@@ -52,14 +52,14 @@ struct SplitWeights {
     at.write(remainders, [&](int k) { return split[k].remainder; });
   }
 };
-// Element first and those behind it are logical elements from `logical` on.
+// Element `first` and those after it are logical elements from `logical` on.
 struct PlacedRun {
   std::int64_t first, logical;
 };
 struct WeightsRoundedAtRandom {
   bf16* weights;
   PhiloxKey key;
-  const PlacedRun* runs;  // by `first`; the first is 0
+  const PlacedRun* runs;  // sorted by `first`; the first is 0
   std::int64_t num_runs;
   template <int N>
   bool are_aligned() const {
@@ -76,7 +76,7 @@ struct WeightsRoundedAtRandom {
       return bf16::stochastic(weight(k), static_cast<std::uint16_t>(word(at.begin + k) >> 16));
     });
   }
-  // Whose upper half is for the weight, and the lower one for the mean of squares.
+  // The upper half is for the weight, the lower half for the mean of squares.
   ECHELON_HOST_DEVICE std::uint32_t word(std::int64_t i) const { return philox_word(key, logical(i)); }
   ECHELON_HOST_DEVICE std::uint64_t logical(std::int64_t i) const {
     const PlacedRun& run = runs[last_reached(i, num_runs, [this](std::int64_t k) { return runs[k].first; })];
@@ -84,7 +84,8 @@ struct WeightsRoundedAtRandom {
   }
 };
 
-// What is the same for all elements: rate is lr / (1 - beta1^step), root_scale 1 / sqrt(1 - beta2^step).
+// Numbers that are the same for all elements: rate is lr / (1 - beta1^step), root_scale 1 / sqrt(1 -
+// beta2^step).
 template <class F>
 struct AdamWNumbers {
   F beta1, rest1, beta2, rest2, scale, rate, root_scale, eps, keep;

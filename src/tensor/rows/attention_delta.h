@@ -1,5 +1,5 @@
-// delta = out . dout of each row and head, in f32 or bf16: a lane takes 16 bytes of a head, and as many lanes
-// as it has of these share one.
+// delta = out . dout for each row and head, in f32 or bf16. A lane takes 16 bytes of a head, and as many
+// lanes as a head has of these share it.
 #pragma once
 
 #include "tensor/rows/columns.h"
@@ -7,7 +7,7 @@
 
 namespace echelon::rows {
 
-// Of heads of 16, 32, ... 512 bytes and rows that are aligned to 16 bytes, in whole warps.
+// For heads of 16, 32, ... 512 bytes, rows aligned to 16 bytes, and whole warps.
 template <class T>
 class WarpAttentionDelta {
  public:

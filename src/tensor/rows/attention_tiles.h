@@ -1,5 +1,5 @@
-// Which tiles of causal attention are a block's, and which of the other side's it meets, for kernels that
-// keep scores in registers: on tensor cores (warp_attention.h), and in f32 on ordinary ones
+// Assigns tiles of causal attention to blocks, and finds the tiles of the other side that each block meets.
+// For kernels that keep scores in registers: on tensor cores (warp_attention.h), and in f32 on ordinary cores
 // (lane_attention.h). Queries and keys are neighbours: steps are 1.
 #pragma once
 
@@ -11,7 +11,7 @@
 
 namespace echelon::rows {
 
-// Exponentials are powers of two, whose exponents are scores times log2 of e.
+// Exponentials are computed as powers of two, of scores times log2(e).
 inline constexpr float log2_of_e = 1.44269504088896340736f;
 
 struct Smaller {
@@ -21,15 +21,15 @@ struct Smaller {
   }
 };
 
-// As AttentionSizes::end_key, of queries and keys that are neighbours.
+// AttentionSizes::end_key for neighbouring queries and keys.
 ECHELON_HOST_DEVICE inline int end_key_of(const AttentionSizes& s, int query) {
   const int end = static_cast<int>(s.q_offset) + query + 1, keys = static_cast<int>(s.kv_len);
   return end < 0 ? 0 : Smaller()(end, keys);
 }
 
-// Which tile of which sequence's head is a block's. Heads come in groups, of which what many blocks read, of
-// each head two matrices of that many rows, stays in the second-level cache; in a group the first tiles of
-// all heads come first.
+// The tile, and the sequence and head, that a block computes. Heads are processed in groups, sized so that
+// what many blocks read (two matrices of so many rows for each head) stays in the second-level cache; within
+// a group, the first tiles of all heads come first.
 struct TileOfHead {
   int sequence, head, tile;
   ECHELON_HOST_DEVICE TileOfHead(std::int64_t block, std::int64_t batch, std::int64_t heads,
@@ -42,32 +42,33 @@ struct TileOfHead {
     tile = static_cast<int>(in_group / group);
   }
 };
-// How many heads of `all` a group has, of each of which `rows_read` rows of two matrices are read. Groups are
-// even: a small one would leave a device idle at the end.
+// How many of `all` heads are in a group, if `rows_read` rows of two matrices are read for each. Groups are
+// even: a small one would leave a device partly idle at the end.
 inline int heads_together(std::int64_t all, std::int64_t rows_read, std::int64_t bytes_of_row) {
-  constexpr std::int64_t in_cache = 32 << 20;  // of 40 MB or more
+  constexpr std::int64_t in_cache = 32 << 20;  // of at least 40 MB
   const std::int64_t bytes = 2 * rows_read * bytes_of_row;
   const std::int64_t groups = Larger()(std::int64_t{1}, (all * bytes + in_cache - 1) / in_cache);
   return static_cast<int>(Larger()(std::int64_t{1}, (all + groups - 1) / groups));
 }
 
-// The same of what blocks for tiles of queries read: keys and values, which some heads share.
+// The same for what blocks with tiles of queries read: keys and values, which several heads may share.
 template <class T>
 int query_heads_together(const AttentionSizes& s) {
   return heads_together(s.batch * s.num_heads, s.kv_len * s.num_kv_heads / s.num_heads,
                         s.head_dim * static_cast<std::int64_t>(sizeof(T)));
 }
-// And what blocks for tiles of keys read: the queries and their gradients of the heads that share them.
+// And for what blocks with tiles of keys read: the queries, and their gradients, of the heads that share
+// them.
 template <class T>
 int key_heads_together(const AttentionSizes& s) {
   return heads_together(s.batch * s.num_kv_heads, s.q_len * s.num_heads / s.num_kv_heads,
                         s.head_dim * static_cast<std::int64_t>(sizeof(T)));
 }
 
-// A block's queries: of a head the last come first, as they see the most keys, and what is short fills the
-// device at the end.
+// A block's queries. The last of a head come first, since they see the most keys; the shorter blocks then
+// fill the device at the end.
 struct QueryTile {
-  int sequence, head, query, rows;  // rows: that there are
+  int sequence, head, query, rows;  // rows: how many exist
   std::int64_t first_row, column, kv_column;
   ECHELON_HOST_DEVICE QueryTile(const AttentionSizes& s, std::int64_t block) {
     const std::int64_t tiles = s.tiles_of(s.q_len);
@@ -82,7 +83,7 @@ struct QueryTile {
   }
 };
 
-// Of queries [query, query + rows): the first key that one of them sees. Every lane gets it.
+// The first key that any of queries [query, query + rows) sees. Every lane gets it.
 template <class Team>
 ECHELON_HOST_DEVICE int first_key_of(const Team& team, const AttentionSizes& s, int sequence, int query,
                                      int rows) {
@@ -93,7 +94,7 @@ ECHELON_HOST_DEVICE int first_key_of(const Team& team, const AttentionSizes& s, 
   return team.reduce(first, Smaller());
 }
 
-// Tiles of `size` keys of a head, of which one of a tile of queries may see some.
+// The tiles of `size` keys of a head that some query of a tile may see.
 template <int size, class Rows>
 struct KeyTiles {
   int begin, end;  // begin: a multiple of size
@@ -103,15 +104,15 @@ struct KeyTiles {
       : begin(first_key_of(team, s, at.sequence, at.query, at.rows) / size * size),
         end(end_key_of(s, at.query + at.rows - 1)),
         first_row(at.sequence * s.kv_batch_stride) {}
-  // Of keys or values, those from `key` on.
+  // Keys or values from `key` on.
   template <class Team, class Columns>
   ECHELON_HOST_DEVICE void fetch(const Team& team, const Columns& from, int key, const Rows& to) const {
     from.fetch(team, first_row + key, Smaller()(end - key, size), to, size);
   }
 };
 
-// What makes scores, in units of log2, of products of queries and keys: `factor` times the product where
-// there is no cap, else `cap` times the hyperbolic tangent of `inner` times the product.
+// Converts products of queries and keys to scores in units of log2: `factor` times the product without a cap,
+// else `cap` times tanh(`inner` times the product).
 struct ScoreFactors {
   bool capped;
   float factor, inner, cap;
@@ -121,12 +122,12 @@ struct ScoreFactors {
         inner(capped ? static_cast<float>(s.scale / s.cap) : 0.0f),
         cap(static_cast<float>(s.cap) * log2_of_e) {}
 };
-// What a query has: a log-sum-exp, times log2_of_e, and a delta.
+// A query's log-sum-exp, times log2_of_e, and its delta.
 struct OfQuery {
   float lse, delta;
 };
 
-// The first keys of some queries: of that which sees most, and of that which sees fewest.
+// The first visible keys of some queries: of the one that sees most, and of the one that sees fewest.
 struct FirstKeys {
   int earliest, latest;
 };
@@ -134,7 +135,8 @@ template <class Team>
 ECHELON_HOST_DEVICE FirstKeys first_keys_of(const Team& team, const AttentionSizes& s, int sequence,
                                             int query, int rows) {
   if (s.first_keys == nullptr) return {0, 0};
-  // Two numbers in one, for one reduction: the other is negative, so that of both the smallest is sought.
+  // Packs two numbers into one for a single reduction; the second is negated, so that the minimum of both is
+  // sought.
   const auto packed = [](std::int64_t earliest, std::int64_t less) {
     return static_cast<std::int64_t>(static_cast<std::uint64_t>(earliest) << 32 |
                                      static_cast<std::uint32_t>(less));
@@ -151,9 +153,9 @@ ECHELON_HOST_DEVICE FirstKeys first_keys_of(const Team& team, const AttentionSiz
   return {static_cast<int>(both >> 32), -static_cast<int>(both)};
 }
 
-// A block's keys of a key/value head: of a head the first come first, which the most queries see.
+// A block's keys of a key/value head. The first of a head come first, since most queries see them.
 struct KeyTile {
-  int sequence, kv_head, key, rows;  // rows: that there are
+  int sequence, kv_head, key, rows;  // rows: how many exist
   std::int64_t first_row, kv_column;
   ECHELON_HOST_DEVICE KeyTile(const AttentionSizes& s, std::int64_t block) {
     const TileOfHead at(block, s.batch, s.num_kv_heads, s.tiles_of(s.kv_len), s.heads_together);
@@ -166,7 +168,7 @@ struct KeyTile {
   }
 };
 
-// Of a tile's queries; what is not there sees no key.
+// For the queries of a tile; missing queries see no key.
 template <int queries>
 struct OfQueries {
   static_assert(queries % 2 == 0);
@@ -177,12 +179,13 @@ struct OfQueries {
   int first[queries], end[queries];
 };
 
-// Tiles of `queries` queries, of all heads that read a block's keys, of which one may see one of them.
+// The tiles of `queries` queries, over all heads that read a block's keys, in which some query may see one of
+// the keys.
 template <int queries>
 class QueryTiles {
  public:
-  // A tile: how many queries there are, where the first keys of them lie, at most, and how many keys the last
-  // sees.
+  // A tile: its number of queries, an upper bound of their first visible keys, and the end of the keys that
+  // the last one sees.
   struct Place {
     int head, query, rows, latest_first, end_key;
   };
@@ -206,7 +209,7 @@ class QueryTiles {
   }
   ECHELON_HOST_DEVICE bool has(const Place& at) const { return at.head < end_head_; }
 
-  // Of queries, or of their gradients.
+  // Fetches queries, or their gradients.
   template <class Team, class Columns, class Rows>
   ECHELON_HOST_DEVICE void fetch(const Team& team, const Columns& from, const Place& at,
                                  const Rows& to) const {
@@ -232,7 +235,7 @@ class QueryTiles {
   int sequence_, first_query_, first_head_, end_head_, key_, end_key_;
 };
 
-// What a lane brings of a tile's queries: read early, and left in shared memory when it is there.
+// What a lane loads for a tile's queries: read early, and written to shared memory once it has arrived.
 template <int queries>
 class QueryNotes {
  public:
@@ -269,7 +272,7 @@ class QueryNotes {
     for (int n = 0; n < most; ++n, i += static_cast<int>(team.lanes()))
       if (i < queries) body(notes_[n], i);
   }
-  static constexpr int most = queries / warp_lanes;  // where a block is one warp
+  static constexpr int most = queries / warp_lanes;  // if a block is one warp
   Note notes_[most] = {};
 };
 

@@ -5,7 +5,7 @@
 
 namespace echelon {
 
-// check() where a device may run it too: there the kernel ends, and its launch has failed.
+// check() that may also run on a device: there the kernel stops, and its launch fails.
 ECHELON_HOST_DEVICE inline void check_anywhere(bool holds, [[maybe_unused]] const char* what) {
 #ifdef __CUDA_ARCH__
   if (!holds) __trap();

@@ -1,4 +1,4 @@
-// Narrow forms of single numbers, and whole packed gradients (tensor/codecs.h says what they are).
+// Narrow formats of single numbers, and packed gradients as a whole (tensor/codecs.h describes them).
 #pragma once
 
 #include <bit>
@@ -23,7 +23,7 @@ ECHELON_HOST_DEVICE inline std::uint16_t finite_bf16(float x) {
   const std::uint32_t bits = std::bit_cast<std::uint32_t>(x), magnitude = bits & magnitude_mask;
   const std::uint32_t rounded = (magnitude + 0x7fffu + (magnitude >> 16 & 1u)) >> 16;
   const std::uint32_t finite = rounded < 0x7f7fu ? rounded : 0x7f7fu;
-  // Bit 6 keeps a NaN whose payload lies in the lower half from becoming infinity.
+  // Bit 6 prevents a NaN whose payload is only in the lower half from becoming infinity.
   const std::uint32_t other = magnitude >> 16 | (magnitude > infinity_bits ? 0x40u : 0u);
   return static_cast<std::uint16_t>((magnitude < infinity_bits ? finite : other) | (bits >> 16 & 0x8000u));
 }
@@ -31,22 +31,22 @@ ECHELON_HOST_DEVICE inline float bf16_value(std::uint16_t bits) {
   return std::bit_cast<float>(static_cast<std::uint32_t>(bits) << 16);
 }
 
-// |x| < 2^16.
+// For |x| < 2^16.
 ECHELON_HOST_DEVICE inline std::uint16_t half_of(float x) {
   const std::uint32_t bits = std::bit_cast<std::uint32_t>(x), magnitude = bits & 0x7fffffffu;
   const std::uint32_t normal = (magnitude + 0xfffu + (magnitude >> 13 & 1u) - (112u << 23)) >> 13;
-  // Beside 0.5 the last bit of an f32 is 2^-24, as of a half below 2^-14: the addition rounds.
+  // Next to 0.5 the last bit of an f32 is 2^-24, as for a half below 2^-14: the addition rounds.
   const std::uint32_t small = std::bit_cast<std::uint32_t>(std::bit_cast<float>(magnitude) + 0.5f) -
                               std::bit_cast<std::uint32_t>(0.5f);
   return static_cast<std::uint16_t>((magnitude < (113u << 23) ? small : normal) | (bits >> 16 & 0x8000u));
 }
 ECHELON_HOST_DEVICE inline float half_value(std::uint16_t half) {
   const std::uint32_t magnitude = (half & 0x7fffu) << 13;
-  const float value = std::bit_cast<float>(magnitude) * 0x1p112f;  // exact, below 2^-14 too
+  const float value = std::bit_cast<float>(magnitude) * 0x1p112f;  // exact, also below 2^-14
   return (half & 0x8000u) != 0 ? -value : value;
 }
 
-// What a block of numbers that cannot be held has for a scale.
+// The scale of a block with numbers that cannot be represented.
 ECHELON_HOST_DEVICE inline float poison() { return std::bit_cast<float>(0x7fc00000u); }
 
 ECHELON_HOST_DEVICE inline float fp16_scale_of(double largest) {
@@ -57,17 +57,17 @@ ECHELON_HOST_DEVICE inline float fp16_scale_of(double largest) {
 
 ECHELON_HOST_DEVICE inline float int8_scale_of(double largest) {
   constexpr float most = 3.40282346638528859812e38f, least_normal = 0x1p-126f;
-  // A NaN, and what f32 cannot hold.
+  // True for NaN, and for what f32 cannot represent.
   if (!(largest <= static_cast<double>(most))) return poison();
   const auto exact = static_cast<float>(largest / 127);
   const float scale = exact < least_normal ? least_normal : exact;
-  // The product is exact: no element is more than 127 scales.
+  // The product is exact: no element exceeds 127 scales.
   return 127 * static_cast<double>(scale) < largest
-             ? std::bit_cast<float>(std::bit_cast<std::uint32_t>(scale) + 1)  // the next one
+             ? std::bit_cast<float>(std::bit_cast<std::uint32_t>(scale) + 1)  // the next larger one
              : scale;
 }
 
-// x in units, up or down by the word.
+// x in units, rounded up or down by the random word.
 template <class F>
 ECHELON_HOST_DEVICE std::int8_t int8_of(F x, F unit, std::uint32_t random) {
   const F multiple = x / unit;  // -127 .. 127
@@ -78,7 +78,7 @@ ECHELON_HOST_DEVICE std::int8_t int8_of(F x, F unit, std::uint32_t random) {
   return static_cast<std::int8_t>(below + (uniform < fraction ? 1 : 0));
 }
 
-// As a whole number the magnitude of a number has its order, and NaN is above infinity.
+// As integers, magnitudes have the same order, with NaN above infinity.
 template <class F>
 using MagnitudeBits = std::conditional_t<sizeof(F) == 4, std::int32_t, std::int64_t>;
 template <class F>
@@ -118,12 +118,12 @@ struct UnpackBf16 {
   }
 };
 
-// A block of a packed gradient that has a scale of its own.
+// A block of a packed gradient, with its own scale.
 struct PackedBlock {
-  std::int64_t begin, size;        // whose largest magnitude is the scale's
+  std::int64_t begin, size;        // the largest magnitude here determines the scale
   std::int64_t first, count;       // the elements of it that are packed
-  std::int64_t packed;             // the byte at which its scale stands, and its elements behind
-  std::int64_t section, position;  // of the first: whose generator it has, and where it stands there
+  std::int64_t packed;             // the byte offset of its scale, which its elements follow
+  std::int64_t section, position;  // of the first element: which generator rounds it, and at which position
 };
 
 template <class F>
@@ -159,7 +159,7 @@ struct PackBlock {
   }
 };
 
-// Rounded by itself, as on the host: a device would round it together with what is added to it.
+// Prevents contraction with a following addition, which a device would do and the host does not.
 template <class F>
 ECHELON_HOST_DEVICE F product_of(F x, F y) {
 #ifdef __CUDA_ARCH__
@@ -178,7 +178,7 @@ struct UnpackBlock {
   const std::byte* in;
   const PackedBlock* blocks;
   bool accumulate;
-  F* y;  // of the first element that is packed
+  F* y;  // the first element that is packed
   std::int64_t first;
   template <class Team>
   ECHELON_HOST_DEVICE void operator()(const Team& team, std::int64_t at) const {

@@ -1,8 +1,8 @@
-// Sums over rows: gradients of biases and of norms' weights. A block sums some rows of a few runs of columns:
-// its lanes lie side by side, and in groups that each take every so-many-th row; what the groups have is
-// added up in their order. So the grouping of a sum follows from the numbers of rows and lanes alone.
+// Sums over rows: gradients of biases and of norms' weights. A block sums some rows of a few runs of columns.
+// Its lanes are side by side, in groups that each take every n-th row; the groups' sums are added in order.
+// So the grouping of a sum depends only on the numbers of rows and lanes.
 //
-// A term says what each column of a row adds to `sums` sums of numbers F:
+// A Term says what each column of a row adds to `sums` sums of numbers F:
 //   static constexpr int columns, sums
 //   bool is_aligned() const
 //   term(row, Columns<n>, terms), F terms[sums][n], n = columns or 1
@@ -17,14 +17,14 @@
 
 namespace echelon::rows {
 
-// Where sums go, those of a block's rows `stride` behind those of the rows before.
+// Where sums go; each block's sums follow those of the block before by `stride`.
 template <class Term>
 struct ColumnTotals {
   typename Term::F* to[Term::sums];
   std::int64_t stride = 0;
 };
 
-// `chunk` rows by one block; `add`: to what is there.
+// A block sums `chunk` rows. `add`: adds to what is there.
 template <class Term>
 struct ColumnSums {
   using F = typename Term::F;
@@ -66,7 +66,7 @@ struct ColumnSums {
   }
 
  private:
-  // Of 128 lanes 8 groups of 16, which together read 256 bytes of a row.
+  // For 128 lanes: 8 groups of 16, which together read 256 bytes of a row.
   ECHELON_HOST_DEVICE static constexpr std::int64_t row_groups(std::int64_t lanes) {
     std::int64_t groups = 1;
     while (8 * groups * groups <= lanes && lanes % (2 * groups) == 0) groups *= 2;
@@ -83,7 +83,7 @@ struct ColumnSums {
     F& to = totals.to[s][part * totals.stride + column];
     to = add ? to + sum : sum;
   }
-  // store(s, column, sum) of the lane's columns, which begin at `column`, over every step-th row.
+  // Calls store(s, column, sum) for the lane's columns from `column` on, summed over every step-th row.
   template <class Team, class Store>
   ECHELON_HOST_DEVICE void sum_columns(std::int64_t column, std::int64_t begin, std::int64_t end,
                                        std::int64_t step, const Store& store) const {
@@ -108,7 +108,7 @@ struct ColumnSums {
   }
 };
 
-// What they are terms of, a second time: the parts that blocks had, of each sum one behind another.
+// Terms of the second stage: the blocks' partial sums, one after another for each sum.
 template <class Number, int num_sums>
 struct PartsOfColumns {
   using F = Number;

@@ -1,13 +1,13 @@
 // Passes over rows at the speed of a device's memory: a lane takes several neighbouring columns at once, as
-// many as 16 bytes hold, reads all that it needs of them, and then writes. One lane of the host takes one
+// many as fit in 16 bytes, reads everything it needs of them, and then writes. A host's single lane takes one
 // column after another.
 //
-// A body says how many columns at most it takes, whether its rows begin where that many can be read at once,
-// and what it makes of some of them:
+// A body says how many columns it takes at most, whether its rows are aligned so that this many can be read
+// at once, and processes some columns:
 //   static constexpr int columns
 //   bool is_aligned() const
 //   body(row, Columns<n>), n = columns or 1
-// Which columns are a lane's depends on the length of the row and the types alone, never on addresses.
+// Which columns belong to a lane depends only on the length of the row and the types, never on addresses.
 #pragma once
 
 #include <bit>
@@ -24,7 +24,7 @@
 
 namespace echelon::rows {
 
-// Of elements that are stored as these types.
+// For elements stored as these types.
 template <class... T>
 inline constexpr int columns_of = [] {
   std::size_t largest = 1;
@@ -32,7 +32,7 @@ inline constexpr int columns_of = [] {
   return static_cast<int>(16 / largest);
 }();
 
-// N elements as memory has them.
+// N consecutive elements in memory.
 template <class T, int N>
 struct alignas(N * sizeof(T)) Values {
   T of[N];
@@ -47,7 +47,7 @@ requires(N % 2 == 0) struct alignas(N * sizeof(bf16)) Values<bf16, N> {
   }
 };
 
-// T(number(k)) of each.
+// T(number(k)) for each k.
 template <class T, int N, class Number>
 ECHELON_HOST_DEVICE Values<T, N> make_values(const Number& number) {
   Values<T, N> values;
@@ -60,7 +60,7 @@ ECHELON_HOST_DEVICE Values<T, N> make_values(const Number& number) {
   return values;
 }
 
-// N neighbouring columns. Of several, rows are aligned to them (are_aligned()).
+// N neighbouring columns. If N > 1, rows are aligned for them (are_aligned()).
 template <int N>
 struct Columns {
   static constexpr int count = N;
@@ -76,7 +76,7 @@ struct Columns {
     return values;
 #endif
   }
-  // What `row` is without: null.
+  // As read(), or `without` if row is null.
   template <class T>
   ECHELON_HOST_DEVICE Values<T, N> read_or(const T* row, Wide<T> without) const {
     return row == nullptr ? make_values<T, N>([&](int) { return without; }) : read(row);
@@ -89,7 +89,7 @@ struct Columns {
     std::memcpy(static_cast<void*>(const_cast<T*>(checked<T>(row + begin))), &values, sizeof values);
 #endif
   }
-  // T(number(k)) of each, which it returns.
+  // Writes T(number(k)) for each k, and returns them.
   template <class T, class Number>
   requires std::is_invocable_v<Number, int> ECHELON_HOST_DEVICE Values<T, N> write(T* row,
                                                                                    const Number& number)
@@ -117,20 +117,20 @@ template <int N, class T>
 ECHELON_HOST_DEVICE bool is_aligned(const Matrix<T>& m) {
   return is_aligned<N>(m.data) && (m.rows <= 1 || m.stride % N == 0);
 }
-// Whether N columns from a multiple of N on can be read at once of each; null is.
+// Whether N columns from a multiple of N on can be read at once from each row; null rows can.
 template <int N, class... Rows>
 ECHELON_HOST_DEVICE bool are_aligned(const Rows&... rows) {
   return (is_aligned<N>(rows) && ...);
 }
 
-// The columns [begin, begin + N) that a row of `cols` has: at once where they are all there and `whole`, else
-// one by one.
+// Visits columns [begin, begin + N) as far as a row of `cols` has them: at once if all exist and `whole`,
+// else one by one.
 template <int N, class Visit>
 ECHELON_HOST_DEVICE void visit_columns(std::int64_t begin, std::int64_t cols, bool whole,
                                        const Visit& visit) {
   if (whole && begin + N <= cols) return visit(Columns<N>{begin});
   const std::int64_t end = begin + N < cols ? begin + N : cols;
-#ifdef __CUDA_ARCH__  // seldom: short code rather than fast
+#ifdef __CUDA_ARCH__  // rare: short code rather than fast code
 #pragma unroll 1
 #endif
   for (std::int64_t j = begin; j < end; ++j) visit(Columns<1>{j});
@@ -139,7 +139,7 @@ ECHELON_HOST_DEVICE void visit_columns(std::int64_t begin, std::int64_t cols, bo
 template <class Team>
 inline constexpr bool takes_one_column = std::is_same_v<Team, OneLane>;
 
-// n / divisor by a multiplication, for n < 2^31. (Granlund & Montgomery 1994.)
+// n / divisor by a multiplication, for n < 2^31 (Granlund & Montgomery 1994).
 class QuickDivision {
  public:
   static constexpr std::int64_t limit = std::int64_t{1} << 31;
@@ -156,8 +156,8 @@ class QuickDivision {
   std::uint32_t multiplier_ = 0;
 };
 
-// body(row, columns) of a whole matrix: the runs of Body::columns columns are numbered from row to row, and
-// each lane has one. Where a block is one lane it has a row.
+// Calls body(row, columns) for a whole matrix: runs of Body::columns columns are numbered across all rows,
+// and each lane takes one. If a block has only one lane, it takes a row.
 template <class Body>
 class EachRun {
  public:
@@ -194,7 +194,7 @@ class EachRun {
   ECHELON_HOST_DEVICE void take(std::int64_t row, std::int64_t run) const {
     const std::int64_t begin = run * Body::columns;
     if (run < at_once_) return body_(row, Columns<Body::columns>{begin});
-#ifdef __CUDA_ARCH__  // seldom: short code rather than fast
+#ifdef __CUDA_ARCH__  // rare: short code rather than fast code
 #pragma unroll 1
 #endif
     for (std::int64_t j = begin; j < cols_ && j < begin + Body::columns; ++j) body_(row, Columns<1>{j});
@@ -202,19 +202,19 @@ class EachRun {
 
   Body body_;
   std::int64_t rows_, cols_, runs_, all_runs_;
-  std::int64_t at_once_;  // of a row's runs; the others are taken one column after another
+  std::int64_t at_once_;  // the number of a row's runs that are taken at once; the rest column by column
   bool is_small_;
   QuickDivision by_runs_;
 };
 
-// Whether a body is for EachRun, or for EachElement.
+// Whether a body is for EachRun, rather than EachElement.
 template <class Body>
 concept TakesColumns = requires {
   Body::columns;
 };
 
-// Of a row of `cols` columns those that are a lane's: every so-many-th run of N. The first few runs can be
-// kept in registers (KeptRow), which a pass after another need not read again.
+// The columns of a row of `cols` columns that a lane takes: every n-th run of N. The first few runs can be
+// kept in registers (KeptRow), so that a later pass need not read them again.
 template <class Team, int N>
 class LaneColumns {
  public:
@@ -223,7 +223,7 @@ class LaneColumns {
   ECHELON_HOST_DEVICE LaneColumns(const Team& team, std::int64_t cols, bool whole)
       : first_(N * team.lane()), step_(N * team.lanes()), cols_(cols), whole_(whole) {}
 
-  // visit(columns, place), in their order: `place` says to KeptRow where they are.
+  // Calls visit(columns, place) in order: `place` is their place in a KeptRow.
   template <class Visit>
   ECHELON_HOST_DEVICE void each(const Visit& visit) const {
     const auto elsewhere = [&](auto at) { visit(at, kept); };
@@ -250,9 +250,9 @@ class LaneColumns {
   ECHELON_HOST_DEVICE void each_place(const Visit& visit, std::integer_sequence<int, place...>) const {
     ((first_ + place * step_ + N <= cols_ ? visit(Columns<N>{first_ + place * step_}, place) : void()), ...);
   }
-  // Of the runs before the last place, the one that is not whole; else cols_ or more.
+  // The start of the incomplete run, if this lane has it; else cols_ or more.
   ECHELON_HOST_DEVICE std::int64_t first_of_rest() const {
-    const std::int64_t last = cols_ / N * N;  // where a run that is not whole begins
+    const std::int64_t last = cols_ / N * N;  // where an incomplete run begins
     return last < cols_ && last % step_ == first_ ? last : cols_;
   }
 

@@ -1,6 +1,6 @@
-// What the gated delta rule (Yang et al. 2024, https://arxiv.org/abs/2412.06464) has beside the scan that it
-// shares with Mamba-2 (rows/state_space.h; tensor/state_space_scan.h says what is what). B are keys, C
-// queries, x values.
+// The parts of the gated delta rule (Yang et al. 2024, https://arxiv.org/abs/2412.06464) besides the scan
+// that it shares with Mamba-2 (rows/state_space.h; tensor/state_space_scan.h explains the notation). B are
+// keys, C queries, x values.
 #pragma once
 
 #include <cmath>
@@ -10,8 +10,8 @@
 
 namespace echelon::rows {
 
-// Of a sequence: betas, and keys and queries (T, 2 G N) of length 1, queries times query_scale. `factors` (T,
-// 2 G): what each was multiplied by. 1e-6 is part of the rule. A block for each row.
+// For a sequence: betas, and keys and queries (T, 2 G N) normalised to length 1, queries times query_scale.
+// `factors` (T, 2 G): the normalising factors. 1e-6 is part of the rule. A block for each row.
 template <class T>
 struct DeltaUnits {
   using F = Wide<T>;
@@ -34,7 +34,7 @@ struct DeltaUnits {
     }
   }
 };
-// `d`, of what that made, becomes the gradient of what it was made of. A block for each row.
+// `d`, the gradient of DeltaUnits' results, becomes the gradient of its inputs. A block for each row.
 template <class F>
 struct DeltaUnitsBackward {
   Matrix<F> x;
@@ -56,14 +56,14 @@ struct DeltaUnitsBackward {
   }
 };
 
-// What the blocks of one chunk share. `mixed` (heads x rows, rows): how much of row s's u row t takes out.
+// Shared by the blocks of one chunk. `mixed` (heads x rows, rows): how much of row s's u row t removes.
 template <class F>
 struct DeltaChunk {
   OneChunk<F> at;
   Matrix<F> betas, mixed;
 };
 
-// mixed, of products of keys (groups x rows, rows). A block for each head and row.
+// Computes mixed from the products of keys (groups x rows, rows). A block for each head and row.
 template <class F>
 struct DeltaMixed {
   DeltaChunk<F> of;
@@ -78,8 +78,8 @@ struct DeltaMixed {
   }
 };
 
-// u, row by row, and what of it is left at the chunk's end. `recalled`: what the state before the chunk has
-// for a key, not yet times what is left of it. A block for each head; a lane has columns of its own.
+// Computes u row by row, and what is left of it at the chunk's end. `recalled`: what the state before the
+// chunk holds for a key, before its decay. A block for each head; a lane takes separate columns.
 template <class F>
 struct DeltaSolve {
   DeltaChunk<F> of;
@@ -100,8 +100,8 @@ struct DeltaSolve {
     }
   }
 };
-// du, of a chunk's own rows, takes in what the state behind it has; `handed` as ScanInputsBackward leaves it.
-// A block for each row.
+// Adds to du of a chunk's rows what comes from the state at its end; `handed` as ScanInputsBackward leaves
+// it. A block for each row.
 template <class F>
 struct DeltaInputsBackward {
   DeltaChunk<F> of;
@@ -122,7 +122,8 @@ struct DeltaInputsBackward {
     }
   }
 };
-// du becomes the gradient of the system's right side, from the last row on. As DeltaSolve.
+// du becomes the gradient of the system's right side, from the last row to the first. Blocks and lanes as in
+// DeltaSolve.
 template <class F>
 struct DeltaSolveBackward {
   DeltaChunk<F> of;
@@ -138,10 +139,10 @@ struct DeltaSolveBackward {
       }
   }
 };
-// Of the right side's gradient d: the gradients of betas and values; of the state's part, which `recalled`
-// becomes; and what the decays have, `read` being added to. d_mixed has the products of d and u, and becomes
-// the gradient of the products of keys, of this head; mixed becomes itself times its gradient. A block for
-// each head and row.
+// From d, the gradient of the right side, computes the gradients of betas and values; of the state's part,
+// which `recalled` becomes; and what decays get, which is added to `read`. d_mixed holds the products of d
+// and u, and becomes this head's gradient of the products of keys; mixed becomes itself times its gradient. A
+// block for each head and row.
 template <class T>
 struct DeltaMixedBackward {
   using F = Wide<T>;
@@ -193,7 +194,7 @@ struct DeltaKeysBackward {
   }
 };
 
-// y = RMSNorm of each head of what the state and the chunk give, times SiLU(z). A block for each row.
+// y = RMSNorm of each head's output (from the state and the chunk), times SiLU(z). A block for each row.
 template <class T>
 struct DeltaOutput {
   using F = Wide<T>;
@@ -220,7 +221,7 @@ struct DeltaOutput {
     }
   }
 };
-// As ScanOutputBackward; d_weight (T, P) is the part of the norm's weight.
+// As ScanOutputBackward; d_weight (T, P) are the terms of the norm weight's gradient.
 template <class T>
 struct DeltaOutputBackward {
   using F = Wide<T>;
@@ -237,7 +238,7 @@ struct DeltaOutputBackward {
     for (std::int64_t h = 0; h < at.heads(); ++h) {
       const F left = at.left(t, h);
       const std::int64_t first = h * at.head_dim;
-      F squares = 0, product = 0;  // of what is normalised with its gradient
+      F squares = 0, product = 0;  // of what is normalised, and its product with its gradient
       for (std::int64_t j = team.lane(); j < at.head_dim; j += team.lanes()) {
         const F gate = F(z[t][first + j]), sum = left * of_state[t][first + j] + of_chunk[t][first + j];
         squares += sum * sum;

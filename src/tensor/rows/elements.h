@@ -1,5 +1,5 @@
-// Passes over elements. T is what numbers are stored as, Wide<T> what they are computed in; T(...) is where
-// an output is rounded.
+// Passes over elements. T is the stored type, Wide<T> the type of the computation; T(...) is where an output
+// is rounded.
 #pragma once
 
 #include <cmath>
@@ -130,7 +130,7 @@ struct SumSquares {
   }
 };
 
-// sums[i] = elements [i * each, (i + 1) * each) of `count`, one after another: a sum a lane.
+// sums[i] = the sum of elements [i * each, (i + 1) * each) of `count`, in order: a sum for each lane.
 struct SumInOrder {
   const double* x;
   std::int64_t count, each;
@@ -150,19 +150,19 @@ struct SumInOrder {
   ECHELON_HOST_DEVICE std::int64_t num_sums() const { return (count + each - 1) / each; }
 };
 
-// What a number is to LargestOfRow: its magnitude, or whether it is finite.
+// Measures for LargestOfRow: the magnitude of a number, or whether it is finite.
 struct Magnitude {
   ECHELON_HOST_DEVICE double operator()(double x) const { return std::fabs(x); }
 };
 struct NotFinite {
   ECHELON_HOST_DEVICE double operator()(double x) const { return std::isfinite(x) ? 0 : 1; }
 };
-// The larger one; not a number where one of them is not.
+// The larger number; NaN if either is.
 struct LargerOrNaN {
   ECHELON_HOST_DEVICE double operator()(double a, double b) const { return !(b <= a) && a == a ? b : a; }
 };
 
-// largest[row] = of measure(x), at least 0.
+// largest[row] = the largest measure(x), at least 0.
 template <class T, class Measure>
 struct LargestOfRow {
   Matrix<T> x;
@@ -178,7 +178,7 @@ struct LargestOfRow {
   }
 };
 
-// The same of elements [row * each, (row + 1) * each) of `count` that lie one after another.
+// The same for contiguous elements [row * each, (row + 1) * each) of `count`.
 template <class T, class Measure>
 struct LargestOfRun {
   const T* x;
@@ -193,7 +193,7 @@ struct LargestOfRun {
   }
 };
 
-// The digits of x^2 scale, which is at most 1, in units of 2^-32 and 2^-64. (ExactSum)
+// The digits of x^2 scale (at most 1) in units of 2^-32 and 2^-64. See ExactSum.
 struct ExactSquare {
   std::uint64_t high, low;
 };
@@ -205,7 +205,7 @@ ECHELON_HOST_DEVICE inline ExactSquare exact_square(double x, double scale) {
           static_cast<std::uint64_t>(static_cast<std::int64_t>((square - static_cast<double>(high)) * unit))};
 }
 
-// sums (rows, 2) = the high and the low sums of elements [row * each, (row + 1) * each) of `count`.
+// sums (rows, 2) = the high and the low sums over elements [row * each, (row + 1) * each) of `count`.
 template <class T>
 struct ExactSquares {
   const T* x;
@@ -227,7 +227,7 @@ struct ExactSquares {
   }
 };
 
-// y += x, numbers by themselves.
+// y += x for single numbers.
 struct AddNumber {
   const double* x;
   double* y;

@@ -1,5 +1,5 @@
-// Which experts tokens go to, and where their copies lie, as Kernels says them. F is what logits and weights
-// are kept as; routing itself is in double precision (spec/router_row.h).
+// Routing of tokens to experts, and the order of their copies, as specified in Kernels. F is the stored type
+// of logits and weights; routing itself is in double precision (spec/router_row.h).
 #pragma once
 
 #include <cmath>
@@ -13,7 +13,7 @@
 
 namespace echelon::rows {
 
-// The numbers of one token, in the memory of its block, which its first lane alone works with.
+// The numbers of one token, in its block's memory; only the first lane works with them.
 struct RouterSpace {
   double *logits, *softmax, *scores, *wanted, *d_scores;
   ChoiceSpace choice;
@@ -39,7 +39,7 @@ struct RouteToken {
   RouterRules rules;
   Matrix<F> logits;
   const double* bias;  // or null
-  bool choose;         // or the ids are there
+  bool choose;         // otherwise the ids are given
   std::int32_t* ids;
   F* weights;
   template <class Team>
@@ -62,7 +62,7 @@ struct RouteToken {
   }
 };
 
-// The balance factors of a row's scope.
+// The balance factors for a row's scope.
 struct RowFactors {
   const double* factors;  // (scopes, E), or null
   std::int64_t rows_per_scope, first_row;
@@ -98,7 +98,7 @@ struct RouteBackward {
   }
 };
 
-// losses[i] = that of token i.
+// losses[i] = the loss of token i.
 template <class F>
 struct RouterLossOfRow {
   RouterRules rules;
@@ -117,7 +117,7 @@ struct RouterLossOfRow {
   }
 };
 
-// total += the sum of the numbers, which is taken by itself first. One block.
+// total += the sum of the numbers, which is computed first. One block.
 struct AddSum {
   const double* numbers;
   std::int64_t count;
@@ -131,8 +131,8 @@ struct AddSum {
   }
 };
 
-// A block for each count of each scope: tokens of an expert, and behind these tokens of a group, at least one
-// expert of it.
+// A block for each count of each scope: of tokens for an expert; and, after these, of tokens for at least one
+// expert of a group.
 struct CountRouted {
   RouterRules rules;
   const std::int32_t* ids;
@@ -157,24 +157,23 @@ struct CountRouted {
   }
 };
 
-// Half the digits of a weight. Tokens that have the same weight (the only choice of k = 1; the same tokens at
-// the beginning of a sequence) have it up to rounding, which is another one on another mesh: what is equal
-// here is equal there.
+// Keeps half of a weight's digits. Equal weights (with k = 1, or of equal tokens at the beginning of a
+// sequence) agree up to rounding, which depends on the mesh: with fewer digits they are equal on every mesh.
 template <class F>
 ECHELON_HOST_DEVICE F drop_priority(F weight) {
   constexpr F digits = sizeof(F) == 8 ? F(67108864) : F(4096);  // 2^26, 2^12
   return std::nearbyint(weight * digits);
 }
 
-// A choice stays where fewer than `each` of its scope for the same expert go before it: by weight, equal ones
-// in their order, or in their order alone. A block for each expert of each scope finds the last weight that
-// stays by its digits in base 16, the highest first: as many passes over the scope as it has. `shared` is a
+// Keeps a choice if fewer than `each` choices of its scope for the same expert have precedence: by weight,
+// and equal ones in order; or just in order. A block for each expert of each scope finds the lowest weight
+// that stays by its base-16 digits, the highest first, with one pass over the scope for each. `shared` is a
 // number for each lane.
 template <class F>
 struct DropOverCapacity {
   const std::int32_t* ids;
   const F* weights;
-  std::int64_t choices, experts, each;  // choices of a scope; what an expert keeps
+  std::int64_t choices, experts, each;  // choices of a scope; copies that an expert keeps
   bool by_weight;
   std::int32_t* kept;
 
@@ -184,7 +183,7 @@ struct DropOverCapacity {
 
   using Key = std::conditional_t<sizeof(F) == 8, std::uint64_t, std::uint32_t>;
   static constexpr int digits = 2 * sizeof(F), base = 16;
-  // Greater where a choice goes before. What is no number comes last, so that there is an order.
+  // Greater keys have precedence. NaN comes last, so that there is an order.
   ECHELON_HOST_DEVICE Key key(std::int64_t at) const {
     if (!by_weight) return 0;
     const F weight = drop_priority(weights[at]);
@@ -203,7 +202,7 @@ struct DropOverCapacity {
     for (std::int64_t i = team.lane(); i < choices; i += team.lanes())
       total += ids[first + i] == expert ? 1 : 0;
     total = sum_of(team, total);
-    // How many go before those of the last key that stays, which is 0 where all stay.
+    // How many choices precede those with the last key that stays; that key is 0 if all stay.
     std::int64_t before = 0;
     Key last = 0;
     for (int digit = digits - 1; digit >= 0 && total > each; --digit) {
@@ -211,7 +210,7 @@ struct DropOverCapacity {
       for (std::int64_t i = team.lane(); i < choices; i += team.lanes()) {
         if (ids[first + i] != expert) continue;
         const Key of_choice = key(first + i);
-        // In two shifts, as one by all bits of a number is none.
+        // In two shifts, since a shift by all bits of a number is undefined.
         if (of_choice >> (4 * digit) >> 4 == last >> (4 * digit) >> 4)
           ++count[static_cast<int>(of_choice >> (4 * digit)) & (base - 1)];
       }
@@ -220,7 +219,7 @@ struct DropOverCapacity {
       while (value > 0 && before + count[value] < each) before += count[value--];
       last |= static_cast<Key>(value) << (4 * digit);
     }
-    // Of those that have that key the first ones stay. Each lane has a run of choices.
+    // Of the choices with that key, the first ones stay. Each lane has a run of choices.
     const std::int64_t run = (choices + team.lanes() - 1) / team.lanes();
     const std::int64_t begin = team.lane() * run, end = begin + run < choices ? begin + run : choices;
     auto* const of_lane = reinterpret_cast<std::int64_t*>(team.shared());
@@ -239,7 +238,7 @@ struct DropOverCapacity {
   }
 };
 
-// counts[expert] = copies of it. A block for each expert.
+// counts[expert] = its number of copies. A block for each expert.
 struct CountCopies {
   const std::int32_t* ids;
   std::int64_t choices;
@@ -253,9 +252,9 @@ struct CountCopies {
   }
 };
 
-// Places of an expert's copies, in their order behind those of the experts before it; and, by the block after
-// the last expert's, of what was dropped and what is left of `tokens`. Each lane has a run of choices;
-// `shared` is a number for each lane.
+// The places of an expert's copies, in order after those of the experts before it. The block after the last
+// expert's handles dropped choices and the rest of `tokens`. Each lane has a run of choices; `shared` is a
+// number for each lane.
 struct PlaceCopies {
   const std::int32_t* ids;
   std::int64_t choices, k, experts, room;
@@ -276,7 +275,7 @@ struct PlaceCopies {
       for (std::int64_t at = start + team.lane(); at < room; at += team.lanes()) tokens[at] = -1;
       return;
     }
-    if (start + counts[expert] > room) return;  // of which the last block says so
+    if (start + counts[expert] > room) return;  // the last block reports it
     const std::int64_t each = (choices + team.lanes() - 1) / team.lanes();
     const std::int64_t begin = team.lane() * each, end = begin + each < choices ? begin + each : choices;
     auto* const of_lane = reinterpret_cast<std::int64_t*>(team.shared());
@@ -307,7 +306,7 @@ struct PackChoices {
 template <class F>
 struct UnpackChoices {
   const F* packed;
-  const std::int64_t* rows;  // or null: each its own
+  const std::int64_t* rows;  // or null: row i is for token i
   std::int64_t k;
   std::int32_t* ids;
   F* weights;

@@ -1,4 +1,4 @@
-// Numbers rounded to fp8 with a scale of their tensor (base/fp8.h).
+// Numbers rounded to fp8, with one scale per tensor (base/fp8.h).
 #pragma once
 
 #include "base/bf16.h"
@@ -7,12 +7,12 @@
 
 namespace echelon::rows {
 
-// What makes of rounded numbers their size again, and what they are multiplied by to be rounded.
+// `back` restores the magnitude of rounded numbers; `there` is the factor before rounding.
 struct Fp8Scale {
   float back, there;
 };
 
-// One block: the scale for what has these `count` largest magnitudes, at least one.
+// One block: the scale for a tensor with these `count` (at least one) largest magnitudes.
 struct ChooseFp8Scale {
   const double* largest;
   std::int64_t count;
@@ -29,7 +29,7 @@ struct ChooseFp8Scale {
   }
 };
 
-// y = x rounded, in its own size: a bf16 exactly.
+// y = x rounded to fp8, with its magnitude restored: exact in bf16.
 struct RoundToFp8 {
   Matrix<bf16> x, y;
   Fp8 format;
@@ -39,8 +39,8 @@ struct RoundToFp8 {
   }
 };
 
-// The codes of x, rows after rows, or, turned, columns after columns: a block for each tile, through whose
-// shared memory both sides are read and written along lines.
+// The codes of x, row by row, or transposed, column by column. A block for each tile: through shared memory,
+// both sides are read and written along lines.
 struct CastToFp8 {
   static constexpr std::int64_t tile = 32;
   Matrix<bf16> x;

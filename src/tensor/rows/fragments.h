@@ -1,37 +1,37 @@
-// Products of matrices of bf16 by the 32 lanes of a warp, who hold them together: each lane a fragment, of
-// the form that tensor cores take (PTX ISA, mma.m16n8k16). Where an element lies is said here and nowhere
-// else; the instructions are functions of the team's warp, by PTX on a device (tensor/cuda/cuda_warp.cuh) and
-// played in C++ in tests (tests/emulated_launch.h):
+// Products of bf16 matrices by the 32 lanes of a warp, which hold them together: each lane holds a fragment
+// in the form that tensor cores take (PTX ISA, mma.m16n8k16). Only this file defines where an element lies.
+// The instructions are functions of the team's warp, by PTX on a device (tensor/cuda/cuda_warp.cuh) and
+// emulated in C++ in tests (tests/emulated_launch.h):
 //   multiply(sums, left, right)          sums += left right
 //   load(row, to), load_turned(row, to)  four matrices of 8 x 8 in shared memory, or their transposes: lane
-//                                        8 i + r says where row r of matrix i begins, at a multiple of 16
-//                                        bytes, and gets elements (lane / 4, 2 (lane % 4)) and its right
-//                                        neighbour of each of them
-//   across(x, apart)                     the x of the lane whose number differs from one's own by that bit
+//                                        8 i + r gives the address of row r of matrix i, a multiple of 16
+//                                        bytes, and gets elements (lane / 4, 2 (lane % 4)) of each matrix
+//                                        and their right neighbours
+//   across(x, apart)                     x of the lane whose number differs from this lane's by that bit
 //   pair(x, y)                           two floats as bf16 in one word, x in the lower half
-//   power_of_two(x), reciprocal(x)       2^x, 1 / x, to two units of the last place or so
-//   copy_later(to, from, is)             16 bytes, or where not `is` zeros, to shared memory, there after
-//                                        arrive()
-//   meet()                               what the warp's lanes have written before, all of them see after
+//   power_of_two(x), reciprocal(x)       2^x, 1 / x, to about two units in the last place
+//   copy_later(to, from, is)             copies 16 bytes, or zeros if not `is`, to shared memory; complete
+//                                        after arrive()
+//   meet()                               what the warp's lanes wrote before is visible to all of them after
 //   arrive()                             waits for this lane's own copies; others see them after a sync()
 //   number(), count()                    of the warps of a block
 //   lane()                               in the warp
-// All lanes of a warp come to each of the first three, and to meet().
+// All lanes of a warp must call each of the first three, and meet().
 //
-// Four neighbouring warps, the first of which has a number that is a multiple of four, are a warpgroup. Where
-// there are any (has_warpgroups) one multiplies 64 rows, 16 of each warp, by what is in shared memory, which
-// is read once for the four (PTX ISA, wgmma):
-//   begin_products(registers...)         what is to be multiplied, or added to, is there;
-//   end_products(sums...)                before which nobody touches any of it
+// Four neighbouring warps, the first with a number that is a multiple of four, are a warpgroup. If the device
+// has them (has_warpgroups), a warpgroup multiplies 64 rows, 16 for each warp, by operands in shared memory,
+// which is read once for the four warps (PTX ISA, wgmma):
+//   begin_products(registers...)         operands and sums in registers are ready;
+//   end_products(sums...)                before this, none of them may be touched
 //   multiply_turned<wide>(first, sums, left, row, right, column, depth)
-//                                        left times what right_of_turned reads, of `wide` rows, 32 or 64,
-//                                        from that one on, a multiple of 8
+//                                        left times what right_of_turned reads, of `wide` rows (32 or 64)
+//                                        from `column` on, a multiple of 8
 //   multiply_rows<wide>(first, sums, left, right, depth, column)
-//                                        left times what right_of reads, of `wide` columns from that one on,
-//                                        a multiple of 64
-// where left is a fragment or, of the first, rows of which the warpgroup's begin at a multiple of 64: `row`
-// is the first of the warp's. The sums become the product, or where not `first` get it. All lanes of the four
-// warps come to each.
+//                                        left times what right_of reads, of `wide` columns from `column`
+//                                        on, a multiple of 64
+// where left is a fragment, or for the first one rows in shared memory: the warpgroup's rows begin at a
+// multiple of 64, and `row` is the first of this warp's. The sums are set to the product, or added to if not
+// `first`. All lanes of the four warps must call each.
 #pragma once
 
 #include <cstdint>
@@ -39,9 +39,10 @@
 #include "base/bf16.h"
 #include "tensor/rows/team.h"
 
-// Before a loop over fragments: an index known to the compiler keeps them in registers. And before one whose
-// turns are long and do without: all of them one after another would not fit into the cache of instructions.
-#ifdef __CUDA_ARCH__  // the host's compiler, which nvcc runs too, knows no such thing
+// ECHELON_UNROLL goes before a loop over fragments: with constant indices they stay in registers.
+// ECHELON_UNROLL_TWICE goes before a loop with long iterations that does not need this: unrolled completely,
+// it would not fit into the instruction cache.
+#ifdef __CUDA_ARCH__  // the host's compiler, which nvcc runs too, does not know these
 #define ECHELON_UNROLL _Pragma("unroll")
 #define ECHELON_UNROLL_TWICE _Pragma("unroll 2")
 #else
@@ -53,17 +54,17 @@ namespace echelon::rows {
 
 inline constexpr int warp_lanes = 32;
 
-// Of 16 x 16 elements, two neighbours of a row in each word: those in row lane / 4 and column 2 (lane % 4), 8
+// 16 x 16 elements, two neighbours of a row in each word: those in row lane / 4 and column 2 (lane % 4), 8
 // rows below, 8 columns to the right, and both.
 struct LeftFragment {
   std::uint32_t words[4];
 };
-// Of 16 x 8 elements, two neighbours of a column in each word: those in column lane / 4 and row 2 (lane % 4),
+// 16 x 8 elements, two neighbours of a column in each word: those in column lane / 4 and row 2 (lane % 4),
 // and 8 rows below.
 struct RightFragment {
   std::uint32_t words[2];
 };
-// Of 16 x 8 sums, as a left fragment's first 8 columns: two in row lane / 4, two 8 rows below.
+// 16 x 8 sums, laid out like a left fragment's first 8 columns: two in row lane / 4, two 8 rows below.
 struct SumFragment {
   float sums[4];
 };
@@ -72,7 +73,8 @@ ECHELON_HOST_DEVICE constexpr int fragment_column(int lane, int element) {
   return lane % 4 * 2 + element % 2;
 }
 
-// body(i, half) for the two rows that a lane has of each strip of 16; fragment_row(lane, 2 half) of them.
+// Calls body(i, half) for the two rows that a lane has of each strip of 16; their row is fragment_row(lane, 2
+// half).
 template <int strips, class Body>
 ECHELON_HOST_DEVICE void each_row_of_sums(const Body& body) {
   ECHELON_UNROLL
@@ -81,7 +83,7 @@ ECHELON_HOST_DEVICE void each_row_of_sums(const Body& body) {
     body(i, 1);
   }
 }
-// body(j, e) for what a lane has of such a row: sum e of fragment j.
+// Calls body(j, e) for what a lane has of such a row: sum e of fragment j.
 template <int fragments, class Body>
 ECHELON_HOST_DEVICE void each_sum_of_row(int half, const Body& body) {
   ECHELON_UNROLL
@@ -90,8 +92,7 @@ ECHELON_HOST_DEVICE void each_sum_of_row(int half, const Body& body) {
     body(j, 2 * half + 1);
   }
 }
-// body(j, e, column) for the first of each two of them that stand in one of the first `width` columns, an
-// even number.
+// Calls body(j, e, column) for the first of each pair of them, in the first `width` columns (an even number).
 template <int fragments, class Body>
 ECHELON_HOST_DEVICE void each_pair_of_row(int half, int width, int lane, const Body& body) {
   ECHELON_UNROLL
@@ -100,24 +101,24 @@ ECHELON_HOST_DEVICE void each_pair_of_row(int half, int width, int lane, const B
     if (column < width) body(j, 2 * half, column);
   }
 }
-// body(i, j, e) for all of them.
+// Calls body(i, j, e) for all sums.
 template <int strips, int fragments, class Body>
 ECHELON_HOST_DEVICE void each_sum(const Body& body) {
   each_row_of_sums<strips>(
       [&](int i, int half) { each_sum_of_row<fragments>(half, [&](int j, int e) { body(i, j, e); }); });
 }
 
-// Rows in shared memory, a multiple of eight: panels of 64 columns, 128 bytes a row, in which 16 bytes lie at
-// the place whose number is theirs xor their row's, modulo 8. Those of eight neighbouring rows then are in
-// different banks, and a warpgroup multiplies by rows that lie so (PTX ISA, swizzling of 128 bytes) where
-// they begin at a multiple of 1,024 bytes.
+// Rows in shared memory, a multiple of eight, in panels of 64 columns, 128 bytes per row, in which the 16
+// bytes with index c are stored at index c xor row, modulo 8. So the same columns of eight neighbouring rows
+// are in different banks, and warpgroups can multiply such rows (PTX ISA, 128-byte swizzling) if they begin
+// at a multiple of 1,024 bytes.
 struct SharedRows {
   using Element = bf16;
   static constexpr int panel = 64;
 
   bf16* data;
   int rows;
-  // From there on, up to the next multiple of 8 columns.
+  // Contiguous from there up to the next multiple of 8 columns.
   ECHELON_HOST_DEVICE bf16* at(int row, int column) const {
     return data + column / panel * rows * panel + row * panel + ((column / 8 ^ row) & 7) * 8 + column % 8;
   }
@@ -138,7 +139,7 @@ class SharedRoom {
     next_ += SharedRows::elements(rows, width);
     return taken;
   }
-  // Behind what has been taken.
+  // The memory after what has been taken.
   ECHELON_HOST_DEVICE void* rest() const { return next_; }
 
  private:
@@ -152,8 +153,8 @@ ECHELON_HOST_DEVICE LeftFragment left_fragment(const Warp& warp, const SharedRow
   warp.load(x.at(row + warp.lane() % 16, depth + warp.lane() / 16 * 8), f.words);
   return f;
 }
-// Of two right operands beside each other, 16 x 16: x turned, whose rows [column, column + 16) are the
-// operands' columns, or x itself, whose rows [depth, depth + 16) are theirs.
+// Two right operands beside each other, 16 x 16: x transposed, whose rows [column, column + 16) are the
+// operands' columns; or x itself, whose rows [depth, depth + 16) are theirs.
 struct RightPair {
   RightFragment halves[2];
 };
@@ -171,14 +172,14 @@ ECHELON_HOST_DEVICE RightPair right_of(const Warp& warp, const SharedRows& x, in
   warp.load_turned(x.at(depth + lane % 16, column + lane / 16 * 8), words);
   return {{{{words[0], words[1]}}, {{words[2], words[3]}}}};
 }
-// Sums of 16 x 16, two fragments beside each other, as a left operand: each lane has what it needs.
+// Two neighbouring fragments of sums, 16 x 16, as a left operand: each lane already has what it needs.
 template <class Warp>
 ECHELON_HOST_DEVICE LeftFragment left_of_sums(const Warp& warp, const SumFragment* two) {
   return {{warp.pair(two[0].sums[0], two[0].sums[1]), warp.pair(two[0].sums[2], two[0].sums[3]),
            warp.pair(two[1].sums[0], two[1].sums[1]), warp.pair(two[1].sums[2], two[1].sums[3])}};
 }
 
-// A warp that multiplies alone, whatever its device has.
+// A warp that multiplies alone, even if the device has warpgroups.
 template <class Warp>
 struct Alone : Warp {
   static constexpr bool has_warpgroups = false;
@@ -191,11 +192,11 @@ ECHELON_HOST_DEVICE auto warp_of(const Team& team) {
     return Alone<decltype(team.warp())>{team.warp()};
 }
 
-// Rows of a block: 16 `strips` a warp.
+// Rows of a block: 16 `strips` for each warp.
 ECHELON_HOST_DEVICE constexpr int rows_of_block(std::int64_t lanes, int strips) {
   return static_cast<int>(lanes) / warp_lanes * 16 * strips;
 }
-// Of these those that are multiplied together: a warp's, or a warpgroup's.
+// The rows that are multiplied together: a warp's, or a warpgroup's.
 struct RowsTogether {
   int begin, end;
 };
@@ -216,7 +217,7 @@ ECHELON_HOST_DEVICE void end_products(const Warp& warp, Sums&... sums) {
 }
 
 // sums (16 `strips` x `wide`) = rows of left, from `row` on, times the transpose of right's first `wide`
-// rows, over `depth` columns of both. Between begin_products() and end_products().
+// rows, over `depth` columns of both. Call between begin_products() and end_products().
 template <int strips, int wide, int depth, class Warp>
 ECHELON_HOST_DEVICE void product_of_turned(const Warp& warp, const SharedRows& left, int row,
                                            const SharedRows& right, SumFragment (&sums)[strips][wide / 8]) {
@@ -266,7 +267,7 @@ struct Weights {
 };
 
 // sums (16 `strips` x `columns`) += weights (16 `strips` x `depth`) times the first `depth` rows of right,
-// from `column` on, a multiple of 64. Between begin_products() and end_products().
+// from `column` on, a multiple of 64. Call between begin_products() and end_products().
 template <int strips, int depth, int columns, class Warp>
 ECHELON_HOST_DEVICE void add_product_of_weights(const Warp& warp, const Weights<strips, depth>& weights,
                                                 const SharedRows& right, int column,
@@ -297,9 +298,8 @@ ECHELON_HOST_DEVICE void add_product_of_weights(const Warp& warp, const Weights<
   }
 }
 
-// The columns of a head in a matrix, which a block copies to shared memory, 16 bytes a lane: of bf16
-// eight lanes take a panel's row, the next eight the next row. Columns up to `width` that the head does not
-// have become zeros.
+// A head's columns in a matrix, which a block copies to shared memory, 16 bytes per lane: for bf16, eight
+// lanes copy a panel's row, the next eight the next row. Columns up to `width` beyond the head are zeros.
 template <int width, class Rows = SharedRows>
 class HeadColumns {
   using T = typename Rows::Element;
@@ -313,8 +313,8 @@ class HeadColumns {
         from_(m.data + row_ * m.stride + column + place_),
         stride_(m.stride) {}
 
-  // Rows [row, row + rows) of the matrix, and zeros in what is left of `all_rows`; of the head that begins
-  // `further` columns behind.
+  // Copies rows [row, row + rows) of the matrix, and zeros for the rest of `all_rows`; for the head that
+  // begins `further` columns later.
   template <class Team>
   ECHELON_HOST_DEVICE void fetch(const Team& team, std::int64_t row, int rows, const Rows& to, int all_rows,
                                  std::int64_t further = 0) const {
@@ -335,7 +335,7 @@ class HeadColumns {
   std::int64_t stride_;
 };
 
-// Two neighbours of a row, 4 bytes at once.
+// Two neighbours of a row, stored as 4 bytes.
 template <class Warp>
 ECHELON_HOST_DEVICE void store_pair(const Warp& warp, float x, float y, bf16* to) {
   struct alignas(4) Pair {

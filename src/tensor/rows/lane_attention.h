@@ -1,6 +1,6 @@
-// Causal attention of f32 on ordinary cores, in the form of FlashAttention-2 (Dao 2023,
+// Causal attention in f32 on ordinary cores, in the form of FlashAttention-2 (Dao 2023,
 // https://arxiv.org/abs/2307.08691): each lane of a block has a patch of the scores, and one of the sums, in
-// registers. What Kernels::attention says holds. All numbers are f32. A block writes what no other does: the
+// registers. Implements Kernels::attention. All numbers are f32. Each output is written by one block, so the
 // same call has the same bits.
 #pragma once
 
@@ -11,8 +11,8 @@
 
 namespace echelon::rows {
 
-// Rows of floats in shared memory, 16 bytes longer than they have to be: 16 bytes of each of eight
-// neighbouring rows then lie in different banks.
+// Rows of floats in shared memory, with 16 bytes of padding, so that the same 16 bytes of eight neighbouring
+// rows are in different banks.
 template <int width>
 struct LaneRows {
   static_assert(width % 32 == 0);
@@ -24,7 +24,7 @@ struct LaneRows {
   ECHELON_HOST_DEVICE Values<float, 4> four(int row, int column) const {
     return Columns<4>{column}.read(data + row * stride);
   }
-  // The memory behind them.
+  // The memory after `rows` rows.
   template <class Next>
   ECHELON_HOST_DEVICE Next behind(int rows) const {
     return {data + rows * stride};
@@ -35,7 +35,7 @@ struct LaneRows {
 };
 
 inline constexpr int lane_rows = 4;
-// A lane has so many rows, of which eight lanes have an eighth of the columns each.
+// A lane's place: it has lane_rows rows, and eight lanes have an eighth of the columns each.
 struct LanePlace {
   static constexpr int across = 8, down = warp_lanes / across;
   int first_row, end_row;  // of the warp
@@ -47,10 +47,10 @@ struct LanePlace {
         row(first_row + warp.lane() / across),
         column(warp.lane() % across) {}
   ECHELON_HOST_DEVICE int row_of(int i) const { return row + down * i; }
-  // Of rows' columns one by one, as scores are, and four by four, as sums are.
+  // A lane's columns: single ones for scores, groups of four for sums.
   ECHELON_HOST_DEVICE int column_of(int j) const { return column + across * j; }
   ECHELON_HOST_DEVICE int four_of(int j) const { return 4 * column_of(j); }
-  // The row's sum, or its largest, of what its lanes have.
+  // The sum, or maximum, over the lanes that share a row.
   template <class Warp, class Op>
   ECHELON_HOST_DEVICE static float of_row(const Warp& warp, float x, const Op& op) {
     ECHELON_UNROLL
@@ -116,8 +116,8 @@ ECHELON_HOST_DEVICE void leave_weights(const LanePlace& at, const float (&weight
   each_of_patch<wide>([&](int i, int j) { *to.at(at.row_of(i), at.column_of(j)) = weights[i][j]; });
 }
 
-// Those of a lane's rows that are among the first `rows`: an element of row i becomes make(i, sum, stored),
-// with where it is stored.
+// For a lane's rows among the first `rows`: sets each element of row i to make(i, sum, stored), given the
+// stored value.
 template <int width, class Make>
 ECHELON_HOST_DEVICE void store_rows(const LanePlace& at, const float (&sums)[lane_rows][width / 8], int rows,
                                     int head_dim, const Matrix<float>& to, std::int64_t first_row,
@@ -140,12 +140,12 @@ ECHELON_HOST_DEVICE inline float score_of(const ScoreFactors& factors, float pro
   return factors.capped ? factors.cap * std::tanh(product * factors.inner) : factors.factor * product;
 }
 
-// The keys that the queries of a lane's rows see; none where there is no query.
+// The keys that the queries of a lane's rows see; none for missing queries.
 class LaneSees {
  public:
   ECHELON_HOST_DEVICE LaneSees(const AttentionSizes& s, const QueryTile& of, const LanePlace& at)
       : s_(s), of_(of), at_(at) {}
-  // Whether they all see all of keys [key, key + wide).
+  // Whether all of them see all of keys [key, key + wide).
   ECHELON_HOST_DEVICE bool all(int key, int wide) const {
     bool so = true;
     ECHELON_UNROLL
@@ -160,7 +160,7 @@ class LaneSees {
     const int row = at_.row_of(i);
     return row < of_.rows ? end_key_of(s_, of_.query + row) : 0;
   }
-  // The last of the warp's queries sees keys below this.
+  // The end of the keys that the warp's last query sees.
   ECHELON_HOST_DEVICE int end_of_warp() const {
     const int end = Smaller()(of_.rows, at_.end_row);
     return end > at_.first_row ? end_key_of(s_, of_.query + end - 1) : 0;
@@ -172,8 +172,8 @@ class LaneSees {
   const LanePlace& at_;
 };
 
-// A block for each tile of queries of a head, against 8 `wide` keys at a time. `width`: for heads up to so
-// wide, of whom what is missing is zeros.
+// A block for each tile of queries of a head, against 8 `wide` keys at a time. `width`: the widest heads;
+// columns beyond a head are zeros.
 template <int width, int wide>
 struct LaneAttention {
   static constexpr int keys = 8 * wide;
@@ -217,7 +217,7 @@ struct LaneAttention {
 
     for (int key = tiles.begin; key < tiles.end; key += keys) {
       warp.arrive();
-      team.sync();  // the keys are there, and all are done with the last values
+      team.sync();  // the keys have arrived, and all are done with the last values
       tiles.fetch(team, of_v, key, values);
       float scores[lane_rows][wide];
       if (key < end_key) {
@@ -226,18 +226,19 @@ struct LaneAttention {
         leave_weights(at, scores, weights);
       }
       warp.arrive();
-      team.sync();  // the values are there, and all are done with the keys
+      team.sync();  // the values have arrived, and all are done with the keys
       if (key + keys < tiles.end) tiles.fetch(team, of_k, key + keys, tile_keys);
       if (key < end_key) add_product_of_lanes(at, weights, values, sums);
     }
-    warp.arrive();  // where there was no key
+    warp.arrive();  // needed if there was no key
     end(warp, of, at, sums, max, total);
   }
 
  private:
   static constexpr float none = -static_cast<float>(INFINITY);
 
-  // What earlier calls found is one more key, whose score is their lse and whose value is their out.
+  // The result of earlier calls counts as one more key, with their lse as its score and their out as its
+  // value.
   ECHELON_HOST_DEVICE void begin(const QueryTile& of, const LanePlace& at,
                                  float (&sums)[lane_rows][width / 8], float (&max)[lane_rows],
                                  float (&total)[lane_rows]) const {
@@ -248,7 +249,7 @@ struct LaneAttention {
           s.accumulate && mine < of.rows ? lse[s.softmax(of.sequence, of.head, of.query + mine)] : none;
       const bool begun = earlier != none;
       max[i] = begun ? earlier * log2_of_e : none;
-      total[i] = begun && at.column == 0 ? 1.0f : 0.0f;  // one of the eight who add it up
+      total[i] = begun && at.column == 0 ? 1.0f : 0.0f;  // one of the eight lanes that add it up
       ECHELON_UNROLL
       for (int j = 0; j < width / 32; ++j) {
         const bool is = begun && at.four_of(j) < s.head_dim;
@@ -260,7 +261,7 @@ struct LaneAttention {
     }
   }
 
-  // Products become exponentials relative to the largest score up to now, and the sums so far too.
+  // Turns products into exponentials relative to the largest score so far, and rescales the sums so far.
   template <class Warp>
   ECHELON_HOST_DEVICE void add_softmax(const Warp& warp, const LanePlace& at, const LaneSees& sees, int key,
                                        const ScoreFactors& factors, float (&scores)[lane_rows][wide],
@@ -301,7 +302,7 @@ struct LaneAttention {
     ECHELON_UNROLL
     for (int i = 0; i < lane_rows; ++i) {
       total[i] = at.of_row(warp, total[i], Plus());
-      if (at.row_of(i) < of.rows && at.column == 0)  // no key: -infinity
+      if (at.row_of(i) < of.rows && at.column == 0)  // without keys: -infinity
         lse[s.softmax(of.sequence, of.head, of.query + at.row_of(i))] =
             (max[i] + std::log2(total[i])) * (1 / log2_of_e);
     }

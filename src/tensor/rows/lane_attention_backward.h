@@ -1,15 +1,15 @@
-// The gradients of attention of f32 on ordinary cores, in two passes as AttentionSlopes says: one for what
-// queries get, one for what keys get, each of which makes the scores again, so that every sum is one lane's
-// and none needs an atomic.
+// The gradients of f32 attention on ordinary cores, in two passes as described at AttentionSlopes: one for
+// the gradients of queries, one for those of keys and values. Each recomputes the scores, so that one lane
+// computes each sum, and no atomics are needed.
 #pragma once
 
 #include "tensor/rows/lane_attention.h"
 
 namespace echelon::rows {
 
-// Products of queries and keys become softmaxes p, and `slopes`, dout.v until now, the gradients of these
-// products, without their scale. of(i, j) is what a score's query has. `all`: each query sees each key; else
-// sees(i, j) says so.
+// Products of queries and keys become softmaxes p, and `slopes` (on entry dout.v) become the gradients of
+// these products, without their scale. of(i, j): the lse and delta of a score's query. `all`: every query
+// sees every key; else sees(i, j) decides.
 template <int wide, class Warp, class Of, class Sees>
 ECHELON_HOST_DEVICE void make_slopes_of_lanes(const Warp& warp, const ScoreFactors& factors,
                                               float (&scores)[lane_rows][wide],
@@ -28,7 +28,7 @@ ECHELON_HOST_DEVICE void make_slopes_of_lanes(const Warp& warp, const ScoreFacto
   });
 }
 
-// Stored rows become, or with s.accumulate get, `factor` times the sums of a lane.
+// Stores `factor` times a lane's sums in its rows, or adds them if s.accumulate.
 template <int width>
 ECHELON_HOST_DEVICE void store_lane_sums(const AttentionSizes& s, const LanePlace& at,
                                          const float (&sums)[lane_rows][width / 8], float factor, int rows,
@@ -40,7 +40,7 @@ ECHELON_HOST_DEVICE void store_lane_sums(const AttentionSizes& s, const LanePlac
                     });
 }
 
-// dq, a block for each tile of queries of a head, against 8 `wide` keys at a time.
+// dq: a block for each tile of queries of a head, against 8 `wide` keys at a time.
 template <int width, int wide>
 struct LaneAttentionBackwardQueries {
   static constexpr int keys = 8 * wide;
@@ -95,12 +95,12 @@ struct LaneAttentionBackwardQueries {
     float sums[lane_rows][width / 8] = {};
     for (int key = tiles.begin; key < tiles.end; key += keys) {
       warp.arrive();
-      team.sync();  // the values are there, and all are done with the last keys
+      team.sync();  // the values have arrived, and all are done with the last keys
       tiles.fetch(team, of_k, key, tile_keys);
       float slopes[lane_rows][wide];
       if (key < end_key) products_of_rows(at, gradients, values, slopes);
       warp.arrive();
-      team.sync();  // the keys are there, and all are done with the values
+      team.sync();  // the keys have arrived, and all are done with the values
       if (key + keys < tiles.end) tiles.fetch(team, of_v, key + keys, values);
       if (key >= end_key) continue;
       float scores[lane_rows][wide];
@@ -115,17 +115,17 @@ struct LaneAttentionBackwardQueries {
       warp.meet();
       add_product_of_lanes(at, weights, tile_keys, sums);
     }
-    warp.arrive();  // where there was no key
+    warp.arrive();  // needed if there was no key
     store_lane_sums<width>(s, at, sums, static_cast<float>(s.scale), of.rows, dq, of.first_row, of.column);
   }
 };
 
-// dk and dv, a block for each tile of keys of a key/value head: over the query heads that read it, and over
-// the queries that may see the keys, 8 `wide` at a time.
+// dk and dv: a block for each tile of keys of a key/value head, over the query heads that read it and the
+// queries that may see the keys, 8 `wide` at a time.
 template <int width, int wide>
 struct LaneAttentionBackwardKeys {
   static constexpr int queries = 8 * wide;
-  AttentionSizes s;  // whose tile is of keys
+  AttentionSizes s;  // its tile is of keys
   Matrix<float> q, k, v, dout, dk, dv;
   const float *lse, *delta;
 
@@ -174,14 +174,14 @@ struct LaneAttentionBackwardKeys {
       const auto now = next;
       const bool mine = of.key + at.first_row < now.end_key;
       warp.arrive();
-      team.sync();  // the queries are there, and all are done with the last gradients
+      team.sync();  // the queries have arrived, and all are done with the last gradients
       tiles.fetch(team, of_dout, now, gradients);
       next = tiles.behind(team, now);
       if (tiles.has(next)) notes.take(team, s, lse, delta, of.sequence, next);
       float scores[lane_rows][wide];
       if (mine) products_of_rows(at, tile_keys, tile_queries, scores);
       warp.arrive();
-      team.sync();  // the gradients are there
+      team.sync();  // the gradients have arrived
       if (mine) {
         float slopes[lane_rows][wide];
         products_of_rows(at, values, gradients, slopes);
@@ -211,7 +211,7 @@ struct LaneAttentionBackwardKeys {
       }
       if (mine) add_product_of_lanes(at, weights, gradients, value_sums);
     }
-    warp.arrive();  // where there was no query
+    warp.arrive();  // needed if there was no query
     store_lane_sums<width>(s, at, key_sums, static_cast<float>(s.scale), of.rows, dk, of.first_row,
                            of.kv_column);
     store_lane_sums<width>(s, at, value_sums, 1.0f, of.rows, dv, of.first_row, of.kv_column);

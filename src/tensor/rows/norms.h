@@ -1,4 +1,4 @@
-// LayerNorm (Ba 2016) and RMSNorm (Zhang & Sennrich 2019), as Kernels says them.
+// LayerNorm (Ba 2016) and RMSNorm (Zhang & Sennrich 2019), as specified in Kernels.
 #pragma once
 
 #include <cmath>
@@ -9,7 +9,7 @@
 
 namespace echelon::rows {
 
-// A row's mean and what divides what is left of it.
+// A row's mean, and the factor for its deviations.
 template <class F>
 struct Spread {
   F mean, rstd;
@@ -33,7 +33,7 @@ ECHELON_HOST_DEVICE Spread<F> spread_of(const Team& team, const Mine& mine, cons
   return {mean, 1 / std::sqrt(variance / columns + eps)};
 }
 
-// Of a norm without weights and biases these are 1 and 0.
+// A norm without weights and biases has 1 and 0.
 
 template <class T>
 struct LayerNormAgain {
@@ -199,7 +199,7 @@ struct RmsNormBackwardInput {
   }
 };
 
-// Of rows whose columns are cut over ranks: Kernels says what is added up in between.
+// For rows whose columns are cut over ranks: Kernels says what is summed over the ranks in between.
 template <class T>
 struct RowSquares {
   static constexpr int columns = columns_of<T>;
@@ -236,7 +236,7 @@ struct RmsNormOfSquares {
       const auto of = at.read(x[i]), weight = at.read(w);
       at.write(y[i], [&](int k) { return of[k] * of_row * weight[k]; });
     });
-    team.sync();  // all have read it
+    team.sync();  // all lanes have read it
     if (team.lane() == 0) stats[i] = of_row;
   }
 };

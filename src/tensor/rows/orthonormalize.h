@@ -1,5 +1,5 @@
-// Orthonormal rows (tensor/orthonormalize.h), by one block. Each lane has the same elements of every row
-// throughout, and sees of the others' their sums alone. F is float or double.
+// Makes rows orthonormal (tensor/orthonormalize.h), in one block. Each lane keeps the same elements of every
+// row throughout, and gets only sums of the others'. F is float or double.
 #pragma once
 
 #include <bit>
@@ -22,7 +22,7 @@ struct OrthonormalizeRows {
   double dependent;  // a row that keeps no more of its length depends on those above it
 
   static OrthonormalizeRows of(F* x, std::int64_t rows, std::int64_t cols, const PhiloxKey& fresh) {
-    // What a row that depends on those above leaves is the rounding of two passes over up to `rows` of them.
+    // What remains of a dependent row is rounding errors of two passes over up to `rows` rows.
     return {
         x, rows, cols, fresh,
         4 * static_cast<double>(std::numeric_limits<F>::epsilon()) * std::sqrt(static_cast<double>(rows))};
@@ -45,7 +45,7 @@ struct OrthonormalizeRows {
   }
 
  private:
-  static constexpr int run = 8;  // elements that lie side by side are a lane's
+  static constexpr int run = 8;  // consecutive elements of a lane
 
   template <class Team, class Body>
   ECHELON_HOST_DEVICE void each_own(const Team& team, const Body& body) const {
@@ -56,8 +56,8 @@ struct OrthonormalizeRows {
       for (std::int64_t c = whole * run; c < cols; ++c) body(c);
   }
 
-  // In double, in eight running sums of a lane: what is added in which order depends on the length and on the
-  // number of lanes alone.
+  // In double, in eight running sums per lane: the order of additions depends only on the length and the
+  // number of lanes.
   template <class Team>
   ECHELON_HOST_DEVICE double dot(const Team& team, const F* a, const F* b) const {
     double sums[run] = {};
@@ -78,7 +78,7 @@ struct OrthonormalizeRows {
     each_own(team, [&](std::int64_t c) { row[c] = static_cast<F>(static_cast<double>(row[c]) / by); });
   }
 
-  // Scaled to length one; false where there is nothing to scale. By the largest element first, so that no
+  // Scales the row to length one; false if it is zero. Divides by the largest element first, so that no
   // square over- or underflows.
   template <class Team>
   ECHELON_HOST_DEVICE bool normalize(const Team& team, F* row) const {
@@ -92,9 +92,9 @@ struct OrthonormalizeRows {
     return true;
   }
 
-  // Takes from row i, of length one, its part along each row above: modified Gram-Schmidt, twice, because
-  // after once an error of eps is large beside what is left of a nearly dependent row (Giraud et al. 2005,
-  // https://doi.org/10.1007/s00211-005-0615-4). Returns what is left of its length.
+  // Subtracts from row i, of length one, its projection on each row above: modified Gram-Schmidt, twice,
+  // because after one pass an error of eps is large compared with what is left of a nearly dependent row
+  // (Giraud et al. 2005, https://doi.org/10.1007/s00211-005-0615-4). Returns the length that is left.
   template <class Team>
   ECHELON_HOST_DEVICE double project(const Team& team, std::int64_t i) const {
     F* const row = x + i * cols;

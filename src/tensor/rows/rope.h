@@ -1,4 +1,4 @@
-// Rotary positions (Su 2021), the half-split form of Llama.
+// Rotary positions (Su 2021), in Llama's half-split form.
 #pragma once
 
 #include <cmath>
@@ -9,8 +9,8 @@
 
 namespace echelon::rows {
 
-// Angles are made in double: in f32 the angle of a late position is off by more than the arithmetic that
-// follows.
+// Angles are computed in double: in f32 the error of a late position's angle would be larger than that of all
+// following arithmetic.
 template <class T>
 struct Rope {
   Matrix<T> x;
@@ -49,7 +49,7 @@ struct Rope {
   };
   ECHELON_HOST_DEVICE static Turn turn_by(double angle) {
 #ifdef __CUDA_ARCH__
-    Turn turn;  // the angle is brought near to 0 once for both
+    Turn turn;  // the angle is reduced once for both
     sincos(angle, &turn.sine, &turn.cosine);
     return turn;
 #else

@@ -1,7 +1,8 @@
-// The elements of a vector that are largest in magnitude (tensor/top_k.h says which), found by many blocks:
-// radix selection, the magnitude of the last one that is taken digit by digit from the top. For each digit
-// every block counts its run of the vector, and one block adds up and chooses; at the end every block moves
-// what it has of them. Numbers are counted, never added: the elements and their places are those of the host.
+// Finds the elements of a vector with the largest magnitudes (tensor/top_k.h defines them) with many blocks:
+// radix selection of the magnitude of the last selected element, digit by digit from the top. For each digit,
+// every block counts over its run of the vector, and one block adds the counts and chooses; finally every
+// block moves its selected elements. Only counts are summed, never values: elements and places equal the
+// host's.
 #pragma once
 
 #include <cstddef>
@@ -13,7 +14,7 @@
 
 namespace echelon::rows {
 
-// What is known of the last one's magnitude, and how many to take of those that agree with it so far.
+// The known digits of the last magnitude, and how many to take of the elements that agree with them.
 template <class F>
 struct Selection {
   using Bits = std::make_unsigned_t<MagnitudeBits<F>>;
@@ -22,7 +23,7 @@ struct Selection {
   std::int64_t ties;
 
   ECHELON_HOST_DEVICE static Bits magnitude(F x) { return static_cast<Bits>(magnitude_bits(x)); }
-  // The digits above `digit`; in two shifts, as one by all bits of a number is none.
+  // The digits above `digit`; in two shifts, since a shift by all bits of a number is undefined.
   ECHELON_HOST_DEVICE static Bits above(Bits x, int digit) { return x >> (4 * digit) >> 4; }
   ECHELON_HOST_DEVICE static int at(Bits x, int digit) {
     return static_cast<int>(x >> (4 * digit)) & (base - 1);
@@ -41,7 +42,8 @@ struct VectorRuns {
   ECHELON_HOST_DEVICE std::int64_t runs() const { return (count + each - 1) / each; }
 };
 
-// counts (runs, base): of the elements that agree in the digits above, how many have which digit.
+// counts (runs, base): of the elements that agree in the digits above, how many have each value of this
+// digit.
 template <class F>
 struct CountDigits {
   VectorRuns<F> of;
@@ -64,7 +66,7 @@ struct CountDigits {
   }
 };
 
-// One block: the next digit, by the counts of all. `take`: how many elements in all.
+// One block: chooses the next digit from all counts. `take`: how many elements in all.
 template <class F>
 struct ChooseDigit {
   const std::int64_t* counts;
@@ -111,8 +113,8 @@ struct CountSelected {
   }
 };
 
-// Moves a run's behind those of the runs before it, in their order, and leaves zeros. Each lane has a part of
-// the run; `shared` is two numbers for each lane.
+// Moves a run's selected elements after those of earlier runs, in order, and leaves zeros. Each lane has a
+// part of the run; `shared` is two numbers for each lane.
 template <class F>
 struct MoveSelected {
   VectorRuns<F> of;
@@ -127,7 +129,7 @@ struct MoveSelected {
   template <class Team>
   ECHELON_HOST_DEVICE void operator()(const Team& team) const {
     const std::int64_t run = team.block();
-    std::int64_t larger = 0, equal = 0;  // before
+    std::int64_t larger = 0, equal = 0;  // counts before this run
     for (std::int64_t other = team.lane(); other < run; other += team.lanes())
       larger += counts[2 * other], equal += counts[2 * other + 1];
     larger = sum_of(team, larger);
@@ -150,7 +152,7 @@ struct MoveSelected {
     team.sync();
     for (std::int64_t lane = 0; lane < team.lane(); ++lane)
       larger += of_lane[2 * lane], equal += of_lane[2 * lane + 1];
-    if (equal > last.ties) equal = last.ties;  // as many as are taken of them
+    if (equal > last.ties) equal = last.ties;  // as many of them as are taken
     for (std::int64_t i = begin; i < end; ++i) {
       const auto m = Selection<F>::magnitude(of.x[i]);
       const bool ties = m == last.threshold;
@@ -164,7 +166,7 @@ struct MoveSelected {
   }
 };
 
-// No index comes twice.
+// No index occurs twice.
 template <class F>
 struct AddAt {
   const F* values;

@@ -1,5 +1,5 @@
-// LFM2's gated short convolution (https://arxiv.org/abs/2511.23404): of each channel c y = C u, where u is a
-// causal convolution of B x over a few positions of a document. All is wide between what is stored.
+// LFM2's gated short convolution (https://arxiv.org/abs/2511.23404): for each channel c, y = C u, where u is
+// a causal convolution of B x over a few positions of a document. Intermediate values are wide.
 #pragma once
 
 #include <cstdint>
@@ -21,7 +21,8 @@ struct GatedChannels {
   ECHELON_HOST_DEVICE F b(std::int64_t row, std::int64_t c) const { return F(given[row][c]); }
   ECHELON_HOST_DEVICE F gate(std::int64_t row, std::int64_t c) const { return F(given[row][width + c]); }
   ECHELON_HOST_DEVICE F x(std::int64_t row, std::int64_t c) const { return F(given[row][2 * width + c]); }
-  // Whether a row goes into the sum of the one so many behind it, and whether it takes in the one before.
+  // Whether a row contributes to the sum of the row `behind` rows later (in the same document), and whether
+  // it includes the row before.
   ECHELON_HOST_DEVICE bool reaches(std::int64_t row, std::int64_t behind) const {
     const std::int64_t position = sequences.position(row);
     return position + behind < sequences.length && sequences.start(row + behind) <= position;
@@ -31,7 +32,7 @@ struct GatedChannels {
   }
 };
 
-// w (C, K): of each channel the weights of the K - 1 positions before, and of its own.
+// w (C, K): for each channel the weights of the K - 1 positions before, and of its own.
 template <class T>
 struct ShortConvolution {
   using F = Wide<T>;
@@ -49,7 +50,7 @@ struct ShortConvolution {
     y[i][j] = T(at.gate(i, j) * convolved(i, j));
   }
 };
-// y is made again.
+// Recomputes y.
 template <class T>
 struct ShortConvolutionBackward {
   using F = Wide<T>;

@@ -1,4 +1,5 @@
-// Sinks of attention (Kernels::attention_sink): of the keys' log-sum-exp and output, those with a sink.
+// Attention sinks (Kernels::attention_sink): from the log-sum-exp and the output of the keys to those with a
+// sink.
 #pragma once
 
 #include <cmath>
@@ -8,14 +9,14 @@
 
 namespace echelon::rows {
 
-// What the log-sum-exp of a query's keys becomes with a sink.
+// A query's log-sum-exp with a sink, from that of its keys.
 template <class F>
 ECHELON_HOST_DEVICE F with_sink(F sink, F keys) {
   const F largest = sink < keys ? keys : sink;
   return largest + std::log(std::exp(sink - largest) + std::exp(keys - largest));
 }
 
-// Sizes of an AttentionShape; lse and delta are of (sequence, head, query).
+// Sizes of an AttentionShape; lse and delta are indexed by (sequence, head, query).
 struct SinkShape {
   std::int64_t batch, q_len, num_heads, head_dim;
   ECHELON_HOST_DEVICE std::int64_t index(std::int64_t row, std::int64_t head) const {
@@ -23,7 +24,7 @@ struct SinkShape {
   }
 };
 
-// A block for each query and head: the output is scaled by what is left to the keys.
+// A block for each query and head: scales the output by the keys' share of the softmax.
 template <class T>
 struct AttentionSink {
   const T* sinks;
@@ -37,12 +38,12 @@ struct AttentionSink {
     const F keys = lse[at], all = with_sink(F(sinks[head]), keys), left = std::exp(keys - all);
     T* const begin = out[row] + head * shape.head_dim;
     for (std::int64_t j = team.lane(); j < shape.head_dim; j += team.lanes()) begin[j] = T(begin[j] * left);
-    team.sync();  // all have read it
+    team.sync();  // all lanes have read it
     if (team.lane() == 0) lse[at] = all;
   }
 };
 
-// A block for each head. A sink's score has the gradient p (0 - delta): its value is 0.
+// A block for each head. A sink's score has the gradient p (0 - delta), since its value is 0.
 template <class T>
 struct AttentionSinkBackward {
   const T* sinks;

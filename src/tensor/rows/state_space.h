@@ -1,5 +1,5 @@
-// Mamba-2 (Dao & Gu 2024, https://arxiv.org/abs/2405.21060): a causal convolution of each channel, and what
-// the chunked form of the scan has beside its products (tensor/state_space_scan.h, which says what is what).
+// Mamba-2 (Dao & Gu 2024, https://arxiv.org/abs/2405.21060): a causal convolution of each channel, and the
+// parts of the chunked scan besides its matrix products (tensor/state_space_scan.h explains the notation).
 #pragma once
 
 #include <cmath>
@@ -21,8 +21,8 @@ ECHELON_HOST_DEVICE F silu_slope(F x) {
   return s + x * s * (F(1) - s);
 }
 
-// Sequences of `length` rows, one behind the other, and of each row the position that its document begins at;
-// null: 0.
+// Sequences of `length` rows, one after another; and for each row the position at which its document begins
+// (null: 0).
 struct RowsOfSequences {
   std::int64_t length;
   const std::int32_t* first;
@@ -30,13 +30,13 @@ struct RowsOfSequences {
   ECHELON_HOST_DEVICE std::int64_t start(std::int64_t row) const { return first == nullptr ? 0 : first[row]; }
 };
 
-// w (C, K): of each channel the weights of the K - 1 positions before, and of its own.
+// w (C, K): for each channel the weights of the K - 1 positions before, and of its own.
 template <class T>
 struct Taps {
   Matrix<T> w;
   const T* bias;  // or null
   RowsOfSequences sequences;
-  // What the convolution makes of x before its activation.
+  // The convolution's output for x, before its activation.
   ECHELON_HOST_DEVICE Wide<T> sum(const Matrix<T>& x, std::int64_t row, std::int64_t c) const {
     using F = Wide<T>;
     const std::int64_t position = sequences.position(row), start = sequences.start(row);
@@ -60,7 +60,7 @@ struct Convolve {
     y[i][j] = u * sigmoid(u);
   }
 };
-// dy becomes the gradient of what SiLU was given.
+// dy becomes the gradient of SiLU's input.
 template <class T>
 struct ConvolveBackward {
   Matrix<T> x;
@@ -70,7 +70,7 @@ struct ConvolveBackward {
     dy[i][j] *= silu_slope(taps.sum(x, i, j));
   }
 };
-// du: what ConvolveBackward left.
+// du: the result of ConvolveBackward.
 template <class T>
 struct ConvolveBackwardInput {
   Matrix<Wide<T>> du;
@@ -117,15 +117,15 @@ struct Chunks {
     return (c + 1) * chunk < length ? (c + 1) * chunk : length;
   }
   ECHELON_HOST_DEVICE std::int64_t start(std::int64_t t) const { return first == nullptr ? 0 : first[t]; }
-  // Whether a position goes on with the state from before its chunk, which begins at `chunk_begin`.
+  // Whether a position continues from the state before its chunk, which begins at `chunk_begin`.
   ECHELON_HOST_DEVICE bool goes_on(std::int64_t t, std::int64_t chunk_begin) const {
     return first == nullptr || first[t] < chunk_begin;
   }
 };
 
-// The steps dt (T, H) of a sequence, and sums (T, H) of the logarithms dt A of decays from the first position
-// of a chunk on, with what rounding them left (Knuth's sum of two): where decays are fast, what lies between
-// two positions is a small difference of large sums. A block for each chunk.
+// The steps dt (T, H) of a sequence, and running sums (T, H) of dt A, the logarithms of decays, within each
+// chunk, with the rounding errors of these sums (Knuth's TwoSum): if decays are fast, the decay between two
+// positions is a small difference of large sums. A block for each chunk.
 template <class T>
 struct ScanSteps {
   Matrix<T> raw;
@@ -152,7 +152,7 @@ struct ScanSteps {
   }
 };
 
-// What the blocks of one chunk share: all is wide, and rows count from the chunk's first.
+// Shared by the blocks of one chunk: everything is wide, and rows count from the chunk's first.
 template <class F>
 struct OneChunk {
   Chunks chunks;
@@ -163,7 +163,7 @@ struct OneChunk {
   ECHELON_HOST_DEVICE F left(std::int64_t t, std::int64_t h) const {
     return chunks.goes_on(begin + t, begin) ? std::exp(sums[t][h] + rests[t][h]) : F(0);
   }
-  // How much of row s's input is left at row t, which is no earlier.
+  // How much of row s's input is left at row t >= s.
   ECHELON_HOST_DEVICE F between(std::int64_t s, std::int64_t t, std::int64_t h) const {
     return begin + s >= chunks.start(begin + t)
                ? std::exp((sums[t][h] - sums[s][h]) + (rests[t][h] - rests[s][h]))
@@ -188,8 +188,8 @@ struct ScanInputs {
   }
 };
 
-// Of each head and row t the weights of the rows s up to it: C_t . B_s, which `products` (groups x rows,
-// rows) has, times what is left. A block for each head and row.
+// For each head and row t, the weights of rows s <= t: C_t . B_s, given in `products` (groups x rows, rows),
+// times the decay between them. A block for each head and row.
 template <class F>
 struct ScanWeights {
   OneChunk<F> at;
@@ -219,8 +219,8 @@ struct ScanWeightsBackward {
   }
 };
 
-// d_weights[t][s] becomes the sum over rows from t on of weights times their gradients, for s < t, and of
-// `more` (as they are) or null: a block for each head.
+// d_weights[t][s] becomes the sum over rows from t on of weights times their gradients, for s < t, plus
+// `more` (unless null): a block for each head.
 template <class F>
 struct ScanDecaysBackward {
   std::int64_t rows;
@@ -239,7 +239,7 @@ struct ScanDecaysBackward {
     }
   }
 };
-// Of that the sum over s: what rows from t on have of rows before t. A block for each head and row.
+// The sums of that over s: what rows from t on get from rows before t. A block for each head and row.
 template <class F>
 struct ScanDecaySums {
   std::int64_t rows;
@@ -254,8 +254,8 @@ struct ScanDecaySums {
   }
 };
 
-// to = from, of each head times what is left of it at the chunk's end: states (H P, N), a block for each row.
-// They may be the same.
+// to = from times the decay up to the chunk's end, for each head: states (H P, N), a block for each row. `to`
+// and `from` may be the same.
 template <class F>
 struct ScanDecay {
   OneChunk<F> at;
@@ -267,7 +267,7 @@ struct ScanDecay {
   }
 };
 
-// y = (what the earlier state gives + what the chunk gives + D x) SiLU(z). A block for each row.
+// y = (output from the earlier state + output from the chunk + D x) SiLU(z). A block for each row.
 template <class T>
 struct ScanOutput {
   using F = Wide<T>;
@@ -286,8 +286,8 @@ struct ScanOutput {
     }
   }
 };
-// of_chunk becomes the gradient of what was gated, of_state that of what the earlier state gives. `read` (T,
-// H) is the product of the gradient with what that state gives, d_through (T, H) the part of D's gradient.
+// of_chunk becomes the gradient of the gated value, of_state that of the earlier state's output. `read` (T,
+// H) is the product of the gradient with that output, d_through (T, H) the terms of D's gradient.
 template <class T>
 struct ScanOutputBackward {
   using F = Wide<T>;
@@ -317,9 +317,9 @@ struct ScanOutputBackward {
   }
 };
 
-// dx: of dt x what the chunk's own rows make of it and what the state at its end does, and D. `written` (T,
-// H) is the product of x with the gradient of dt x, `handed` (T, H) that of dt x with what of it the state at
-// the end gives.
+// dx: from dt x through the chunk's own rows and through the state at its end, and from D. `written` (T, H)
+// is the product of x with the gradient of dt x, `handed` (T, H) the product of dt x with the part of that
+// gradient from the state at the end.
 template <class T>
 struct ScanInputsBackward {
   using F = Wide<T>;
@@ -345,8 +345,8 @@ struct ScanInputsBackward {
   }
 };
 
-// Of each head the product of what is left of a state (H P, N) at the chunk's end with the gradient there: a
-// block for each head.
+// For each head, the product of what is left of a state (H P, N) at the chunk's end with the gradient there:
+// a block for each head.
 template <class F>
 struct ScanStateProduct {
   OneChunk<F> at;
@@ -363,13 +363,13 @@ struct ScanStateProduct {
   }
 };
 
-// The gradient of the logarithm of position t's decay is the sum of all that goes through it, each times its
-// gradient: from rows before t to rows from t on (`within`), from the earlier state to the latter (`read`),
-// from the former to the state at the end (`handed`), and from state to state (`past`). None is a difference:
-// with g_t the gradient of h_t it is g_t . h_t - g_t . (dt x)_t too, of which a fast decay would leave
-// rounding errors. One block; of `terms` (T, 3 H) the parts of the gradients of dt's bias, which is the
-// gradient of dt before its softplus too, of A's logarithm, and of D, which is there. `handed` becomes its
-// sums over rows before.
+// The gradient of the logarithm of position t's decay is the sum over everything that passes through it,
+// times its gradient: from rows before t to rows from t on (`within`), from the earlier state to the latter
+// (`read`), from the former to the state at the end (`handed`), and from state to state (`past`). No term is
+// a difference: g_t . h_t - g_t . (dt x)_t, with g_t the gradient of h_t, would be equal, but leaves only
+// rounding errors for a fast decay. One block; `terms` (T, 3 H) gets the terms of the gradients of dt's bias
+// (also the gradient of dt before its softplus), of A's logarithm, and of D (given). `handed` becomes its
+// running sums over the rows before.
 template <class T>
 struct ScanStepsBackward {
   using F = Wide<T>;

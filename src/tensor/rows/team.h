@@ -1,14 +1,13 @@
-// The form of a kernel that the host runs and a device too: a function object that does one block of the
+// The form of a kernel that runs on the host and on devices: a function object that does one block of the
 // work, kernel(team). The team is the lanes that share a block:
 //   block()          which block
-//   lane(), lanes()  which lane, and of how many: of elements each takes every so-many-th
-//   sync()           what the lanes have written before, all of them see after
-//   reduce(x, op)    of the x of all lanes, grouped by their number alone; every lane gets it
-//   shared()         memory of the block, as many bytes as the launch asked for, aligned to 16; of blocks
-//   with
-//                    warps, to 1,024
-// All lanes of a block come to each sync() and reduce(). No sum goes through an atomic: the same launch gives
-// the same bits.
+//   lane(), lanes()  which lane, and how many there are: each takes every n-th element
+//   sync()           what the lanes wrote before is visible to all of them after
+//   reduce(x, op)    combines x over all lanes, grouped only by their number; every lane gets the result
+//   shared()         memory of the block, as many bytes as the launch requested, aligned to 16; with warps,
+//                    to 1,024
+// All lanes of a block must call each sync() and reduce(). No sum uses atomics: the same launch gives the
+// same bits.
 //
 // On the host a team is one lane, which does everything in the order of the indices: the reference kernels.
 // On a device it is a thread block (tensor/cuda/).
@@ -73,10 +72,10 @@ struct Matrix {
   ECHELON_HOST_DEVICE T* operator[](std::int64_t row) const { return data + row * stride; }
 };
 
-// visit(column, elements, count) of those of a row that are a lane's, several at once: `count` of them, the
-// first at `column`, each as many columns behind the one before as there are lanes. They are read before the
-// first is visited, so that what a visit writes, which might be what is read next, holds up none of them. In
-// their order, or from the last group to the first: of a row that has just been read the end is in a cache.
+// Calls visit(column, elements, count) for a lane's elements of a row, several at once: `count` of them, the
+// first at `column`, each as many columns after the one before as there are lanes. They are read before the
+// first visit, so that a visit's writes, which might alias the next reads, delay none of them. In order, or
+// from the last group to the first: the end of a row that has just been read is in a cache.
 template <bool backwards = false, class Team, class T, class Visit>
 ECHELON_HOST_DEVICE void groups_of_row(const Team& team, const T* row, std::int64_t cols,
                                        const Visit& visit) {
@@ -100,7 +99,7 @@ ECHELON_HOST_DEVICE void groups_of_row(const Team& team, const T* row, std::int6
   }
   if (!backwards) visit_rest();
 }
-// visit(column, element) of each of them.
+// Calls visit(column, element) for each of them.
 template <class Team, class T, class Visit>
 ECHELON_HOST_DEVICE void each_of_row(const Team& team, const T* row, std::int64_t cols, const Visit& visit) {
   groups_of_row(team, row, cols, [&]<int N>(std::int64_t begin, const T(&elements)[N], int count) {
@@ -109,7 +108,7 @@ ECHELON_HOST_DEVICE void each_of_row(const Team& team, const T* row, std::int64_
   });
 }
 
-// body(team, row): a block for each row.
+// Calls body(team, row): a block for each row.
 template <class Body>
 struct EachRow {
   Body body;
@@ -119,10 +118,10 @@ struct EachRow {
   }
 };
 
-// Which of `count` numbers at(0) < at(1) < ... is the last that x has reached; x has reached the first.
+// The last index whose number x has reached, of `count` numbers at(0) < at(1) < ...; x has reached the first.
 template <class At>
 ECHELON_HOST_DEVICE std::int64_t last_reached(std::int64_t x, std::int64_t count, const At& at) {
-  std::int64_t begin = 0, end = count;  // it lies in [begin, end)
+  std::int64_t begin = 0, end = count;  // the result is in [begin, end)
   while (end - begin > 1) {
     const std::int64_t middle = begin + (end - begin) / 2;
     (at(middle) <= x ? begin : end) = middle;
@@ -130,7 +129,7 @@ ECHELON_HOST_DEVICE std::int64_t last_reached(std::int64_t x, std::int64_t count
   return begin;
 }
 
-// Blocks of a launch from `first` on, as if they were all.
+// The blocks of a launch from `first` on, renumbered from 0.
 template <class Team>
 class BlocksFrom : public Team {
  public:
@@ -141,8 +140,8 @@ class BlocksFrom : public Team {
   std::int64_t first_;
 };
 
-// Several kernels of one kind in one launch, the blocks of one after those of the last: as many as the
-// arguments of a launch have room for.
+// Several kernels of one kind in one launch, one's blocks after another's: as many as fit into a launch's
+// arguments.
 template <class Kernel>
 struct Together {
   static constexpr int most = 4000 / (sizeof(Kernel) + sizeof(std::int64_t));
@@ -158,8 +157,8 @@ struct Together {
   }
 };
 
-// body(row, column): a block for each `piece` columns of a row. What moves many bytes takes several columns
-// at once instead (rows/columns.h).
+// Calls body(row, column): a block for each `piece` columns of a row. Kernels that move many bytes take
+// several columns at once instead (rows/columns.h).
 template <class Body>
 struct EachElement {
   Body body;

@@ -1,4 +1,4 @@
-// Products of tiles that lie in a block's shared memory, and of whole matrices cut into such tiles.
+// Products of tiles in a block's shared memory, and of whole matrices that are cut into such tiles.
 #pragma once
 
 #include "base/bf16.h"
@@ -8,16 +8,16 @@
 
 namespace echelon::rows {
 
-// One operand of a product: element (i, k) at data[i * of_row + k * of_depth].
+// An operand of a product: element (i, k) is at data[i * of_row + k * of_depth].
 template <class F>
 struct TileOperand {
   const F* data;
   int of_row, of_depth;
 };
 
-// out (rows, cols), rows `stride` apart, += a (rows, depth) b (cols, depth)^T. Each lane sums patches of 4 x
-// 4 elements, whose rows and columns lie as far apart as there are patches: neighbouring lanes read
-// neighbouring columns. Each element is one sum in the order of depth, begun with what it was.
+// out (rows, cols), with rows `stride` apart, += a (rows, depth) b (cols, depth)^T. Each lane sums patches of
+// 4 x 4 elements, whose rows and columns are as far apart as there are patches, so that neighbouring lanes
+// read neighbouring columns. Each element is one sum in the order of depth, starting from its old value.
 template <class Team, class F>
 ECHELON_HOST_DEVICE void add_tile_product(const Team& team, const TileOperand<F>& a, const TileOperand<F>& b,
                                           int rows, int cols, int depth, F* out, int stride) {
@@ -27,7 +27,7 @@ ECHELON_HOST_DEVICE void add_tile_product(const Team& team, const TileOperand<F>
        patch += static_cast<int>(team.lanes())) {
     const int first_row = patch / wide, first_col = patch % wide;
     F sums[edge][edge];
-    int row_of[edge], col_of[edge];  // beyond the tile: the last, whose sum is another lane's
+    int row_of[edge], col_of[edge];  // beyond the tile: the last, whose sum another lane stores
     for (int r = 0; r < edge; ++r) row_of[r] = first_row + r * high < rows ? first_row + r * high : rows - 1;
     for (int c = 0; c < edge; ++c) col_of[c] = first_col + c * wide < cols ? first_col + c * wide : cols - 1;
     const auto is = [&](int r, int c) { return first_row + r * high < rows && first_col + c * wide < cols; };
@@ -46,8 +46,8 @@ ECHELON_HOST_DEVICE void add_tile_product(const Team& team, const TileOperand<F>
   }
 }
 
-// Rows [row, row + rows) and columns [col, col + cols) of m, or of its transpose, to a tile whose rows are
-// `stride` apart.
+// Loads rows [row, row + rows) and columns [col, col + cols) of m, or of its transpose, into a tile whose
+// rows are `stride` apart.
 template <class Team, class T, class F>
 ECHELON_HOST_DEVICE void load_tile(const Team& team, const Matrix<T>& m, bool transposed, std::int64_t row,
                                    std::int64_t col, int rows, int cols, F* tile, int stride) {
@@ -63,7 +63,7 @@ struct DepthRange {
   std::int64_t begin, end;
 };
 
-// Where a sum goes: into c, or onto it.
+// Stores a sum in c, or adds it.
 template <class C>
 struct StoreSum {
   bool accumulate;
@@ -71,7 +71,8 @@ struct StoreSum {
     c = C(accumulate ? c + sum : sum);
   }
 };
-// And what follows (Epilogue), each element of it rounded once: of c as it is stored. Without data: none.
+// The same, with an Epilogue, each element of which is rounded once: computed from c as stored. Null
+// pointers: none.
 template <class C>
 struct StoreFollowed {
   const C* bias;
@@ -94,7 +95,7 @@ struct StoreFollowed {
 };
 
 // c (M, N) = or += op(a) (M, K) op(b) (K, N), a tile of c for each block. The sums of an element are in the
-// order of k, by the blocks of SumBlocks: its bits depend on nothing else, and so on no shape.
+// order of k, grouped by SumBlocks: its bits depend on nothing else, and so not on shapes.
 template <class A, class B, class C, class Store = StoreSum<C>>
 struct TiledProduct {
   static constexpr int tile = 32;
@@ -104,11 +105,11 @@ struct TiledProduct {
   bool b_transposed;
   Matrix<C> c;
   Store store;
-  const DepthRange* ranges;        // those of one block after those of the last
-  const std::int64_t* block_ends;  // in `ranges`
+  const DepthRange* ranges;        // those of one sum block after those of another
+  const std::int64_t* block_ends;  // indices into `ranges`
   std::int64_t num_blocks;
 
-  // Tiles of op(a) and op(b), and the sums that wait and the one under way.
+  // Tiles of op(a) and op(b), waiting sums and the current one.
   static std::size_t shared_bytes(std::int64_t blocks) {
     return sizeof(Wide<C>) *
            static_cast<std::size_t>((2 * (tile + 1) + tile * (most_waiting(blocks) + 1)) * tile);
@@ -162,11 +163,11 @@ struct TiledProduct {
   }
 };
 
-// Several products of the same types: the tiles of one after those of the last, each a block's.
+// Several products of the same types: the tiles of one after those of another, each a block's.
 template <class A, class B, class C>
 struct TiledProducts {
   const TiledProduct<A, B, C>* products;
-  const std::int64_t* first_tiles;  // of each; the first is 0
+  const std::int64_t* first_tiles;  // of each product; the first is 0
   std::int64_t count;
 
   template <class Team>

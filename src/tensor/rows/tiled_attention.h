@@ -1,7 +1,7 @@
-// Causal attention tile by tile in a block's shared memory: softmaxes as they come (Dao 2022,
-// https://arxiv.org/abs/2205.14135; Milakov & Gimelshein 2018, https://arxiv.org/abs/1805.02867). What
-// Kernels::attention says holds. All sums are Wide<T>; a block writes what no other does, so that the same
-// call has the same bits.
+// Causal attention by tiles in a block's shared memory, with online softmax (Dao 2022,
+// https://arxiv.org/abs/2205.14135; Milakov & Gimelshein 2018, https://arxiv.org/abs/1805.02867). Implements
+// Kernels::attention. All sums are Wide<T>; each output is written by one block, so the same call has the
+// same bits.
 #pragma once
 
 #include <cmath>
@@ -12,7 +12,7 @@
 
 namespace echelon::rows {
 
-// AttentionShape as a device sees it.
+// AttentionShape for devices.
 struct AttentionSizes {
   std::int64_t batch, q_len, kv_len, num_heads, num_kv_heads;
   int head_dim;
@@ -22,28 +22,29 @@ struct AttentionSizes {
   bool accumulate;
   const std::int32_t* first_keys;  // or null
   int tile;                        // queries, or keys, of a block
-  int heads_together = 1;          // on tensor cores (tensor/rows/warp_attention.h)
+  int heads_together = 1;          // for tensor cores (tensor/rows/warp_attention.h)
 
   ECHELON_HOST_DEVICE std::int64_t tiles_of(std::int64_t n) const { return (n + tile - 1) / tile; }
-  // Keys [first_key, end_key) are what a query of a sequence sees.
+  // A query of a sequence sees keys [first_key, end_key).
   ECHELON_HOST_DEVICE std::int64_t end_key(std::int64_t query) const {
     return causal_keys(q_offset + query * q_step, k_step, kv_len);
   }
   ECHELON_HOST_DEVICE std::int64_t first_key(std::int64_t sequence, std::int64_t query) const {
     return first_keys == nullptr ? 0 : first_keys[sequence * q_len + query];
   }
-  // Of lse and delta.
+  // Index into lse and delta.
   ECHELON_HOST_DEVICE std::int64_t softmax(std::int64_t sequence, std::int64_t head,
                                            std::int64_t query) const {
     return (sequence * num_heads + head) * q_len + query;
   }
 };
 
-// Rows of a tile of a head are one element longer than the head: columns of it then lie in different banks.
+// The rows of a head's tile are one element longer than the head, so that the elements of a column are in
+// different banks.
 inline std::size_t attention_tile_elements(int tile, int head_dim) {
   return static_cast<std::size_t>(tile * (head_dim + 1));
 }
-// What a block needs for `tiles` tiles of a head, `squares` of scores and `rows` numbers of each row.
+// What a block needs for `tiles` tiles of a head, `squares` of scores, and `rows` numbers for each row.
 inline std::size_t attention_shared_bytes(int tile, int head_dim, int tiles, int squares, int rows,
                                           std::size_t element_bytes) {
   return element_bytes *
@@ -51,15 +52,14 @@ inline std::size_t attention_shared_bytes(int tile, int head_dim, int tiles, int
           static_cast<std::size_t>(squares * tile * (tile + 1)) + static_cast<std::size_t>(rows * tile));
 }
 
-// Queries [query, query + rows) of a head against keys [key, key + cols) of it: scores become scale q.k, and
-// capped where the shape says so.
+// The score for a product q.k of a query and a key: scale q.k, capped if the shape says so.
 template <class F>
 ECHELON_HOST_DEVICE F score_from(const AttentionSizes& s, F product) {
   const F score = F(s.scale) * product;
   return s.cap > 0 ? F(s.cap) * std::tanh(score / F(s.cap)) : score;
 }
 
-// The keys that one of queries [query, query + rows) sees.
+// The keys that some query of [query, query + rows) sees.
 struct KeyRange {
   std::int64_t begin, end;
 };
@@ -84,7 +84,7 @@ ECHELON_HOST_DEVICE void store_tile(const Team& team, const F* tile, int stride,
   for (int e = static_cast<int>(team.lane()); e < rows * cols; e += static_cast<int>(team.lanes()))
     m[row + e / cols][col + e % cols] = T(tile[e / cols * stride + e % cols]);
 }
-// Sums begin with what is stored, or with zeros.
+// Sums start from stored values, or from zero.
 template <class Team, class T, class F>
 ECHELON_HOST_DEVICE void begin_sums(const Team& team, bool from_stored, const Matrix<T>& m, std::int64_t row,
                                     std::int64_t col, int rows, int cols, F* tile, int stride) {
@@ -117,7 +117,7 @@ struct TiledAttention {
     const std::int64_t first_row = sequence * s.q_len + query, column = head * s.head_dim;
     const int stride = s.head_dim + 1, score_stride = s.tile + 1;
     F* const queries = reinterpret_cast<F*>(team.shared());
-    F* const keys = queries + s.tile * stride;  // and then values
+    F* const keys = queries + s.tile * stride;  // later values
     F* const sums = keys + s.tile * stride;
     F* const scores = sums + s.tile * stride;
     F* const max = scores + s.tile * score_stride;
@@ -127,7 +127,8 @@ struct TiledAttention {
     load_tile(team, q, false, first_row, column, rows, s.head_dim, queries, stride);
     begin_sums(team, s.accumulate, out, first_row, column, rows, s.head_dim, sums, stride);
     team.sync();
-    // What earlier calls found is one more key, whose score is their lse and whose value is their out.
+    // The result of earlier calls counts as one more key, with their lse as its score and their out as its
+    // value.
     for (int i = lane; i < rows; i += lanes) {
       const F earlier = s.accumulate ? lse[s.softmax(sequence, head, query + i)] : -static_cast<F>(INFINITY);
       const bool begun = earlier != -static_cast<F>(INFINITY);
@@ -178,14 +179,14 @@ struct TiledAttention {
     }
     team.sync();
     for (int i = lane; i < rows; i += lanes)
-      lse[s.softmax(sequence, head, query + i)] = max[i] + std::log(total[i]);  // no key: -infinity
+      lse[s.softmax(sequence, head, query + i)] = max[i] + std::log(total[i]);  // without keys: -infinity
     for (int e = lane; e < rows * s.head_dim; e += lanes) {
       const int i = e / s.head_dim, d = e % s.head_dim;
       out[first_row + i][column + d] = T(total[i] == F(0) ? F(0) : sums[i * stride + d] / total[i]);
     }
   }
 
-  // Those of a tile's columns that a query sees, from the tile's first key on.
+  // The first of a tile's columns that a query sees, counted from the tile's first key.
   ECHELON_HOST_DEVICE int first_of(std::int64_t sequence, std::int64_t query, std::int64_t key) const {
     const std::int64_t first = s.first_key(sequence, query) - key;
     return first < 0 ? 0 : first < s.tile ? static_cast<int>(first) : s.tile;
@@ -215,9 +216,9 @@ struct AttentionDelta {
   }
 };
 
-// With p = softmax(s), s = scale q.k: dv_j = sum_t p_tj dout_t, ds_tj = p_tj (dout_t.v_j - delta_t), and dq,
-// dk follow from ds; a cap has the slope 1 - (s / cap)^2. On entry `scores` (rows, cols) is q.k and `slopes`
-// dout.v; on exit they are p and scale ds, zero where a query does not see a key.
+// With p = softmax(s), s = scale q.k: dv_j = sum_t p_tj dout_t, ds_tj = p_tj (dout_t.v_j - delta_t), and dq
+// and dk follow from ds; a cap has the slope 1 - (s / cap)^2. On entry `scores` (rows, cols) is q.k and
+// `slopes` is dout.v; on exit they are p and scale ds, zero where a query does not see a key.
 template <class T>
 struct AttentionSlopes {
   using F = Wide<T>;
@@ -243,7 +244,7 @@ struct AttentionSlopes {
   }
 };
 
-// dq, a block for each tile of queries of a head.
+// dq: a block for each tile of queries of a head.
 template <class T>
 struct TiledAttentionBackwardQueries {
   using F = Wide<T>;
@@ -301,8 +302,8 @@ struct TiledAttentionBackwardQueries {
   }
 };
 
-// dk and dv, a block for each tile of keys of a key/value head: over the query heads that read it, and over
-// the queries that may see the keys.
+// dk and dv: a block for each tile of keys of a key/value head, over the query heads that read it and the
+// queries that may see the keys.
 template <class T>
 struct TiledAttentionBackwardKeys {
   using F = Wide<T>;

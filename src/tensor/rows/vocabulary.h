@@ -1,4 +1,4 @@
-// Rows of tables, and the steps of cross-entropy over a part of the vocabulary, as Kernels says them.
+// Rows of tables, and the steps of cross-entropy over a part of the vocabulary, as specified in Kernels.
 #pragma once
 
 #include <cmath>
@@ -10,8 +10,8 @@
 
 namespace echelon::rows {
 
-// The column of an id in the `columns` that begin at `first_id`; -1 when the id is ignored (negative) or held
-// elsewhere.
+// The column of an id among the `columns` that begin at `first_id`; -1 if the id is ignored (negative) or
+// held elsewhere.
 ECHELON_HOST_DEVICE inline std::int64_t local_column(std::int32_t id, std::int64_t first_id,
                                                      std::int64_t columns) {
   return id >= 0 && id >= first_id && id < first_id + columns ? id - first_id : -1;
@@ -32,9 +32,9 @@ struct Embedding {
   }
 };
 
-// The block of the first row with an id adds all rows that have it, in their order: no two blocks write one
-// row of the table. What it adds to stays in registers, and the rows are listed first, so that several are
-// under way: of text some ids are a tenth of all.
+// The block of the first row with an id adds all rows with that id, in order: so only one block writes a row
+// of the table. The running sums stay in registers, and the rows are listed first, so that several reads are
+// in flight: in text, some ids are a tenth of all.
 template <class T>
 struct EmbeddingBackward {
   const std::int32_t* ids;
@@ -60,10 +60,10 @@ struct EmbeddingBackward {
   }
 
  private:
-  static constexpr std::int64_t ids_of_lane = 16;  // so that lanes seldom meet
+  static constexpr std::int64_t ids_of_lane = 16;  // so that lanes seldom have to synchronize
 
-  // How many of a lane's ids are that of row i: of rows [at, ...) each lane has so many neighbours, up to
-  // `end`.
+  // How many of a lane's ids equal row i's: from row `at` on, each lane has this many neighbouring rows, up
+  // to `end`.
   template <class Team>
   ECHELON_HOST_DEVICE int same_of_lane(const Team& team, std::int64_t i, std::int64_t at,
                                        std::int64_t end) const {
@@ -78,8 +78,8 @@ struct EmbeddingBackward {
     for (std::int64_t k = 0; k < ids_of_lane; ++k)
       if (first + k < end) body(first + k);
   }
-  // The rows from `at` on, a lane's number of ids for each lane, that have row i's id; how many. They are
-  // counted from `at`.
+  // Lists the rows with row i's id among the next rows from `at` on, as many as all lanes have ids; returns
+  // how many. They are counted from `at`.
   template <class Team>
   ECHELON_HOST_DEVICE int list_same(const Team& team, std::int64_t i, std::int64_t at, std::int32_t* counts,
                                     std::int32_t* list) const {
@@ -99,7 +99,7 @@ struct EmbeddingBackward {
     team.sync();
     return all;
   }
-  // Of one lane, which has all columns.
+  // For a single lane, which has all columns.
   ECHELON_HOST_DEVICE void add_in_memory(std::int64_t i, Wide<T>* to) const {
     for (std::int64_t row = i; row < dy.rows; ++row)
       if (ids[row] == ids[i])
@@ -138,7 +138,7 @@ struct CombineRows {
   static constexpr int columns = columns_of<T>;
   Matrix<T> x;
   const std::int32_t* places;
-  const Wide<T>* weights;  // or null: ones
+  const Wide<T>* weights;  // or null: all ones
   std::int64_t each;
   Matrix<T> y;
   bool is_aligned() const { return are_aligned<columns>(x, y); }
@@ -222,7 +222,7 @@ struct CrossEntropyBackward {
   F loss_scale;
   Matrix<T> dlogits;
   F cap;         // 0: none
-  const F* max;  // with a cap
+  const F* max;  // only with a cap
   bool is_aligned() const { return are_aligned<columns>(p, dlogits); }
   template <int N>
   ECHELON_HOST_DEVICE void operator()(std::int64_t i, Columns<N> at) const {
@@ -234,7 +234,7 @@ struct CrossEntropyBackward {
     const std::int64_t column = local_column(targets[i], first_id, p.cols) - at.begin;
     const F whole = sum[i], most = cap > 0 ? max[i] : F(0);
     at.write(dlogits[i], [&](int k) {
-      F slope = 1;  // of the cap at the logit that e is made of
+      F slope = 1;  // the cap's slope at the logit of e
       if (cap > 0) {
         const F bent = (most + std::log(e[k])) / cap;
         slope -= bent * bent;
@@ -244,9 +244,9 @@ struct CrossEntropyBackward {
   }
 };
 
-// All three at once, by a block for each row: its maximum and its sum in one pass over it, as what a lane has
-// summed is brought down whenever it finds something larger, and the gradients in another. They may lie where
-// the logits do.
+// All three steps at once, a block for each row: maximum and sum in one pass, in which a lane's sum is
+// rescaled whenever it finds a larger logit; and gradients in another. The gradients may overwrite the
+// logits.
 template <class F, class T>
 struct CrossEntropy {
   Matrix<F> logits;
@@ -254,7 +254,8 @@ struct CrossEntropy {
   F loss_scale, cap;  // cap 0: none
   F *max, *sum, *target;
   Matrix<T> dlogits;
-  // Few rows are under way at a time: a row is long, and what is left of it in a cache is read again.
+  // Only few rows are in progress at a time: a row is long, and is read again from a cache if it is still
+  // there.
   static constexpr int block_lanes = 512;
 
   template <class Team>
@@ -296,8 +297,8 @@ struct CrossEntropy {
   }
 };
 
-// loss += what the targets that are not ignored lose, in double precision, by itself before it is added. One
-// block.
+// loss += the sum of the losses of targets that are not ignored, which is computed first, in double
+// precision. One block.
 template <class F>
 struct AddLosses {
   const F *sum, *target;
@@ -337,7 +338,7 @@ struct MergeSoftmax {
     sum[i] = total;
     target[i] = at_target;
     for (std::int64_t part = 0; part < count; ++part) {
-      // Infinite where all of the part's probabilities vanish, and then they do.
+      // Infinite if all probabilities of the part vanish; they do then.
       const F scale = total * std::exp(max - of(part, 0, i));
       scales[part * rows + i] = scale;
       shares[part * rows + i] = of(part, 1, i) / scale;
@@ -345,7 +346,7 @@ struct MergeSoftmax {
   }
 };
 
-// What merge_gradients() adds up for one part.
+// What merge_gradients() sums for one part.
 template <class T>
 struct GradientPart {
   const T *mean, *of_target;  // (rows, cols)

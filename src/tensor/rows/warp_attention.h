@@ -1,7 +1,7 @@
-// Causal attention of bf16 on tensor cores (FlashAttention-2, Dao 2023, https://arxiv.org/abs/2307.08691):
-// each warp of a block has queries of its own, whose scores, softmax and sums stay in its registers. What
-// Kernels::attention says holds. Sums, softmaxes and what is stored of them are f32; the weights that
-// multiply values are rounded to bf16. A block writes what no other does: the same call has the same bits.
+// Causal attention in bf16 on tensor cores (FlashAttention-2, Dao 2023, https://arxiv.org/abs/2307.08691):
+// each warp of a block has its own queries, whose scores, softmax and sums stay in its registers. Implements
+// Kernels::attention. Sums, softmaxes and what is stored of them are f32; the weights that multiply values
+// are rounded to bf16. Each output is written by one block, so the same call has the same bits.
 #pragma once
 
 #include <cmath>
@@ -11,7 +11,7 @@
 
 namespace echelon::rows {
 
-// The keys that the queries of a lane's sums see; none where there is no query.
+// The keys that the queries of a lane's sums see; none for missing queries.
 template <int strips>
 struct SeenKeys {
   int first[strips][2], end[strips][2];
@@ -28,7 +28,7 @@ struct SeenKeys {
   ECHELON_HOST_DEVICE bool has(int i, int half, int key) const {
     return key >= first[i][half] && key < end[i][half];
   }
-  // Whether they all see all of keys [key, key + wide).
+  // Whether all of them see all of keys [key, key + wide).
   ECHELON_HOST_DEVICE bool all(int key, int wide) const {
     bool so = true;
     each_row_of_sums<strips>(
@@ -37,7 +37,7 @@ struct SeenKeys {
   }
 };
 
-// The last of the queries that are multiplied together sees keys below this.
+// The end of the keys that the last of the queries that are multiplied together sees.
 template <int strips, class Warp>
 ECHELON_HOST_DEVICE int end_key_together(const Warp& warp, const AttentionSizes& s, const QueryTile& at) {
   const RowsTogether rows = rows_together<strips>(warp);
@@ -45,22 +45,23 @@ ECHELON_HOST_DEVICE int end_key_together(const Warp& warp, const AttentionSizes&
   return end > rows.begin ? end_key_of(s, at.query + end - 1) : 0;
 }
 
-// By the exponential that devices have, to a few units of the last place of 1.
+// By the device's exponential, with an error of a few units in the last place of 1.
 template <class Warp>
 ECHELON_HOST_DEVICE float tanh_of(const Warp& warp, float x) {
   return 1 - 2 * warp.reciprocal(1 + warp.power_of_two(x * (2 * log2_of_e)));
 }
 
-// A block for each tile of queries of a head: `strips` times 16 of them to a warp, against `keys` at a time.
-// `width`: for heads up to so wide, of whom what is missing is zeros; `warpgroup`: a block is one, and
-// multiplies together where its device can.
+// A block for each tile of queries of a head: `strips` times 16 queries per warp, against `keys` keys at a
+// time. `width`: the widest heads; columns beyond a head are zeros. `warpgroup`: the block is a warpgroup,
+// and multiplies together if the device can.
 template <int width, int strips, int keys, bool warpgroup>
 struct WarpAttention {
   AttentionSizes s;
   Matrix<bf16> q, k, v, out;
   float* lse;
 
-  // Of a device's multiprocessor, at least: four short rows of narrow heads hide each other's waits.
+  // The least number of blocks on a multiprocessor: four with short rows and narrow heads hide each other's
+  // waits.
   static constexpr int blocks_at_once = width == 64 && strips == 1 ? 4 : width == 128 && warpgroup ? 3 : 1;
   int heads_together() const { return query_heads_together<bf16>(s); }
   ECHELON_HOST_DEVICE static constexpr int tile_of(std::int64_t lanes) {
@@ -89,12 +90,12 @@ struct WarpAttention {
     const ScoreFactors factors(s);
     const int end_key = end_key_together<strips>(warp, s, at);
     SumFragment sums[strips][width / 8];
-    float max[strips][2], total[strips][2];  // in units of log2; of this lane's columns
+    float max[strips][2], total[strips][2];  // max in units of log2; total of this lane's columns
     begin(warp, at, row, sums, max, total);
 
     for (int key = tiles.begin; key < tiles.end; key += keys) {
       warp.arrive();
-      team.sync();  // the keys are there, and all are done with the last values
+      team.sync();  // the keys have arrived, and all are done with the last values
       tiles.fetch(team, of_v, key, values);
       SumFragment scores[strips][keys / 8];
       if (key < end_key) {
@@ -103,7 +104,7 @@ struct WarpAttention {
         end_products(warp, scores);
       }
       warp.arrive();
-      team.sync();  // the values are there, and all are done with the keys
+      team.sync();  // the values have arrived, and all are done with the keys
       if (key + keys < tiles.end) tiles.fetch(team, of_k, key + keys, tile_keys);
       if (key >= end_key) continue;
       const float factor = begin_scores(warp, factors, scores);
@@ -113,14 +114,15 @@ struct WarpAttention {
       add_product_of_weights<strips, keys, width>(warp, weights, values, 0, sums);
       end_products(warp, sums);
     }
-    warp.arrive();  // where there was no key
+    warp.arrive();  // needed if there was no key
     end(warp, at, row, sums, max, total);
   }
 
  private:
   static constexpr float none = -static_cast<float>(INFINITY);
 
-  // What earlier calls found is one more key, whose score is their lse and whose value is their out.
+  // The result of earlier calls counts as one more key, with their lse as its score and their out as its
+  // value.
   template <class Warp>
   ECHELON_HOST_DEVICE void begin(const Warp& warp, const QueryTile& at, int row,
                                  SumFragment (&sums)[strips][width / 8], float (&max)[strips][2],
@@ -136,7 +138,7 @@ struct WarpAttention {
       const float earlier = mine < at.rows ? lse[s.softmax(at.sequence, at.head, at.query + mine)] : none;
       const bool begun = earlier != none;
       max[i][half] = begun ? earlier * log2_of_e : none;
-      total[i][half] = begun && warp.lane() % 4 == 0 ? 1.0f : 0.0f;  // one of the four who add it up
+      total[i][half] = begun && warp.lane() % 4 == 0 ? 1.0f : 0.0f;  // one of the four lanes that add it up
       each_sum_of_row<width / 8>(half, [&](int j, int e) {
         const int d = 8 * j + fragment_column(warp.lane(), e);
         sums[i][j].sums[e] = begun && d < s.head_dim ? float{out[at.first_row + mine][at.column + d]} : 0.0f;
@@ -144,7 +146,7 @@ struct WarpAttention {
     });
   }
 
-  // Of products, scores but for a factor above 0, which it gives.
+  // Turns products into scores, except for a positive factor, which it returns.
   template <class Warp>
   ECHELON_HOST_DEVICE float begin_scores(const Warp& warp, const ScoreFactors& factors,
                                          SumFragment (&products)[strips][keys / 8]) const {
@@ -160,8 +162,8 @@ struct WarpAttention {
     return 1;
   }
 
-  // Scores, `score` times what they are given as, become exponentials relative to the largest score up to
-  // now, and the sums so far too.
+  // Turns scores, which are `score` times the given numbers, into exponentials relative to the largest score
+  // so far, and rescales the sums so far.
   template <class Warp>
   ECHELON_HOST_DEVICE void add_softmax(const Warp& warp, const SeenKeys<strips>& seen, int key, float score,
                                        SumFragment (&scores)[strips][keys / 8],
@@ -172,7 +174,7 @@ struct WarpAttention {
         if (!seen.has(i, e / 2, key + 8 * j + fragment_column(warp.lane(), e))) scores[i][j].sums[e] = none;
       });
     each_row_of_sums<strips>([&](int i, int half) {
-      // Two chains of each, which do not wait for each other.
+      // Two independent chains of each, which do not wait for each other.
       float most_of[2] = {none, none};
       each_sum_of_row<keys / 8>(
           half, [&](int j, int e) { most_of[e % 2] = std::fmax(most_of[e % 2], scores[i][j].sums[e]); });
@@ -203,7 +205,7 @@ struct WarpAttention {
       all += warp.across(all, 2);
       const int mine = row + 16 * i + fragment_row(warp.lane(), 2 * half);
       if (mine >= at.rows) return;
-      if (warp.lane() % 4 == 0)  // no key: -infinity
+      if (warp.lane() % 4 == 0)  // without keys: -infinity
         lse[s.softmax(at.sequence, at.head, at.query + mine)] =
             (max[i][half] + std::log2(all)) * (1 / log2_of_e);
       const float part = all == 0 ? 0.0f : 1 / all;

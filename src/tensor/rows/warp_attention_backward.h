@@ -1,16 +1,16 @@
-// The gradients of attention of bf16 on tensor cores, in two passes as AttentionSlopes says: one for what
-// queries get, one for what keys get, each of which makes the scores again, so that every sum is one warp's
-// and none needs an atomic. Sums are f32; softmaxes and the gradients of scores are rounded to bf16 for the
-// products that they go into.
+// The gradients of bf16 attention on tensor cores, in two passes as described at AttentionSlopes: one for the
+// gradients of queries, one for those of keys and values. Each recomputes the scores, so that one warp
+// computes each sum, and no atomics are needed. Sums are f32; softmaxes and gradients of scores are rounded
+// to bf16 for the products that read them.
 #pragma once
 
 #include "tensor/rows/warp_attention.h"
 
 namespace echelon::rows {
 
-// Products of queries and keys become softmaxes p, and `slopes`, dout.v until now, the gradients of these
-// products, without their scale. of(i, j, e) is what a sum's query has: a log-sum-exp, times log2_of_e, and a
-// delta. `all`: each query sees each key; else sees(i, j, e) says so.
+// Products of queries and keys become softmaxes p, and `slopes` (on entry dout.v) become the gradients of
+// these products, without their scale. of(i, j, e): the query's log-sum-exp times log2_of_e, and its delta.
+// `all`: every query sees every key; else sees(i, j, e) decides.
 template <int strips, int fragments, class Warp, class Of, class Sees>
 ECHELON_HOST_DEVICE void make_slopes(const Warp& warp, const ScoreFactors& factors,
                                      SumFragment (&scores)[strips][fragments],
@@ -37,8 +37,7 @@ ECHELON_HOST_DEVICE void make_slopes(const Warp& warp, const ScoreFactors& facto
   });
 }
 
-// Stored rows become, or with s.accumulate get, `factor` times the sums of a warp, of which there are `width`
-// columns.
+// Stores `factor` times a warp's sums in their rows, or adds them if s.accumulate; there are `width` columns.
 template <int strips, int columns, class Warp>
 ECHELON_HOST_DEVICE void store_sums(const Warp& warp, const AttentionSizes& s,
                                     const SumFragment (&sums)[strips][columns / 8], float factor, int row,
@@ -56,8 +55,8 @@ ECHELON_HOST_DEVICE void store_sums(const Warp& warp, const AttentionSizes& s,
   });
 }
 
-// dq, a block for each tile of queries of a head: `strips` times 16 queries to a warp, against `keys` at a
-// time.
+// dq: a block for each tile of queries of a head, `strips` times 16 queries per warp, against `keys` keys at
+// a time.
 template <int width, int strips, int keys, bool warpgroup>
 struct WarpAttentionBackwardQueries {
   AttentionSizes s;
@@ -103,7 +102,7 @@ struct WarpAttentionBackwardQueries {
     SumFragment sums[strips][width / 8] = {};
     for (int key = tiles.begin; key < tiles.end; key += keys) {
       warp.arrive();
-      team.sync();  // the values are there, and all are done with the last keys
+      team.sync();  // the values have arrived, and all are done with the last keys
       tiles.fetch(team, of_k, key, tile_keys);
       SumFragment slopes[strips][keys / 8];
       if (key < end_key) {
@@ -112,7 +111,7 @@ struct WarpAttentionBackwardQueries {
         end_products(warp, slopes);
       }
       warp.arrive();
-      team.sync();  // the keys are there, and all are done with the values
+      team.sync();  // the keys have arrived, and all are done with the values
       if (key + keys < tiles.end) tiles.fetch(team, of_v, key + keys, values);
       if (key >= end_key) continue;
       SumFragment scores[strips][keys / 8];
@@ -133,20 +132,20 @@ struct WarpAttentionBackwardQueries {
       add_product_of_weights<strips, keys, width>(warp, weights, tile_keys, 0, sums);
       end_products(warp, sums);
     }
-    warp.arrive();  // where there was no key
+    warp.arrive();  // needed if there was no key
     store_sums<strips, width>(warp, s, sums, static_cast<float>(s.scale), row, at.rows, s.head_dim, dq,
                               at.first_row, at.column);
   }
 };
 
-// dk and dv, a block for each tile of keys of a key/value head, `strips` times 16 keys to a warp: over the
-// query heads that read it, and over the queries that may see the keys, `queries` at a time. Of a head wider
-// than `columns` several blocks have so many each, and each of them makes all of the scores.
-// While one tile of queries is worked on, the next is on its way.
+// dk and dv: a block for each tile of keys of a key/value head, `strips` times 16 keys per warp, over the
+// query heads that read it and the queries that may see the keys, `queries` at a time. A head wider than
+// `columns` is divided over several blocks, with `columns` columns each, all of which compute all scores.
+// While one tile of queries is processed, the next is being loaded.
 template <int width, int columns, int strips, int queries, bool warpgroup>
 struct WarpAttentionBackwardKeys {
   static_assert(width % columns == 0);
-  AttentionSizes s;  // whose tile is of keys
+  AttentionSizes s;  // its tile is of keys
   Matrix<bf16> q, k, v, dout, dk, dv;
   const float *lse, *delta;
 
@@ -168,7 +167,7 @@ struct WarpAttentionBackwardKeys {
     const int row = warp.number() * 16 * strips, tile = tile_of(team.lanes());
     SharedRoom room(team.shared());
     const SharedRows tile_keys = room.take(tile, width), values = room.take(tile, width);
-    // Of queries and of their gradients two tiles each, of which one is worked on.
+    // Two tiles each of queries and of their gradients, one of which is being processed.
     const SharedRows two_queries = room.take(queries, width);
     room.take(queries, width);
     const SharedRows two_gradients = room.take(queries, width);
@@ -199,7 +198,7 @@ struct WarpAttentionBackwardKeys {
     SumFragment key_sums[strips][columns / 8] = {}, value_sums[strips][columns / 8] = {};
     for (int stage = 0; tiles.has(at); stage = 1 - stage) {
       warp.arrive();
-      team.sync();  // the queries are there, and all are done with the last
+      team.sync();  // the queries have arrived, and all are done with the last
       const auto next = tiles.behind(team, at);
       if (tiles.has(next)) {
         fetch(next, 1 - stage);
@@ -232,7 +231,7 @@ struct WarpAttentionBackwardKeys {
       if (tiles.has(next)) notes.leave(team, of_queries[1 - stage]);
       at = next;
     }
-    warp.arrive();  // where there was no query
+    warp.arrive();  // needed if there was no query
     store_sums<strips, columns>(warp, s, key_sums, static_cast<float>(s.scale), row, block.rows,
                                 s.head_dim - column, dk, block.first_row, block.kv_column + column);
     store_sums<strips, columns>(warp, s, value_sums, 1.0f, row, block.rows, s.head_dim - column, dv,
@@ -240,7 +239,7 @@ struct WarpAttentionBackwardKeys {
   }
 
  private:
-  // Blocks that share a head.
+  // How many blocks share a head.
   ECHELON_HOST_DEVICE int parts() const {
     return width == columns ? 1 : (s.head_dim + columns - 1) / columns;
   }
