@@ -14,8 +14,8 @@ namespace {
 
 constexpr std::size_t alignment = 64;  // a cache line, and the widest vector
 constexpr std::ptrdiff_t most_in_use =
-    2;  // blocks of a size that other streams still use: as many as hide one
-// What is smaller is not cut from what is larger: it would keep that from being whole again for little.
+    2;  // blocks of a size that other streams still use: enough that one hides another
+// Smaller requests are not cut from larger blocks: for little gain, these could not become whole again.
 constexpr std::size_t smallest_cut = std::size_t{256} << 10;
 
 bool comes_and_goes(MemoryCategory c) {
@@ -60,7 +60,7 @@ Arena::~Arena() {
   end_passes();
   try {
     drop_kept();
-  } catch (const RunError&) {  // the device is lost, and whoever used it has said so
+  } catch (const RunError&) {  // the device is lost; whoever used it has reported that
     for (const auto& [data, piece] : pieces_)
       if (piece.begins) stream_->driver().free(stream_->device(), data);
   }
@@ -72,7 +72,7 @@ void Arena::synchronize() const {
 
 void Arena::drop_kept() {
   if (!stream_) return shrink_regions();
-  stream_->synchronize();  // what is queued may still use them
+  stream_->synchronize();  // queued work may still use them
   for (const InUse& block : in_use_)
     for (const auto& event : block.until) event->synchronize();
   take_back_unused();
@@ -88,7 +88,7 @@ void Arena::drop_kept() {
   }
 }
 
-// What is free at the end of a region.
+// Gives back what is free at the end of each region.
 void Arena::shrink_regions() {
   for (const auto& region : regions_) {
     if (region->end() == region->begin()) continue;
@@ -103,7 +103,7 @@ void Arena::shrink_regions() {
   std::erase_if(regions_, [](const auto& region) { return region->end() == region->begin(); });
 }
 
-// A region grows by what it has not free at its end. null: the system has no memory left.
+// A region grows by what is not free at its end. null: the system is out of memory.
 std::byte* Arena::grow_region(std::size_t bytes) {
   const auto grow = [&](HostRegion& region) -> std::byte* {
     const bool is_empty = region.end() == region.begin();
@@ -133,7 +133,7 @@ std::byte* Arena::ask_system(std::size_t bytes) {
   return data;
 }
 
-// Block by block: a device that is lost throws where it is asked, and then each is in one of the lists.
+// Block by block: a lost device throws when it is asked, and then each block is still in one of the lists.
 void Arena::take_back_unused() {
   for (auto block = in_use_.begin(); block != in_use_.end();) {
     const bool is_free = std::all_of(block->until.begin(), block->until.end(),
@@ -165,7 +165,7 @@ std::shared_ptr<Block> Arena::allocate(std::size_t bytes, MemoryCategory categor
 void Arena::acquire(Block& block) {
   check(!block.has_memory, "a block takes memory while it has some");
   const auto bytes = static_cast<std::int64_t>(block.bytes);
-  // Of passes, what there was for one before it is there.
+  // Memory of passes counts only as far as it exceeds the peak of earlier passes, which stays reserved.
   const std::int64_t more =
       block.pool == MemoryPool::general
           ? bytes
@@ -193,9 +193,9 @@ void Arena::account(const Block& block) {
   passes_peak_ = passes_live_;
 }
 
-// On the host any free piece is cut, as all lie side by side. On an accelerator a kept block may be up to a
-// quarter larger than asked: microbatches of slightly different sizes then share blocks, and little is
-// wasted. Of a larger one what comes and goes is a part.
+// On the host any free piece may be cut, since all are contiguous. On an accelerator a kept block may be up
+// to a quarter larger than requested: microbatches of slightly different sizes then share blocks, and little
+// is wasted. From larger blocks only temporary memory is cut.
 bool Arena::take_kept(Block& block, std::size_t wanted) {
   const std::size_t most = stream_ ? wanted + wanted / 4 : wanted;
   Kept& all = kept(block.pool);
@@ -223,15 +223,15 @@ bool Arena::take_kept(Block& block, std::size_t wanted) {
   return true;
 }
 
-// On the host: the one of the lowest address. What stays then lies together, and what is free behind it in one
-// piece, so that a step finds the room that the one before it had.
+// On the host: the one with the lowest address. Then long-lived memory is contiguous, and so is the free
+// memory after it, so that a step finds the room that the step before it had.
 Arena::Kept::iterator Arena::first_free(std::size_t bytes) {
   for (const auto& [data, piece] : pieces_)
     if (piece.is_free && piece.bytes >= bytes) return free_.find({piece.bytes, data});
   return free_.end();
 }
 
-// The first `bytes` of a free piece; the rest stays free.
+// Takes the first `bytes` of a free piece; the rest stays free.
 void Arena::take(Kept& all, Kept::iterator found, std::size_t bytes) {
   const auto [size, data] = *found;
   all.erase(found);
@@ -243,7 +243,7 @@ void Arena::take(Kept& all, Kept::iterator found, std::size_t bytes) {
   all.emplace(size - bytes, data + bytes);
 }
 
-// Free, and one with what is free on either side.
+// Frees a piece, and merges it with free neighbours.
 void Arena::keep(std::byte* data, MemoryPool pool) {
   auto piece = pieces_.find(data);
   if (!stream_) forbid(data, piece->second.bytes);
@@ -281,7 +281,7 @@ void Arena::take_bytes(Block& block) {
 void Arena::take_bytes(Block& block, std::size_t wanted) {
   if (take_kept(block, wanted)) return;
   block.data = ask_system(wanted);
-  // What is kept for later may be what is missing now. It is waited for, which a capture cannot.
+  // Kept memory may be what is missing: releases it. This waits, which is not possible during a capture.
   if (block.data == nullptr && !(stream_ && stream_->is_capturing())) {
     drop_kept();
     block.data = ask_system(wanted);

@@ -18,8 +18,9 @@ using Size = std::int64_t;
 using Word = std::uint32_t;
 
 constexpr Size panel = ScoreColumns::queries;
-constexpr Size group = 16;  // words of a line that stand side by side
-// Keys whose scores stay near while they are used, and panels of queries that meet in gradients of keys.
+constexpr Size group = 16;  // contiguous words of a line
+// Keys whose scores stay in a cache while they are used; and panels of queries that are summed together in
+// gradients of keys.
 constexpr Size keys_at_once = 256, panels_at_once = 4, queries_at_once = panels_at_once * panel;
 constexpr Size block_tiles = keys_at_once / panel, tile_words = panel * group;
 constexpr Size most_depth = 256;
@@ -34,7 +35,7 @@ struct Lengths {
         tiles((depth + panel - 1) / panel),
         key_blocks((s.kv_len + keys_at_once - 1) / keys_at_once) {}
 
-  Size depth, words, tiles;  // words of a row; tiles that have all of a row below each other
+  Size depth, words, tiles;  // words of a row; tiles below each other that make up the depth
   Size key_blocks;
 
   Size along() const { return key_blocks * keys_at_once * words; }  // words of keys, packed along depth
@@ -42,7 +43,7 @@ struct Lengths {
   Size sums() const { return key_blocks * tiles * block_tiles * MicroKernel::most_tile; }
 };
 
-// Room that is given away piece by piece, each at a cache line; null: only counted.
+// Memory that is given out piece by piece, each at a cache line; null: only counted.
 class Room {
  public:
   explicit Room(std::byte* begin) : begin_(begin) {}
@@ -50,7 +51,7 @@ class Room {
   T* take(Size count) {
     constexpr Size line = 64;
     std::byte* const here = begin_ == nullptr ? nullptr : begin_ + taken_;
-    // Packing may write a line behind.
+    // Packing may write one line beyond the end.
     taken_ += rounded_up(count * static_cast<Size>(sizeof(T)), line) + line;
     return reinterpret_cast<T*>(here);
   }
@@ -61,7 +62,7 @@ class Room {
   Size taken_ = 0;
 };
 
-// What a thread works in.
+// The memory in which a thread works.
 struct Work {
   Work(const Lengths& l, std::byte* begin) : room(begin) {
     keys = room.take<Word>(l.along());
@@ -84,7 +85,7 @@ struct Work {
   Word *keys, *values, *keys_across;
   float *dk, *dv;
   Word *queries[panels_at_once], *douts[panels_at_once];
-  float* sums[panels_at_once];  // of a panel's queries: a row for each of depth
+  float* sums[panels_at_once];  // for a panel's queries: a row for each element of depth
   Word *queries_across, *douts_across;
   float *scores, *gradients;
   bf16 *p, *ds;
@@ -99,7 +100,7 @@ void pack_rows(Head<const bf16> x, Size rows, const Lengths& l, Word* to) {
     matmul_passes().groups_along(x.row(i), x.stride, std::min(panel, rows - i), l.depth, panel,
                                  to + i * l.words);
 }
-// Blocks of rows as panels of a left operand whose rows are those of depth and whose k are rows of x.
+// Blocks of rows as panels of a left operand, transposed: its rows are depth, and its k are rows of x.
 void pack_blocks_across(Head<const bf16> x, Size rows, const Lengths& l, Word* to) {
   for (Size i = 0; i < rows; i += keys_at_once)
     for (Size t = 0; t < l.tiles; ++t)
@@ -112,7 +113,7 @@ void pack_panel(Head<const bf16> x, Size rows, const Lengths& l, Word* to) {
   matmul_passes().pairs_along(x.data, x.stride, rows, l.depth, panel, to);
   std::fill(to + (l.depth + 1) / 2 * panel, to + l.words * panel, 0u);
 }
-// Rows as panels of a right operand whose k they are, and whose columns are those of depth.
+// Rows as panels of a right operand whose k are the rows, and whose columns are depth.
 void pack_panels_across(Head<const bf16> x, Size rows, const Lengths& l, Word* to) {
   const Size words = rounded_up(rows, panel) / 2;
   for (Size t = 0; t < l.tiles; ++t) {
@@ -123,7 +124,7 @@ void pack_panels_across(Head<const bf16> x, Size rows, const Lengths& l, Word* t
   }
 }
 
-// The columns of x, multiplied by a factor each, as rows of bf16.
+// Transposes x, with each column multiplied by a factor, and stores its columns as rows of bf16.
 void store_turned(float* x, const float* factor, Size rows, const Lengths& l, Head<bf16> to, const Work& w) {
   wide_simd().scale_columns(x, l.tiles * panel, factor);
   simd<bf16>().narrow(x, w.narrow, l.tiles * panel * panel);
@@ -134,7 +135,7 @@ void store_turned(float* x, const float* factor, Size rows, const Lengths& l, He
                   sizeof(bf16) * static_cast<std::size_t>(std::min(panel, l.depth - t * panel)));
 }
 
-// What the queries of a panel see.
+// Which keys the queries of a panel see.
 struct Seen {
   Seen(const Mask& mask, Size begin, Size rows) {
     for (Size i = 0; i < rows; ++i) {
@@ -146,7 +147,7 @@ struct Seen {
     least_end = *std::min_element(end, end + panel);
   }
 
-  // Keys [begin, begin + rows) of it.
+  // Whether any of them sees some key of [begin, begin + rows).
   bool sees(Size begin, Size rows) const { return first_of_all < begin + rows && end_of_all > begin; }
   ScoreColumns columns(const float* scores, Size begin, Size rows, float scale) {
     for (Size i = 0; i < panel; ++i) {
@@ -166,7 +167,7 @@ class Columns {
   Columns(const MicroKernel& kernel, const AttentionShape& s, std::byte* room)
       : kernel_(kernel), s_(s), l_(s), w_(l_, room) {}
 
-  // Query blocks `first`, first + step, ... of a head.
+  // For query blocks `first`, first + step, ... of a head.
   void forward(const Mask& mask, Head<const bf16> q, Head<const bf16> k, Head<const bf16> v, Head<bf16> out,
                float* lse, Size first, Size step) {
     pack_rows(k, s_.kv_len, l_, w_.keys);
@@ -179,10 +180,10 @@ class Columns {
   struct Given {
     Head<const bf16> q, dout;
     const float *lse, *delta;
-    Head<bf16> dq;  // data null: it is not wanted
+    Head<bf16> dq;  // data null: not wanted
   };
 
-  // Of a key/value head; each_head() calls what it is given with its query heads, one after the other.
+  // For a key/value head; each_head() calls its argument for each of the head's query heads, in order.
   template <class Each>
   void backward(const Mask& mask, Head<const bf16> k, Head<const bf16> v, Head<bf16> dk, Head<bf16> dv,
                 const Each& each_head) {
@@ -206,7 +207,7 @@ class Columns {
     kernel_.column(
         {.words = words, .a = a, .b = b, .a_tile = a_tile, .tiles = tiles, .before = before, .sums = sums});
   }
-  // Keys of a block up to `end`, whole tiles of them.
+  // The number of keys of a block up to `end`, rounded up to whole tiles.
   static Size rows_of(Size block, Size end) {
     return rounded_up(std::min(keys_at_once, end - block * keys_at_once), panel);
   }
@@ -214,7 +215,7 @@ class Columns {
     column(l_.words, keys + block * keys_at_once * l_.words, panel * l_.words, rows / panel, panel_of,
            nullptr, to);
   }
-  // Sums with a row for each of depth, over keys: those across times their pairs.
+  // Sums over keys, a row for each element of depth: the keys packed across depth, times their pairs.
   void weigh(const Word* across, Size block, Size rows, float* sums, bool onto) const {
     constexpr Size tile = panel * keys_at_once / 2;
     column(rows / 2, across + block * l_.tiles * tile, tile, l_.tiles, w_.pairs, onto ? sums : nullptr, sums);
@@ -346,7 +347,8 @@ void attention_forward_by_columns(const MicroKernel& kernel, const Tensor& q, co
                                   const ThreadTeam& team) {
   using namespace attention_columns;
   const Size group_heads = s.num_heads / s.num_kv_heads, heads = s.batch * s.num_heads;
-  // Keys are packed for each part of a head's queries: few parts, but enough for all threads.
+  // Keys are packed again for each part of a head's queries: so there are few parts, but enough for all
+  // threads.
   constexpr Size enough = 4;
   const Size blocks = (s.q_len + queries_at_once - 1) / queries_at_once,
              parts = std::clamp<Size>((enough * team.threads() + heads - 1) / heads, 1, blocks);

@@ -17,21 +17,23 @@
 namespace echelon {
 namespace {
 
-// Queries and keys of a tile, by measurement: products of this size run at 93% of a large product's speed,
-// two tiles of scores stay in a 1 MiB L2 cache, and a diagonal tile wastes at most query_block^2 / 2 scores.
+// Queries and keys of a tile, chosen by measurement: products of this size run at 93% of a large product's
+// speed, two tiles of scores stay in a 1 MiB L2 cache, and a diagonal tile wastes at most query_block^2 / 2
+// scores.
 constexpr std::int64_t query_block = 128;
 constexpr std::int64_t key_block = 512;
-// Apart from each other by no power of two, which would have all rows of a tile in a few sets of the cache.
+// Not a multiple of a large power of two, with which all rows of a tile would compete for a few sets of the
+// cache.
 constexpr std::int64_t key_stride = key_block + 32;
-constexpr std::int64_t placed_keys = 128;  // of a tile whose place is among all keys
+constexpr std::int64_t placed_keys = 128;  // keys of a tile with a fixed place among all keys
 constexpr std::int64_t tile = query_block * key_stride;
-// Room for what is summed in f32 before it is rounded to bf16: rows of a block of queries, and gradients of
-// keys and values, those of all keys where they fit, as of 8192 keys of heads of 64 columns.
+// Room for f32 sums that are rounded to bf16 later: rows of a block of queries, and gradients of keys and
+// values, of all keys if they fit, such as 8192 keys with heads of 64 columns.
 constexpr std::int64_t sum_floats = (query_block + 2 * 8192) * 64;
 constexpr float none = -std::numeric_limits<float>::infinity();  // the lse of a query that sees no key
 
-// Of a thread. Under invariant numerics all are made by our own kernels, whose bits show no shape: how many
-// of a sequence's queries a call has differs from mesh to mesh.
+// A thread's products. Under invariant numerics our own kernels compute all of them, since their bits do not
+// depend on shapes: how many of a sequence's queries a call has differs from mesh to mesh.
 struct Products {
   std::byte* room;
   Numerics numerics;
@@ -43,8 +45,8 @@ struct Products {
   }
 };
 
-// What a thread works in. p and ds are the tiles that go into products: in f32 the scores and their gradients
-// themselves, in bf16 these rounded.
+// The memory in which a thread works. p and ds are the tiles that go into products: in f32 the scores and
+// their gradients themselves, in bf16 these rounded.
 template <class T>
 struct Workspace {
   float *scores, *gradients;
@@ -104,7 +106,7 @@ bool weigh(const T* p, Transpose turn, Head<const T> y, std::int64_t m, std::int
                         .c = to});
 }
 
-// Where rows of a head are summed: in f32 where they are, in bf16 in `room`, to be rounded once.
+// Where rows of a head are summed: for f32 in place, for bf16 in `room`, to be rounded once.
 Head<float> sums_of(Head<float> x, std::int64_t, float*) { return x; }
 Head<float> sums_of(Head<bf16>, std::int64_t depth, float* room) { return {room, depth}; }
 
@@ -123,7 +125,7 @@ Panel panel(Head<T> x) {
   return {x.data, x.stride, stored_as<T>};
 }
 
-// Queries, and keys, that a tile has at most: in bf16 as many as there is room for their sums.
+// The most queries, and keys, of a tile: for bf16, as many as there is room for their sums.
 template <class T>
 std::int64_t queries_at_once(std::int64_t depth) {
   return std::is_same_v<T, float> ? query_block : std::min(query_block, sum_floats / depth);
@@ -132,14 +134,14 @@ template <class T>
 std::int64_t keys_at_once(std::int64_t depth) {
   return std::is_same_v<T, float> ? key_block : std::min(key_block, sum_floats / 2 / depth / 16 * 16);
 }
-// Whether so many keys are one pass over the queries: in bf16 if their sums have room beside those of a block
-// of queries.
+// Whether so many keys can be handled in one pass over the queries: for bf16, if there is room for their sums
+// beside those of a block of queries.
 template <class T>
 bool are_one_pass(std::int64_t keys, std::int64_t depth) {
   return std::is_same_v<T, float> ? keys <= key_block : (2 * keys + query_block) * depth <= sum_floats;
 }
 
-// The queries [begin, end) of one head, all their keys.
+// Queries [begin, end) of one head, against all their keys.
 template <class T>
 bool forward_block(const AttentionShape& s, const Mask& mask, Head<const T> q, Head<const T> k,
                    Head<const T> v, Head<T> out, float* lse, std::int64_t begin, std::int64_t end,
@@ -147,16 +149,16 @@ bool forward_block(const AttentionShape& s, const Mask& mask, Head<const T> q, H
   const Simd<T>& pass = simd<T>();
   const std::int64_t rows = end - begin, depth = s.head_dim;
   float max[query_block], sum[query_block];
-  for (std::int64_t r = 0; r < rows; ++r) {  // earlier keys are one that weighs exp(lse)
-    const bool begun = s.accumulate && lse[begin + r] != none;  // what is not a number too
+  for (std::int64_t r = 0; r < rows; ++r) {  // earlier keys count as one, with weight exp(lse)
+    const bool begun = s.accumulate && lse[begin + r] != none;  // true for NaN too
     max[r] = begun ? lse[begin + r] : none;
     sum[r] = begun ? 1.0f : 0.0f;
   }
   const Head<float> sums = sums_of(out.from(begin), depth, work.sums);
   if (s.accumulate) load_sums(out.from(begin), sums, rows, depth);
-  // Documents begin anywhere, their tiles at few places: each form of a product in bf16 is a program of its
-  // own. Under invariant numerics all tiles have their places among the keys, and one that a query does not
-  // see changes nothing of its sums: which other queries a block has does not show.
+  // Documents begin anywhere, but bf16 tiles begin at multiples of 64. Under invariant numerics all tiles
+  // have fixed places among the keys, and a tile that a query does not see does not change its sums: results
+  // do not depend on which other queries a block has.
   const bool has_places = work.products.numerics == Numerics::invariant && mask.begins_late();
   const std::int64_t at_once = has_places ? placed_keys : key_block, step = has_places ? placed_keys
                                                                             : std::is_same_v<T, bf16> ? 64
@@ -208,7 +210,7 @@ struct WantedGradients {
   bool queries, keys;
 };
 
-// Of a key/value head of one sequence the backward pass.
+// The backward pass of a key/value head of one sequence.
 template <class T>
 class BackwardOfHead {
  public:
@@ -216,8 +218,8 @@ class BackwardOfHead {
                  Head<const T> v, Head<T> dk, Head<T> dv)
       : s_(s), mask_(s, sequence), work_(work), k_(k), v_(v), dk_(dk), dv_(dv) {}
 
-  // Adds up the gradients that are wanted of some keys, and of the queries of heads what these keys make of
-  // theirs. In the order of heads, of blocks of queries and of tiles of keys, whatever keys a call has.
+  // Adds the wanted gradients of some keys, and these keys' contributions to the gradients of the heads'
+  // queries. In the order of heads, of blocks of queries and of tiles of keys, whatever keys a call has.
   // head(h) gives query head h.
   template <class HeadOf>
   bool add(Range heads, const HeadOf& head, Range queries, Range keys, WantedGradients wanted) const {
@@ -261,8 +263,8 @@ class BackwardOfHead {
     const std::int64_t at_once = keys_at_once<T>(s_.head_dim),
                        last = std::min(mask_.end_key(queries.end - 1), keys.end),
                        seen = mask_.first_key(queries.begin, queries.end);
-    // Of a tile what these queries see, from one of few places on: each form of a product in bf16 is a
-    // program of its own. Tiles keep their places, so that a sum is cut alike whichever queries a call has.
+    // The part of a tile that these queries see, from a multiple of 64 on. Tiles keep their places, so that
+    // sums are cut in the same way whichever queries a call has.
     constexpr std::int64_t step = 64;
     bool ok = true;
     for (std::int64_t first = keys.begin; first < last; first += at_once) {
@@ -314,7 +316,7 @@ class BackwardOfHead {
   const Head<T> dk_, dv_;
 };
 
-// body(task, workspace of its thread) for each: false where one is.
+// Calls body(task, workspace of its thread) for each task; false if any call returns false.
 template <class T, class Body>
 bool each_task(std::int64_t tasks, const Tensor& scratch, const ThreadTeam& team, Numerics numerics,
                const Body& body) {
@@ -333,7 +335,7 @@ bool forward(const Tensor& q, const Tensor& k, const Tensor& v, const AttentionS
   const std::int64_t rows = queries_at_once<T>(s.head_dim);
   const std::int64_t blocks = (s.q_len + rows - 1) / rows, heads = s.batch * s.num_heads;
   return each_task<T>(blocks * heads, scratch, team, numerics, [&](std::int64_t i, const Workspace<T>& work) {
-    // Late blocks see the most keys: they come first, so that the threads end together.
+    // Later blocks see more keys: they come first, so that the threads end together.
     const std::int64_t block = blocks - 1 - i / heads, sequence = i % heads / s.num_heads,
                        head = i % s.num_heads;
     const std::int64_t begin = block * rows, end = std::min(begin + rows, s.q_len);
@@ -345,9 +347,9 @@ bool forward(const Tensor& q, const Tensor& k, const Tensor& v, const AttentionS
   });
 }
 
-// A key/value head's gradients are sums over its query heads, which one thread adds in order. Where there are
-// so few of them that threads would wait, keys and queries are tasks of their own, in the same order: two
-// products are then made twice, the scores and their gradients.
+// A key/value head's gradients are sums over its query heads, which one thread adds in order. If there are
+// too few heads for all threads, keys and queries become separate tasks, with the same order of sums: then
+// two products, of the scores and of their gradients, are computed twice.
 bool are_better_apart(std::int64_t heads, int threads, WantedGradients wanted) {
   const int of_keys = wanted.keys ? 2 : 0, of_queries = wanted.queries ? 1 : 0,
             together = 2 + of_keys + of_queries,
@@ -362,7 +364,7 @@ bool backward(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& d
               const Tensor& dv, const Tensor& scratch, const ThreadTeam& team, Numerics numerics) {
   const std::int64_t group = s.num_heads / s.num_kv_heads, heads = s.batch * s.num_kv_heads;
   const WantedGradients wanted{dq.defined(), dk.defined()};
-  // Of a key/value head `of` and so many of its query heads, queries and keys.
+  // For key/value head `of`, with some of its query heads, queries and keys.
   const auto add = [&](std::int64_t of, Range of_heads, Range queries, Range keys, WantedGradients here,
                        const Workspace<T>& work) {
     const std::int64_t sequence = of / s.num_kv_heads, kv_head = of % s.num_kv_heads;
@@ -396,7 +398,7 @@ bool backward(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& d
         [&](std::int64_t i, const Workspace<T>& work) {
           const std::int64_t of = i % heads, part = i / heads;
           if (part < of_keys) return add(of, all_heads, all_queries, tile_of_keys(part), {false, true}, work);
-          // The last queries see the most keys.
+          // Later queries see more keys.
           const std::int64_t head = (part - of_keys) % group, block = blocks - 1 - (part - of_keys) / group;
           return add(of, {head, head + 1}, {block * queries, std::min((block + 1) * queries, s.q_len)},
                      all_keys, {true, false}, work);
@@ -404,8 +406,8 @@ bool backward(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& d
   }
   return each_task<T>(heads, scratch, team, numerics, [&](std::int64_t of, const Workspace<T>& work) {
     if (are_one_pass<T>(s.kv_len, s.head_dim)) return add(of, all_heads, all_queries, all_keys, wanted, work);
-    // A tile of keys at a time, which is near for all queries. Sums of queries that are stored in bf16 wait
-    // for all keys, in a pass of their own.
+    // A tile of keys at a time, which stays in a cache for all queries. For bf16, sums of queries must
+    // include all keys before they are stored, so they get a separate pass.
     const bool apart = std::is_same_v<T, bf16>;
     bool ok = true;
     if (wanted.keys || !apart)
@@ -416,7 +418,7 @@ bool backward(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& d
   });
 }
 
-// Null where it is made as f32 is.
+// Null if this is computed like f32.
 const MicroKernel* kernel_of_columns(DType dtype, Numerics numerics, const AttentionShape& s) {
   const MicroKernel* const kernel = bf16_micro_kernel();
   const bool is_one = dtype == DType::bf16 && numerics == Numerics::ordinary && kernel != nullptr &&

@@ -21,7 +21,7 @@ Wide<T> dot(const T* x, const T* y, std::int64_t count) {
   return sum;
 }
 
-// scale q.k, capped where the shape says so.
+// scale q.k, capped if the shape says so.
 template <class T>
 Wide<T> score_of(const AttentionShape& s, const T* query, const T* key) {
   const Wide<T> score = Wide<T>(s.scale) * dot(query, key, s.head_dim);
@@ -33,8 +33,8 @@ void add_scaled(Wide<T> factor, const T* x, Wide<T>* y, std::int64_t count) {
   for (std::int64_t i = 0; i < count; ++i) y[i] += factor * x[i];
 }
 
-// Columns [column, column + cols) of rows [row, row + rows) of an output as they are summed, to be rounded
-// once, when they are stored.
+// Sums for columns [column, column + cols) of rows [row, row + rows) of an output, which are rounded once,
+// when they are stored.
 template <class T>
 class Sums {
  public:
@@ -61,7 +61,7 @@ class Sums {
   std::vector<Wide<T>> sums_;
 };
 
-// body(query, first key, key after the last) for every query of the heads that read one key/value head.
+// Calls body(query, first key, end of keys) for every query of the heads that read one key/value head.
 struct Query {
   std::int64_t row, column;          // of q, out and their gradients
   std::int64_t key_row, key_column;  // of its sequence's key 0
@@ -99,18 +99,19 @@ void reference_attention(const Tensor& tq, const Tensor& tk, const Tensor& tv, c
 
   for_each_query(shape, [&](const Query& at, std::int64_t first, std::int64_t end) {
     F* p = weights.data();
-    // What earlier calls found is one more key, whose score is their lse and whose value is their out.
+    // The result of earlier calls counts as one more key, with their lse as its score and their out as its
+    // value.
     const F earlier = shape.accumulate ? lse[at.index] : -std::numeric_limits<F>::infinity();
     F max = earlier;
     for (std::int64_t j = first; j < end; ++j) {
       p[j] = score_of(shape, q[at.row] + at.column, k[at.key_row + j] + at.key_column);
       max = std::max(max, p[j]);
     }
-    const bool begun = earlier != -std::numeric_limits<F>::infinity();  // what is not a number too
+    const bool begun = earlier != -std::numeric_limits<F>::infinity();  // true for NaN too
     const F kept = begun ? std::exp(earlier - max) : F(0);
     F sum = kept;
     for (std::int64_t j = first; j < end; ++j) sum += p[j] = std::exp(p[j] - max);
-    lse[at.index] = max + std::log(sum);  // no key: -infinity
+    lse[at.index] = max + std::log(sum);  // without keys: -infinity
 
     sums.begin(at.row, at.column, begun);
     F* result = sums[0];

@@ -9,8 +9,8 @@ DeviceClock::DeviceClock(DeviceStream& stream, const Time& time) : stream_(strea
   base_time_ = time.now();
 }
 
-// Devices tell the time between two events in floats: a base that is long ago is moved on, while microseconds
-// are still told apart.
+// Devices measure the time between two events as floats: a base that is too old is replaced while floats
+// still resolve microseconds.
 Clock::time_point DeviceClock::time_of(const std::shared_ptr<DeviceEvent>& event) {
   constexpr double longest_seconds = 10;
   event->synchronize();

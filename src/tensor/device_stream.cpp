@@ -63,7 +63,7 @@ DeviceStream::DeviceStream(DeviceDriver& driver, int device) : driver_(driver), 
 DeviceStream::~DeviceStream() {
   try {
     synchronize();
-  } catch (const RunError&) {  // the device is lost, and whoever used it has said so
+  } catch (const RunError&) {  // the device is lost; whoever used it has reported that
   }
   for (Half& half : halves_) {
     half.in_use.reset();

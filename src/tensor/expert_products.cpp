@@ -8,7 +8,8 @@
 
 namespace echelon {
 
-// product(weight, rows): of an expert that has some, and how to take them; nothing where there is none.
+// Calls product(weight, rows) for each expert with rows, where rows(x) takes the expert's rows of x. It may
+// return no product.
 template <class Product>
 static std::vector<MatrixProduct> products_of(const std::vector<Weight>& weights, const ExpertBounds& bounds,
                                               const Product& product) {
@@ -29,8 +30,9 @@ static void multiply_all(Kernels& kernels, const std::vector<Weight>& weights, c
   if (!products.empty()) kernels.grouped_matmul(products);
 }
 
-// Products of layers. There is room for the operands of all experts, `all_a` and `all_b` where they are rows
-// of one tensor, or weights, whatever tokens came: so that it is known beforehand.
+// Products of layers. In fp8, rooms are reserved for the operands of all experts (`all_a`, and `all_b` if
+// they are rows of one tensor, else the weights), however tokens are routed, so that memory is known
+// beforehand.
 template <class Product>
 static void multiply_all(Kernels& kernels, const std::vector<Weight>& weights, const ExpertBounds& bounds,
                          const OperandFormats& formats, const Tensor& all_a, const Tensor& all_b,
@@ -94,8 +96,8 @@ void add_bias_products(Kernels& kernels, const std::vector<Weight>& biases, cons
   });
 }
 
-// For each sequence add_one(index of an expert's run, gradient, whether it is added to) of those that have
-// rows of it; others' gradients of it are zero. Then end().
+// For each sequence, calls add_one(index of an expert's run, gradient, whether to add) for experts with rows
+// of it; the gradients of others get zeros from it. Then calls end().
 template <class AddOne, class End>
 static void add_by_sequence(Kernels& kernels, const SequenceSums& sums, const std::vector<Weight>& weights,
                             const ExpertBounds& of_sequences, const AddOne& add_one, const End& end) {

@@ -12,7 +12,7 @@ void pack_part(CompressionKind kind, const GradientBucket& bucket, Range part,
                std::span<const Philox> rounding, const F* x, std::byte* out) {
   if (kind == CompressionKind::bf16) return encode_bf16(x + part.begin, part.size(), out);
   for_each_block(bucket, part, [&](const GradientSection& section, Range block, Range piece) {
-    // Where a part ends within a block, both sides send the scale of the whole block.
+    // If a part ends within a block, both sides send the scale of the whole block.
     const auto largest = static_cast<double>(largest_magnitude(x + block.begin, block.size()));
     const float scale = kind == CompressionKind::fp16 ? fp16_scale(largest) : int8_scale(largest);
     std::memcpy(out, &scale, sizeof scale);

@@ -15,7 +15,7 @@ void check_readable(const Tensor& from) {
   check(from.device() != Device::none, "a dry run has no numbers to copy to the host");
 }
 
-// The elements of a tensor of an accelerator, row after row: over its stream, and waited for.
+// The elements of an accelerator's tensor, row by row: copied on its stream, and waited for.
 std::vector<std::byte> fetch_rows(const Tensor& from) {
   std::vector<std::byte> to(static_cast<std::size_t>(from.bytes()));
   const auto width = static_cast<std::size_t>(element_bytes(from.dtype()));
@@ -33,7 +33,7 @@ std::vector<std::byte> fetch_rows(const Tensor& from) {
 void send_rows(std::span<const std::byte> from, const Tensor& to) {
   const auto width = static_cast<std::size_t>(element_bytes(to.dtype()));
   const std::size_t row = static_cast<std::size_t>(to.cols()) * width;
-  void* const data = const_cast<std::byte*>(from.data());  // which is only read
+  void* const data = const_cast<std::byte*>(from.data());  // only read
   if (from.empty()) return;
   if (to.contiguous())
     to.stream().copy_from_host({to.address(), from.size()}, {data, from.size()}, from.size(), 1);

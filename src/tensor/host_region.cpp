@@ -20,10 +20,10 @@
 namespace echelon {
 namespace {
 
-// Linux's transparent huge pages: products walk over many rows at once, each on a small page of its own, and
-// looking those up takes a fifth of their time where the processor is a guest's.
+// The size of Linux's transparent huge pages: products walk over many rows at once, and with each row on its
+// own small page, address translation takes a fifth of their time in virtual machines.
 constexpr std::size_t page = std::size_t{2} << 20;
-// Nor is a large one cleared for a rank that holds little.
+// Not at the beginning, so that a whole page need not be cleared for a rank that holds little.
 constexpr std::size_t in_small_pages = 2 * page;
 
 std::size_t pages(std::size_t bytes) { return (bytes + page - 1) / page * page; }
@@ -34,8 +34,8 @@ std::size_t pages(std::size_t bytes) { return (bytes + page - 1) / page * page; 
 
 static constexpr int kind_of_memory = MAP_PRIVATE | MAP_ANONYMOUS;
 
-// What nobody may write counts as no memory, even where the system gives no more than it has; but as
-// addresses, of which a process may have a limit: then no more than is wanted.
+// Memory without write permission is not counted by the system, even if it grants no more than it has. But it
+// counts as addresses, for which a process may have a limit: then no more than wanted is reserved.
 static std::size_t usual_addresses() {
   rlimit limit{};
   const bool is_limited = ::getrlimit(RLIMIT_AS, &limit) != 0 || limit.rlim_cur != RLIM_INFINITY;
@@ -65,7 +65,7 @@ bool HostRegion::grow(std::size_t bytes) {
   if (usable > usable_) {
     if (::mprotect(begin_ + usable_, usable - usable_, PROT_READ | PROT_WRITE) != 0) return false;
     const std::size_t first = std::max(usable_, in_small_pages);
-    if (usable > first) ::madvise(begin_ + first, usable - first, MADV_HUGEPAGE);  // if there are any
+    if (usable > first) ::madvise(begin_ + first, usable - first, MADV_HUGEPAGE);  // if the system has any
     usable_ = usable;
   }
   size_ = size;

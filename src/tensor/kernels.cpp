@@ -27,7 +27,7 @@ namespace {
   throw InvariantError(text);
 }
 
-// `what` names the kernel and what it asks for; the tensors are those that decide it.
+// `what` names the kernel and its requirement; the tensors are those that violate it.
 template <class... Tensors>
 void require(bool holds, const char* what, const Tensors&... tensors) {
   if (!holds) [[unlikely]]
@@ -37,13 +37,13 @@ void require(bool holds, const char* what, const Tensors&... tensors) {
 bool is_wide(const Tensor& x) { return x.defined() && (x.dtype() == DType::f32 || x.dtype() == DType::f64); }
 bool is_float(const Tensor& x) { return is_wide(x) || (x.defined() && x.dtype() == DType::bf16); }
 
-// Floats that meet in one call: both bf16 or what it widens to, or both f64.
+// Floats that may be used in one call: bf16 with its wide type, or both f64.
 bool meets(const Tensor& x, const Tensor& y) { return is_float(y) && wide(y.dtype()) == wide(x.dtype()); }
 
-// Floats of the dtype of x, which is_float().
+// Whether y is a float tensor with the dtype of x.
 bool like(const Tensor& x, const Tensor& y) { return y.defined() && y.dtype() == x.dtype(); }
 
-// Matrices of one shape (leading dimensions folded into rows), and of one dtype.
+// Matrices of the same shape (leading dimensions folded into rows), and of the same dtype.
 bool same_shape(const Tensor& x, const Tensor& y) { return x.rows() == y.rows() && x.cols() == y.cols(); }
 bool same(const Tensor& x, const Tensor& y) { return is_float(x) && like(x, y) && same_shape(x, y); }
 
@@ -54,12 +54,12 @@ bool vector_of(const Tensor& t, DType dtype, std::int64_t count) {
 bool vector_like(const Tensor& x, const Tensor& t, std::int64_t count) {
   return vector_of(t, x.dtype(), count);
 }
-// A norm's weight and bias of x's columns, or neither, or no bias.
+// A norm's weight and bias for x's columns, or neither, or no bias.
 bool affine_like(const Tensor& x, const Tensor& w, const Tensor& b) {
   const auto fits = [&x](const Tensor& t) { return !t.defined() || vector_like(x, t, x.cols()); };
   return fits(w) && fits(b) && (w.defined() || !b.defined());
 }
-// What is wide in a call on x.
+// A vector in the wide type of a call on x.
 bool wide_vector(const Tensor& x, const Tensor& t, std::int64_t count) {
   return vector_of(t, wide(x.dtype()), count);
 }
@@ -137,7 +137,8 @@ SumBlocks equal_blocks(std::int64_t k, std::int64_t blocks) {
   return all;
 }
 
-// Each with something in it, as what adds them up counts on; of a sum of nothing any.
+// Whether each block is non-empty, as the code that sums them assumes (unless k is 0), and each k is summed
+// once.
 static bool sums_once(const MatrixProduct& p) {
   const std::int64_t k = p.ta == Transpose::yes ? p.a.rows() : p.a.cols();
   std::int64_t sum = 0;
@@ -550,7 +551,7 @@ std::int64_t StateSpaceShape::workspace(bool backward) const {
   const std::int64_t q = chunk_rows(), squares = (heads + groups) * q * q, of_rows = q * width();
   const std::int64_t of_delta = delta ? rows.length * (heads + 2 * groups) + of_rows + squares : 0;
   const std::int64_t forward = 3 * rows.length * heads + 4 * of_rows + squares + of_delta;
-  if (!backward) return forward + width() * state;  // where no state is given
+  if (!backward) return forward + width() * state;  // if no state is given
   return forward + (chunks() + 2) * width() * state + (delta ? 2 : 1) * squares + 2 * of_rows +
          (4 * q + 1) * heads;
 }
@@ -559,7 +560,7 @@ static bool is_sequences(const Tensor& x, const SequenceRows& rows) {
   return is_float(x) && rows.batch >= 0 && rows.length >= 0 && x.rows() == rows.batch * rows.length &&
          (!rows.first_positions.defined() || ids_of(rows.first_positions, x.rows()));
 }
-// Of x's shape, and wide.
+// Of x's shape, in its wide type.
 static bool widened(const Tensor& x, const Tensor& y) {
   return is_wide(y) && y.dtype() == wide(x.dtype()) && same_shape(x, y);
 }
@@ -593,7 +594,7 @@ void Kernels::convolve_backward_weight(const Tensor& x, const Tensor& dy, const 
   if (backend_) backend_->convolve_backward_weight(x, dy, rows, dw);
 }
 
-// Of [B | C | x] what is one of its parts.
+// Whether y has the shape of one of the parts of [B | C | x].
 static bool is_gated_channels(const Tensor& bcx, const Tensor& y, const SequenceRows& rows) {
   return is_sequences(bcx, rows) && like(bcx, y) && y.rows() == bcx.rows() && bcx.cols() == 3 * y.cols();
 }
@@ -922,7 +923,7 @@ void Kernels::orthonormalize_rows(InOut x, const Philox& fresh) {
   if (backend_) backend_->orthonormalize_rows(x, fresh);
 }
 
-// What a pass computes in decides. f32 without its kernels is refused where they are made.
+// Decided by the type in which passes compute. For f32, missing fast kernels are refused when they are made.
 bool has_fast_kernels(const PrecisionRecipe& precision) {
   return precision.activations == DType::f32 || (precision.activations == DType::bf16 && has_cpu_kernels());
 }

@@ -1,6 +1,6 @@
-// The fast kernels of one rank: oneDNN products, SIMD passes, a team of threads; f32 and bf16. T is what
-// numbers are stored as; they are computed in f32. What each element of a result is made of, and in which
-// order it is added, depends on the shapes alone and never on the number of threads.
+// The fast kernels of one rank: oneDNN products, SIMD passes, a team of threads; f32 and bf16. T is the
+// stored type; computation is in f32. The terms of each element of a result, and the order in which they are
+// added, depend only on shapes, never on the number of threads.
 #include <algorithm>
 #include <array>
 #include <atomic>
@@ -34,7 +34,7 @@
 namespace echelon {
 namespace {
 
-// Column sums: groups of rows summed side by side, and columns of one strip.
+// Column sums: groups of rows that are summed side by side, and columns of one strip.
 constexpr std::int64_t most_groups = 32, strip = 2048;
 constexpr std::int64_t column_sums_size = most_groups * 2 * strip;
 
@@ -43,7 +43,7 @@ bool contiguous(const Matrix<T>& x) {
   return x.stride == x.cols || x.rows <= 1;
 }
 
-// body(float{}) or body(bf16{}) after the tensor's dtype.
+// Calls body(float{}) or body(bf16{}) for the tensor's dtype.
 template <class Body>
 void with_type(const Tensor& t, const Body& body) {
   if (t.dtype() == DType::f32) return body(float{});
@@ -92,7 +92,7 @@ AdamWFactors factors_of(const AdamWStep& step) {
           .eps = f32(step.eps)};
 }
 
-// Of all channels the tap of a row itself, of the one before it, ...
+// For all channels: the tap of a row itself, of the row before it, ...
 template <class T>
 std::vector<float> taps_by_position(const Tensor& w) {
   const Matrix<T> of_channels(w);
@@ -133,7 +133,7 @@ class CpuKernels final : public HostBackend {
 
   void grouped_matmul(std::span<const MatrixProduct> products) override {
     std::vector<Product> list;
-    std::vector<SumBlocks> whole(products.size());  // where nothing else is said
+    std::vector<SumBlocks> whole(products.size());  // unless blocks are given
     for (const MatrixProduct& p : products) {
       check(p.blocks.empty() || numerics_ == Numerics::invariant, "ordinary products have no blocks");
       list.push_back(product_of(p));
@@ -145,7 +145,7 @@ class CpuKernels final : public HostBackend {
     multiply_all(list);
   }
 
-  // Where products in bf16 read it, as there are none of fp8 here.
+  // Called for bf16 products, since there are no fp8 products here.
   void round_to_fp8(const Tensor& tx, Fp8 format, Out ty) override {
     const Matrix<bf16> x(tx), y(ty);
     const float scale = fp8_scale(static_cast<float>(largest(tx)), format);
@@ -154,7 +154,7 @@ class CpuKernels final : public HostBackend {
   }
 
   void fill(Out tx, double value) override {
-    const bool zero = std::bit_cast<std::uint64_t>(value) == 0;  // and not -0.0
+    const bool zero = std::bit_cast<std::uint64_t>(value) == 0;  // not -0.0
     with_type(tx, [&]<class T>(T) {
       const Matrix<T> x(tx);
       team_.each_span(x, contiguous(x), [&](T* at, std::int64_t, std::int64_t, std::int64_t n) {
@@ -226,7 +226,7 @@ class CpuKernels final : public HostBackend {
   }
 
   double largest(const Tensor& tx) override {
-    // As whole numbers floats without a sign have their order, and what is not a number is above infinity.
+    // As integers, floats without sign have the same order, with NaN above infinity.
     std::atomic<std::uint32_t> most = 0;
     with_type(tx, [&]<class T>(T) {
       const Matrix<T> x(tx);
@@ -609,7 +609,7 @@ class CpuKernels final : public HostBackend {
           simd<T>().widen(x[i] + at, h.data(), n);
           simd<float>().scale(incoming.data(), weights[i], weighted.data(), n);
           pass(h.data(), weighted.data(),
-               n);  // h is then what the activation made, and weighted its gradient
+               n);  // h is now the activation, and weighted its gradient
           dweights[i] += simd<float>().dot(incoming.data(), h.data(), n);
           simd<T>().scale_wide(weighted.data(), 1.0f, x[i] + at, n);
           simd<T>().scale_wide(h.data(), weights[i], dy[i] + at, n);
@@ -784,7 +784,7 @@ class CpuKernels final : public HostBackend {
     });
   }
 
-  // While a row is in a thread's cache.
+  // All steps at once, while a row is in a thread's cache.
   void cross_entropy(InOut tlogits, const Tensor& ttargets, double loss_scale, double cap, Out tmax, Out tsum,
                      Out ttarget, Out tdlogits) override {
     with_type(tdlogits, [&]<class T>(T) {
@@ -829,7 +829,7 @@ class CpuKernels final : public HostBackend {
   struct RowCap {
     float cap, max;  // 0: none
   };
-  // What cross_entropy_backward() makes of a row; `column` is the target's, or below 0.
+  // What cross_entropy_backward() computes for a row; `column` is the target's, or negative.
   template <class T>
   void logits_gradient(const float* p, float sum, const RowCap& cap, bool ignored, std::int64_t column,
                        float weight, T* to, std::int64_t cols) {
@@ -854,7 +854,7 @@ class CpuKernels final : public HostBackend {
     multiply(products, scratch_.host<std::byte>(), attention_scratch_bytes(dtype_), team_);
   }
 
-  // Kernels made for f32 have no scratch for what is narrower.
+  // Kernels made for f32 have no scratch for narrower types.
   void check_room(DType type) const {
     check(type == DType::f32 || type == dtype_, "CPU kernels made for f32 multiply in f32 alone");
   }
@@ -869,7 +869,7 @@ class CpuKernels final : public HostBackend {
     return t.defined() ? t.host<T>() : nullptr;
   }
 
-  // body(from, to, count) on pieces, whichever of them is bf16.
+  // Calls body(from, to, count) for pieces; either may be bf16.
   template <class Body>
   void each_pair(const Tensor& tx, const Tensor& ty, const Body& body) {
     with_type(tx, [&]<class X>(X) {
@@ -884,10 +884,10 @@ class CpuKernels final : public HostBackend {
     });
   }
 
-  // In the order of the runs of logical elements, whose words say how each is rounded.
+  // In the order of the runs of logical elements, whose random words decide how each element is rounded.
   void adamw_at_random(bf16* p, const float* g, bf16* m, bf16* v, std::int64_t count,
                        const StochasticRounding& rounding, const AdamWFactors& factors) {
-    // Pieces as they lie, each with where its first element stands among the runs.
+    // Contiguous pieces; for each, finds the place of its first element among the runs.
     constexpr std::int64_t piece = 4096;
     std::vector<std::int64_t> begins;  // of each run among the elements
     std::int64_t begin = 0;
@@ -912,8 +912,8 @@ class CpuKernels final : public HostBackend {
     });
   }
 
-  // first (cols) += column sums made by add_rows, second likewise when not null. Groups of rows are summed
-  // side by side and then added in order; there are as many groups as the rows ask for, whatever the number
+  // first (cols) += column sums computed by add_rows, and second likewise unless null. Groups of rows are
+  // summed side by side and then added in order; the number of groups depends on the rows, not on the number
   // of threads.
   template <class AddRows>  // add_rows(rows, first column, columns, sum_first, sum_second)
   void add_column_sums(std::int64_t rows, std::int64_t cols, float* first, float* second,
@@ -936,8 +936,8 @@ class CpuKernels final : public HostBackend {
   const DType dtype_;
   const Numerics numerics_;
   const ThreadTeam team_;
-  // Scratch: there from the start, so that no step holds less than another. Attention's holds what its
-  // products need, and so what all do.
+  // Scratch: allocated from the start, so that every step holds the same. The scratch for attention includes
+  // that of its products, and so suffices for all products.
   const Tensor scratch_, column_sums_;
 };
 

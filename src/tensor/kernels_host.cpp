@@ -27,7 +27,7 @@ std::span<std::int32_t> integers(const Tensor& t) {
 
 }  // namespace
 
-// Without their signs, floats are in the order of their bits, and what is not a number is above infinity.
+// Without signs, floats have the order of their bits, with NaN above infinity.
 double HostBackend::largest(const Tensor& tx) {
   double most = 0;
   with_stored_type(tx, [&]<class T>(T) {

@@ -1,8 +1,8 @@
-// Plain loops in f32, f64 and bf16, one thread, no vendor library: the yardstick that every faster kernel and
-// every mesh is measured against. Rows and elements are those of tensor/rows/, which a device computes too,
-// here in one lane: sums run in index order in F = Wide<T>, what numbers stored as T are computed in, so a
-// rerun agrees to the last bit, and T(...) is where an output is rounded.
-// What kernels.h says is accumulated ("+=") is first summed on its own and then added once: the sum of one
+// Plain loops in f32, f64 and bf16, one thread, no vendor library: the yardstick against which every faster
+// kernel and every mesh is measured. Passes over rows and elements are those of tensor/rows/, which devices
+// run too, here with one lane. Sums run in index order in F = Wide<T>, the type of the computation for
+// numbers stored as T, so a rerun agrees to the last bit; T(...) is where an output is rounded. What
+// kernels.h says is accumulated ("+=") is first summed separately and then added once: the sum of one
 // microbatch does not depend on what the output held before.
 #include <algorithm>
 #include <array>
@@ -21,8 +21,8 @@
 namespace echelon {
 namespace {
 
-// op(b) is copied in panels of a few columns, so that the inner loop is contiguous whatever the transposes,
-// and one order of summation (k ascending) serves all four cases.
+// op(b) is copied in panels of a few columns, so that the inner loop is contiguous for all transposes, and
+// one order of summation (k ascending) serves all four cases.
 template <class F, class A, class B, class C>
 void matmul_of(const rows::Matrix<A>& a, bool a_transposed, const rows::Matrix<B>& b, bool b_transposed,
                const rows::Matrix<C>& c, bool accumulate, const SumBlocks& blocks) {

@@ -1,14 +1,14 @@
-// A vector of pairs at a time, by a logarithm, a sine and a cosine that are not the C library's. Both are
-// close enough to the exact ones that they nearly always round to the same f32: where that is not sure, the C
-// library decides. (Ziv 1991, https://doi.org/10.1145/114697.116813.) So the numbers do not depend on the
-// processor.
+// Computes a vector of pairs at a time, with a logarithm, sine and cosine that are not the C library's. Both
+// versions are close enough to the exact values to nearly always round to the same f32; if that is not
+// certain, the C library's result is used (Ziv 1991, https://doi.org/10.1145/114697.116813). So the numbers
+// do not depend on the processor.
 #include "tensor/normals.h"
 
 #include <algorithm>
 
 #include "base/philox_words.h"
 
-// The build says for which instruction sets (CMakeLists.txt).
+// The build chooses the instruction sets (CMakeLists.txt).
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "tensor/normals.cpp"
 #include <hwy/foreach_target.h>
@@ -47,14 +47,14 @@ using U64 = hn::RebindToUnsigned<F64>;
 using I64 = hn::RebindToSigned<F64>;
 using U32 = hn::Repartition<std::uint32_t, U64>;
 using F32 = hn::Rebind<float, F64>;
-using Word = hn::Vec<U64>;  // of 32 bits, in the lower halves
+using Word = hn::Vec<U64>;  // 32-bit words, in the lower halves
 using Double = hn::Vec<F64>;
 
 struct Words {
   Word v0, v1, v2, v3;
 };
 
-// philox_block() of blocks `index`.
+// philox_block() for blocks `index`.
 HWY_INLINE Words philox(const PhiloxKey& key, Word index) {
   const U64 d;
   const U32 words;
@@ -81,8 +81,8 @@ HWY_INLINE Word unit_bits(Word high, Word low) {
 }
 HWY_INLINE Double as_double(Word bits) { return hn::ConvertTo(F64(), hn::BitCast(I64(), bits)); }
 
-// Sine and cosine of 2 pi bits / 2^53, of y = what the nearest quarter turn leaves, in [-pi/4, pi/4]:
-// fdlibm's polynomials, within 2^-57 of them.
+// Sine and cosine of 2 pi bits / 2^53, from y, the remainder after the nearest quarter turn, in [-pi/4,
+// pi/4]: fdlibm's polynomials, within 2^-57.
 HWY_INLINE void sine_and_cosine(Word bits, Double& sine, Double& cosine) {
   const F64 d;
   const U64 du;
@@ -111,7 +111,7 @@ HWY_INLINE void sine_and_cosine(Word bits, Double& sine, Double& cosine) {
   cosine = Xor(hn::IfThenElse(odd, s, c), hn::BitCast(d, cosine_sign));
 }
 
-// How many blocks it has done: all but what fills no vector.
+// Returns how many blocks it computed: all except a last incomplete vector.
 std::int64_t normals(const PhiloxKey& key, double deviation, std::uint64_t block, std::int64_t blocks,
                      float* out) {
   const F64 d;
@@ -126,10 +126,10 @@ std::int64_t normals(const PhiloxKey& key, double deviation, std::uint64_t block
     const Double radius = Mul(hn::Sqrt(Mul(Set(d, -2.0), hn::Log(d, one_less))), Set(d, deviation));
     Double sine, cosine;
     sine_and_cosine(unit_bits(w.v2, w.v3), sine, cosine);
-    // The logarithm here is within 4 ulp, which its root halves, and so is the C library's. Sine and cosine
-    // differ from those of the C library by less than 2^-49: it takes those of an angle that is rounded to
-    // 2^-51. So both products are within 2^-48 radius of one another; 2^-44 leaves room. And of a zero the
-    // sign is in doubt.
+    // The logarithm here is within 4 ulp, which the root halves, and so is the C library's. Sine and cosine
+    // differ from those of the C library by less than 2^-49: it computes those of an angle that is rounded to
+    // 2^-51. So the two versions of a product are within 2^-48 radius of one another; 2^-44 leaves room. For
+    // a zero, the sign is uncertain.
     const Double doubt = MulAdd(radius, Set(d, 0x1.0p-44), Set(d, 1e-300));
     const Double first = Mul(radius, cosine), second = Mul(radius, sine);
     const auto low1 = hn::DemoteTo(df, Sub(first, doubt)), high1 = hn::DemoteTo(df, Add(first, doubt));

@@ -11,7 +11,8 @@
 namespace echelon {
 namespace {
 
-// What decides, and what only adds up, is exact: a HostBackend's, as it is of the kernels that are moved.
+// Whatever decides, and whatever only sums up, is computed exactly, by a HostBackend like the kernels that
+// get noise.
 class NoisyKernels final : public RoundingNoise {
  public:
   NoisyKernels(Kernels& exact, Arena& arena, double of_operands)
@@ -44,7 +45,7 @@ class NoisyKernels final : public RoundingNoise {
       if (p.c.numel() > 0) matmul(p.a, p.ta, p.b, p.tb, p.c, p.accumulate);
   }
 
-  // Moved before it is rounded: a number near the middle of two of fp8 becomes the other one.
+  // Noise is added before rounding: a number near the middle between two fp8 values may become the other one.
   void round_to_fp8(const Tensor& x, Fp8 format, Out y) override { exact_.round_to_fp8(moved(x), format, y); }
 
   void add(const Tensor& x, InOut y) override {
@@ -277,7 +278,7 @@ class NoisyKernels final : public RoundingNoise {
     move(dw);
   }
 
-  // Its products are moved one by one.
+  // Noise is added to its products one by one.
   void state_space(const StateSpaceTensors& in, const StateSpaceShape& shape, const Tensor& workspace,
                    InOut state, Out y) override {
     HostBackend::state_space(moved(in), shape, workspace, state, y);
@@ -358,15 +359,15 @@ class NoisyKernels final : public RoundingNoise {
   }
 
  private:
-  // A sum of `terms` is off as if each of them were off by so many of the type's units in the last place: one
-  // of the term itself, and what a random walk of roundings of the partial sums comes to.
+  // The error of a sum of `terms` is as if each term were off by this many units in the last place: one for
+  // the term itself, plus the random walk of the roundings of partial sums.
   //
   // Roundings of the n - 1 partial sums of terms t of any sign: each is uniform within half a unit of a sum
-  // of size t sqrt(k), so that they come to t n / sqrt(2 * 12) units; terms each off by d units come to d t
-  // sqrt(n). Two operands are moved, so d = sqrt(n) / sqrt(2 * 2 * 12), rounded up to sqrt(n / 32).
+  // of size t sqrt(k), so that together they are t n / sqrt(2 * 12) units; terms that are each off by d units
+  // give d t sqrt(n). Both operands get noise, so d = sqrt(n) / sqrt(2 * 2 * 12), rounded up to sqrt(n / 32).
   static double units(std::int64_t terms) { return std::sqrt(1 + static_cast<double>(terms) / 32); }
 
-  // SplitMix64 (Steele et al. 2014), a bit for each element.
+  // SplitMix64 (Steele et al. 2014), one bit for each element.
   double sign() {
     if (left_ == 0) {
       std::uint64_t z = state_ += 0x9e3779b97f4a7c15;
@@ -394,14 +395,14 @@ class NoisyKernels final : public RoundingNoise {
     });
   }
 
-  // The same in place: a result.
+  // The same in place, for a result.
   void move(const Tensor& x, std::int64_t terms = 1) {
-    // What sums of bf16 are off by in f32 is far below a unit of bf16.
+    // The error of bf16 sums in f32 is far below a unit of bf16.
     const double size = x.dtype() == DType::bf16 ? 1 : units(terms);
     visit(x, [&](double value, double epsilon) { return value + sign() * size * epsilon * value; });
   }
 
-  // Weights that are split, as the f32 that they are.
+  // Split weights are treated as the f32 numbers that they represent.
   void move_split(const Tensor& values, const Tensor& remainders) {
     if (!on_) return;
     std::vector<float> weights(static_cast<std::size_t>(values.numel()));
@@ -411,7 +412,7 @@ class NoisyKernels final : public RoundingNoise {
     split_remainders(weights, remainders);
   }
 
-  // x with every element off by so much, as a copy: an operand of sums of `terms`.
+  // A copy of x with noise on every element: an operand of sums of `terms`.
   Tensor moved(const Tensor& x, std::int64_t terms = 1) {
     if (!on_ || !x.defined() || x.numel() == 0) return x;
     const Tensor copy(arena_, MemoryCategory::other, x.dtype(), x.shape());
@@ -432,7 +433,7 @@ class NoisyKernels final : public RoundingNoise {
     return copy;
   }
 
-  // Of logarithms: by the unit of numbers around one at least.
+  // For logarithms: noise of at least the unit of numbers near 1.
   Tensor moved_logarithms(const Tensor& x) {
     if (!on_ || !x.defined() || x.numel() == 0) return x;
     const Tensor copy(arena_, MemoryCategory::other, x.dtype(), x.shape());

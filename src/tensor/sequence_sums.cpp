@@ -7,9 +7,9 @@
 
 namespace echelon {
 
-// The ranks' sums, one after another, into the first.
+// Adds the ranks' sums by the tree, one after another, into the first.
 static void add_by_tree(Kernels& kernels, const std::vector<Tensor>& sums) {
-  std::vector<std::size_t> first;  // of the ranks whose sum waits
+  std::vector<std::size_t> first;  // the first rank of each waiting sum
   for (std::size_t rank = 0; rank < sums.size(); ++rank) {
     first.push_back(rank);
     for (int m = tree_place(std::ssize(sums), static_cast<std::int64_t>(rank)).merges; m > 0; --m) {
@@ -26,7 +26,7 @@ SequenceTree::SequenceTree(Arena& arena, int microbatches, bool has_copy)
 }
 
 int SequenceTree::most_beside(int ranks) const {
-  // Of one microbatch all sequences of all ranks are there at once.
+  // With one microbatch, all sequences of all ranks are there at once.
   return microbatches_ == 1 ? 0 : ranks * (most_waiting(microbatches_) + 1) - 1;
 }
 
@@ -50,7 +50,7 @@ void SequenceTree::reserve(int levels, std::int64_t elements, DType dtype) const
   for (int i = 0; i < levels; ++i) {
     Tensor& level = levels_[static_cast<std::size_t>(i)];
     if (level.defined() && level.numel() >= elements && level.dtype() == dtype) continue;
-    level = Tensor();  // gone before there is a larger one
+    level = Tensor();  // freed before a larger one is allocated
     level = Tensor(arena_, MemoryCategory::gradients, dtype, {elements});
   }
 }
@@ -160,7 +160,7 @@ std::vector<Weight> SequenceSums::gather(std::span<const Weight* const> weights,
   return own;
 }
 
-// Of the wider one of both each rank has a part of the columns, and the other one travels whole.
+// Of the wider operand, each rank takes a part of the columns; the other operand is gathered whole.
 void SequenceSums::add_product(const Weight& weight, const Tensor& a, const Tensor& b,
                                const OperandFormats& formats) const {
   if (!by_sequence())
@@ -180,7 +180,7 @@ void SequenceSums::add_product(const Weight& weight, const Tensor& a, const Tens
 
 void SequenceSums::add_whole_product(const Weight& weight, const Tensor& a, const Tensor& b) const {
   const Weight* const one[] = {&weight};
-  // As many sequences at once as a product packs: their sums then wait in the cache.
+  // As many sequences at once as a product packs: their sums then stay in the cache.
   constexpr std::int64_t most_rows = 2048;
   std::int64_t runs = 1;
   while (runs < sequences_ && (rows_ > runs * most_rows || !cuts_halving_tree(sequences_, runs))) ++runs;

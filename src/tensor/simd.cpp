@@ -7,7 +7,7 @@
 #include <cmath>
 #include <limits>
 
-// The build says for which instruction sets (CMakeLists.txt).
+// The build chooses the instruction sets (CMakeLists.txt).
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "tensor/simd.cpp"
 #include <hwy/foreach_target.h>
@@ -25,8 +25,7 @@ namespace {
 namespace hn = hwy::HWY_NAMESPACE;
 using Size = std::int64_t;
 using Full = hn::ScalableTag<float>;
-using One =
-    hn::CappedTag<float, 1>;  // what is left of a row goes through the same code one element at a time
+using One = hn::CappedTag<float, 1>;  // the rest of a row goes through the same code one element at a time
 using hn::Add, hn::Div, hn::Mul, hn::MulAdd, hn::NegMulAdd, hn::Set, hn::Sub, hn::Zero;
 
 constexpr float kUnseen = -std::numeric_limits<float>::infinity();  // as a score
@@ -36,7 +35,7 @@ Size lanes(D d) {
   return static_cast<Size>(hn::Lanes(d));
 }
 
-// f(d, i) for each vector of the row.
+// Calls f(d, i) for each vector of the row.
 template <class F>
 HWY_INLINE void each(Size n, F f) {
   const Full d;
@@ -45,7 +44,7 @@ HWY_INLINE void each(Size n, F f) {
   for (; i < n; ++i) f(One(), i);
 }
 
-// Sum of the vectors f(d, i): four running sums, so that additions need not wait for each other.
+// The sum of the vectors f(d, i): four running sums, so that additions need not wait for each other.
 template <class F>
 HWY_INLINE float sum_of(Size n, F f) {
   const Full d;
@@ -64,8 +63,8 @@ HWY_INLINE float sum_of(Size n, F f) {
   return hn::GetLane(hn::SumOfLanes(d, Add(Add(a, b), Add(c, e)))) + rest;
 }
 
-// Of NaN, which stays: what Max() and Min() make of it each instruction set says otherwise, but no comparison
-// with it holds.
+// Keeps NaN: the result of Max() and Min() for it differs between instruction sets, but every comparison with
+// it is false.
 template <class V>
 HWY_INLINE V at_most(V v, V most) {
   return hn::IfThenElse(hn::Lt(most, v), most, v);
@@ -75,13 +74,13 @@ HWY_INLINE V at_least(V v, V least) {
   return hn::IfThenElse(hn::Lt(v, least), least, v);
 }
 
-// e^x within 2 ulp for x in [-87, 88], 0 at -88 and infinity at 89, beyond which no x may lie; NaN stays.
-// Half the instructions of hn::Exp, which would take as long as a third of the matrix products of attention.
-// x = n ln2 + r with |r| <= ln2 / 2, and e^x = 2^n e^r; the polynomial is the minimax one (3e-9) for e^r.
+// e^x within 2 ulp for x in [-87, 88], 0 at -88 and infinity at 89; larger |x| are not allowed; keeps NaN.
+// Half the instructions of hn::Exp, which would take a third of the time of attention's matrix products. x =
+// n ln2 + r with |r| <= ln2 / 2, and e^x = 2^n e^r; the polynomial is the minimax one (3e-9) for e^r.
 template <class D, class V>
 HWY_INLINE V exponential_within(D d, V x) {
   const hn::RebindToSigned<D> di;
-  // 1.5 * 2^23 + 127: after adding it the low bits of the float are the integer n with the bias of exponents.
+  // 1.5 * 2^23 + 127: after adding it, the low bits of the float are the integer n plus the exponent bias.
   const V rounder = Set(d, 12583039.0f);
   const V shifted = MulAdd(x, Set(d, 1.44269504f), rounder);
   const V n = Sub(shifted, rounder);
@@ -96,14 +95,14 @@ HWY_INLINE V exponential_within(D d, V x) {
   return Mul(e, hn::BitCast(d, hn::ShiftLeft<23>(hn::BitCast(di, shifted))));
 }
 
-// e^x of an x up to 88, and e^-87 = 1.6e-38 below -87; NaN stays.
+// e^x for x up to 88, and e^-87 = 1.6e-38 below -87; keeps NaN.
 template <class D, class V>
 HWY_INLINE V exponential(D d, V x) {
   return exponential_within(d, at_least(x, Set(d, -87.0f)));
 }
 
-// 0 where x is so low that it would be subnormal: any x is outweighed. Of NaN it is NaN or not, as Max() and
-// Min() have it; who multiplies it by x keeps that.
+// 0 for x so low that the result would be subnormal, which is negligible next to any x. For NaN the result
+// may or may not be NaN, as with Max() and Min(); callers that multiply it by x keep NaN.
 template <class D, class V>
 HWY_INLINE V sigmoid(D d, V x) {
   const V bounded = hn::Min(Set(d, 89.0f), hn::Max(Set(d, -87.0f), hn::Neg(x)));
@@ -168,13 +167,13 @@ void sum_squares_exactly(const T* x, double scale, Size n, double* high, double*
 
 template <class T>
 bool all_finite(const T* x, Size n) {
-  // 0 * x is 0 for every finite x and NaN for the others, and NaN stays in a sum.
+  // 0 * x is 0 for every finite x and NaN for others, and NaN stays in a sum.
   return sum_of(n, [=](auto d, Size i) HWY_ATTR { return Mul(load(d, x + i), Zero(d)); }) == 0.0f;
 }
 
 template <class T>
 float largest(const T* x, Size n) {
-  // As whole numbers what is not a number is above infinity, and that above all numbers.
+  // As integers, NaN is above infinity, and infinity above all numbers.
   const auto bits = [=](auto d, Size i) HWY_ATTR {
     return hn::BitCast(hn::RebindToSigned<decltype(d)>(), hn::Abs(load(d, x + i)));
   };
@@ -188,7 +187,7 @@ float largest(const T* x, Size n) {
   return std::bit_cast<float>(all);
 }
 
-// As rounded_to_fp8(), which says why.
+// As rounded_to_fp8(), which explains it.
 template <Fp8 format, class T>
 void round_to(const T* x, float scale, T* y, Size n) {
   constexpr Fp8Shape shape = shape_of(format);
@@ -276,7 +275,7 @@ void short_convolution_taps(const ConvolvedRow<T>& r, const T* dy, float* sums, 
   });
 }
 
-// LayerNorm and RMSNorm are one computation: the second has mean 0 and no b.
+// LayerNorm and RMSNorm share this code: RMSNorm has mean 0 and no b.
 template <bool centered, bool weighted, bool biased, class T>
 HWY_INLINE void normalise(const T* x, const T* w, const T* b, float mean, float rstd, T* y, Size n) {
   each(n, [=](auto d, Size i) HWY_ATTR {
@@ -305,7 +304,7 @@ HWY_INLINE void add_norm_dx(const T* dy, const T* x, const T* w, float mean, flo
 
 template <bool centered, bool weighted, class T>
 HWY_INLINE void norm_dx(const T* dy, const T* x, const T* w, float mean, float rstd, T* dx, Size n) {
-  // The sums over the row: of dxhat = dy w, and of dxhat xhat with xhat = (x - mean) rstd.
+  // Sums over the row: of dxhat = dy w, and of dxhat xhat with xhat = (x - mean) rstd.
   float level = 0, along = 0;
   const Full d;
   auto levels = Zero(d), alongs = levels, levels2 = levels, alongs2 = levels;
@@ -333,7 +332,7 @@ HWY_INLINE void norm_dx(const T* dy, const T* x, const T* w, float mean, float r
   add_norm_dx<centered, weighted>(dy, x, w, mean, rstd, level, along, dx, n);
 }
 
-// Rows that a column sum reads at once: memory is read faster in several streams than in one.
+// How many rows a column sum reads at once: several streams read memory faster than one.
 constexpr Size streams = 8;
 
 template <class T>
@@ -350,7 +349,7 @@ void column_sums(const T* x, Size stride, Size rows, float* sum, Size n) {
   for (; r < rows; ++r) add(x + r * stride, sum, n);
 }
 
-// count rows at once; centered: stats are (mean, rstd) of each row, otherwise rstd.
+// count rows at once; if centered, stats are (mean, rstd) of each row, otherwise rstd.
 template <bool centered, Size count, class T>
 HWY_INLINE void norm_dw_rows(const T* dy, Size dy_stride, const T* x, Size x_stride, const float* stats,
                              float* dw, float* db, Size n) {
@@ -473,14 +472,14 @@ void rms_norm_dw(const T* dy, Size dy_stride, const T* x, Size x_stride, const f
 constexpr float k0 = 1.5957691216057308f;  // 2 sqrt(2 / pi)
 constexpr float k1 = 1.5957691216057308f * 0.044715f;
 
-// For the slope of gelu: where h^2 is larger the sigmoid is 0 or 1, and the product of no number and 0 is
-// kept away.
+// For the slope of gelu: beyond this h^2 the sigmoid is 0 or 1 anyway; the limit avoids a NaN from infinity
+// times 0.
 template <class D, class V>
 HWY_INLINE V bounded_square(D d, V h) {
   return hn::Min(Mul(h, h), Set(d, 1e4f));
 }
 
-// h + bias (where there is one), which h becomes.
+// h + bias (if any), which is stored in h.
 template <class D, class T>
 HWY_INLINE hn::Vec<D> biased(D d, T* h, const T* bias, Size i) {
   auto v = load(d, h + i);
@@ -513,7 +512,7 @@ void gelu_backward(T* h, T* dy, Size n) {
   });
 }
 
-// erf, a rational minimax approximation that is 1 in float beyond 4 (Eigen, Mozilla Public License 2.0:
+// erf, by a rational minimax approximation that is 1 in float beyond 4 (Eigen, Mozilla Public License 2.0:
 // generic_fast_erf_float).
 template <class D, class V>
 HWY_INLINE V error_function(D d, V v) {
@@ -553,8 +552,8 @@ void gelu_erf_backward(T* h, T* dy, Size n) {
   });
 }
 
-// Of NaN, which stays: what Max() and Min() make of it each instruction set says otherwise, but no comparison
-// with it holds.
+// Keeps NaN: the result of Max() and Min() for it differs between instruction sets, but every comparison with
+// it is false.
 template <class D, class V>
 HWY_INLINE V positive_part(D d, V v) {
   return hn::IfThenZeroElse(hn::Lt(v, Zero(d)), v);
@@ -570,7 +569,7 @@ void relu_backward(T* h, T* dy, Size n) {
     const auto v = load(d, h + i);
     store(positive_part(d, v), d, h + i);
     const auto slope = hn::IfThenElseZero(hn::Gt(v, Zero(d)), Set(d, 1.0f));
-    store(Mul(load(d, dy + i), slope), d, dy + i);  // a gradient that is NaN stays too
+    store(Mul(load(d, dy + i), slope), d, dy + i);  // NaN gradients are kept too
   });
 }
 
@@ -680,7 +679,7 @@ GatedPasses<T> gated(Activation a) {
   return {swiglu<T>, swiglu_backward<T, T>};
 }
 
-// What the two numbers of xielu are multiplied by (rows::XieluOf): one of them, the other is 0.
+// The factors of the two parameters of xIELU (rows::XieluOf): one of them is 0.
 template <class D, class V>
 HWY_INLINE V xielu_square(D d, V x) {
   return hn::IfThenElseZero(hn::Gt(x, Zero(d)), Mul(x, x));
@@ -785,7 +784,7 @@ float exp_sum(float* x, float max, Size n) {
   });
 }
 
-// What the weights and v become; m is stored.
+// The new weights and v; m is stored.
 template <class V>
 struct AdamWStepped {
   V weights, square;
@@ -820,7 +819,7 @@ void adamw_split(bf16* p, std::int16_t* remainder, const float* g, float* m, flo
   });
 }
 
-// As bf16::stochastic() of the lower halves of `random`.
+// As bf16::stochastic() with the lower halves of `random`.
 template <class D, class V, class W>
 HWY_INLINE void store_at_random(V x, W random, D d, bf16* to) {
   const hn::RebindToUnsigned<D> words;
@@ -848,7 +847,7 @@ float softmax_row(const float* s, Size visible, Size n, float* max, float* sum, 
     for (Size i = 0; i < n; i += step) store(Zero(d), d, p + i);
     return 1.0f;
   }
-  // The last vector is cut by a mask; the row has room for the whole of it.
+  // The last vector is cut by a mask; the row has room for all of it.
   const Size whole = visible / step * step;
   const auto seen = hn::FirstN(d, static_cast<std::size_t>(visible - whole));
   auto top = Set(d, *max), top2 = top;
@@ -909,7 +908,7 @@ HWY_INLINE void gradient_row(const float* s, const float* dp, Size visible, Size
     store(e, d, p + i);
     store(g, d, ds + i);
   }
-  // The last vector may reach beyond what is visible.
+  // The last vector may extend beyond the visible part.
   if (i < visible) {
     const auto seen = hn::FirstN(d, static_cast<std::size_t>(visible - i));
     const auto b = bent(i), e = weight(b), g = gradient(i, b, e);
@@ -987,7 +986,7 @@ constexpr Simd<T> passes{.add = add<T, T>,
                          .capped_softmax_gradient_row = capped_softmax_gradient_row<T>,
                          .scale_capped = scale_capped<T>};
 
-// Which of some columns see a row.
+// Which of these columns (queries) see a row (key).
 template <class D>
 HWY_INLINE auto seen_at(D d, const ScoreColumns& c, Size q, Size row) {
   const hn::RebindToSigned<D> whole;
@@ -1031,7 +1030,7 @@ void softmax_columns(const ScoreColumns& c, float* max, float* sum, float* facto
       total2 = Add(total2, e2);
       store_pair(d, e, e2, p + row / 2 * width + q);
     }
-    // Of queries that see no key yet the maxima are infinities, whose difference is no number.
+    // For queries that see no key yet the maxima are infinite, and their difference is NaN.
     const auto correction =
         hn::IfThenElse(hn::Eq(before, top), Set(d, 1.0f), exponential(d, Sub(before, top)));
     store(correction, d, factor + q);

@@ -23,7 +23,7 @@ void join_weights(const Tensor& values, const Tensor& remainders, std::span<floa
 
 namespace {
 
-// Straight to the host's memory; else by way of a copy.
+// Writes directly to host memory; otherwise via a copy.
 template <class T, class Take>
 void take_of_each(std::span<const float> weights, const Tensor& to, const Take& take) {
   const auto each = [&](T* out) {

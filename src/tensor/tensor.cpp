@@ -99,7 +99,7 @@ DeviceStream& Tensor::transfers(const std::string& name) const {
 
 void Tensor::in_use_until(std::shared_ptr<DeviceEvent> event) const {
   if (!owner_) return;
-  // Memory that stays for the whole run is used again and again.
+  // Removes past events: memory that stays for the whole run is used again and again.
   auto& uses = owner_->in_use_until;
   uses.erase(uses.begin(),
              std::find_if_not(uses.begin(), uses.end(), [](const auto& use) { return use->has_happened(); }));
@@ -109,7 +109,7 @@ void Tensor::in_use_until(std::shared_ptr<DeviceEvent> event) const {
 bool Tensor::begins_with(const Tensor& other) const {
   if (!owner_ || !other.owner_) return owner_ == other.owner_;
   if (owner_ == other.owner_) return offset_ == other.offset_;
-  // Views of the host's memory have an owner each.
+  // Each view of host memory has a separate owner.
   return owner_->data != nullptr && other.owner_->data != nullptr &&
          owner_->data + offset_ == other.owner_->data + other.offset_;
 }

@@ -11,8 +11,8 @@
 namespace echelon {
 namespace {
 
-// Until `done`: for as long as most kernels leave between them, and then asleep, so that a machine with other
-// work loses little by it. `asleep` returns whenever it may have come to be.
+// Waits until `done`: first busily, about as long as usual gaps between kernels, and then asleep, so that a
+// machine with other work loses little. `asleep` may return early.
 template <class Done, class Asleep>
 void wait_until(const Done& done, const Asleep& asleep) {
   constexpr int looks = 2000;  // tens of microseconds
@@ -40,7 +40,7 @@ struct ThreadTeam::Others {
     round.notify_all();
   }
 
-  // Thread number `thread`, from its beginning to its end.
+  // The work of thread `thread`, from its start to its end.
   void work(int thread) {
     for (std::uint32_t seen = 0;; ++seen) {
       wait_until([&] { return round.load(std::memory_order_acquire) != seen; },

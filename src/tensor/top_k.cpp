@@ -10,8 +10,8 @@
 
 namespace echelon {
 
-// Radix selection: the k-th largest magnitude is found digit by digit from the top, with one count of all
-// elements per digit and no copy of them.
+// Radix selection: finds the k-th largest magnitude digit by digit from the top, with one count over all
+// elements per digit, and without copying them.
 template <class F>
 void take_largest(F* x, std::int64_t n, std::int64_t k, std::int64_t first_index, F* values,
                   std::int32_t* indices) {
@@ -20,8 +20,8 @@ void take_largest(F* x, std::int64_t n, std::int64_t k, std::int64_t first_index
         "top-k takes at least one and at most all elements");
   const auto magnitude = [&](std::int64_t i) { return static_cast<Bits>(std::bit_cast<Bits>(x[i]) << 1); };
   constexpr int width = 11, bits = 8 * sizeof(F);
-  Bits threshold = 0, known = 0;  // the digits of the k-th largest so far, and where they stand
-  std::int64_t ties = k;          // how many to take of those that agree with it there
+  Bits threshold = 0, known = 0;  // the known digits of the k-th largest magnitude, and their positions
+  std::int64_t ties = k;          // how many to take of those that agree with it in all digits
   for (int shift = bits - width, digit_width = width; known != std::numeric_limits<Bits>::max();
        digit_width = std::min(width, shift), shift = std::max(shift - width, 0)) {
     const Bits digit_mask = (Bits{1} << digit_width) - 1;

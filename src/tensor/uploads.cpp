@@ -28,14 +28,15 @@ Tensor Uploads::get(Arena& arena, std::span<const std::byte> bytes) {
   return there;
 }
 
-// A graph would copy again, from where the host has other numbers by then: while the stream is captured the
-// copy is another's. Whoever used the memory last is done, as a capture begins when its stream is.
+// During a capture, the copy is made on another stream, since a graph would repeat it, from host memory that
+// holds other numbers by then. Earlier uses of the memory are complete, since a capture begins when its
+// stream is idle.
 Tensor Uploads::send(Arena& arena, std::span<const std::byte> bytes) {
   const Arena::PoolUse pool(arena, MemoryPool::general);
   Tensor there(arena, MemoryCategory::other, DType::u8, {static_cast<std::int64_t>(bytes.size())});
   const bool aside = arena.stream().is_capturing();
   DeviceStream& stream = aside ? arena.transfers("uploads") : arena.stream();
-  void* const from = const_cast<std::byte*>(bytes.data());  // which is only read
+  void* const from = const_cast<std::byte*>(bytes.data());  // only read
   stream.copy_from_host({there.address(), bytes.size()}, {from, bytes.size()}, bytes.size(), 1);
   if (aside) stream.synchronize();
   return there;
