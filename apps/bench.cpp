@@ -1,5 +1,5 @@
-// `bench`: the measurements in docs/performance.md, as ratios to the machine's own limits, measured in the
-// same run. `bench train`.
+// `bench`: the measurements in docs/performance.md, as ratios to the machine's own limits, which are measured
+// in the same run. `bench train`.
 #include <fmt/core.h>
 #include <sys/resource.h>
 
@@ -95,7 +95,7 @@ int bench_train(BenchTrainFlags& f) {
       if (index == 0 && step > 0) {  // the first step allocates
         step_seconds.push_back(seconds);
         allocations += arena.system_allocations() - allocations_before;
-        // The limit is measured between the steps, while the other ranks wait, in memory of its own.
+        // The limit is measured between the steps, while the other ranks wait, in separate memory.
         if (step == 1) resident = peak_resident_bytes();
         peaks.push_back(driver != nullptr
                             ? measure_device_matmul_flops(*driver, run.device_of(0), plan.precision) *

@@ -1,4 +1,4 @@
-// What the measurements share.
+// What the measurements have in common.
 #pragma once
 
 #include <CLI/CLI.hpp>
@@ -15,7 +15,7 @@ struct Spread {
 Spread spread_of(std::vector<double> values);
 
 std::string cpu_name();
-// Without what it can and how many it is.
+// Without the instruction sets and the number of cores.
 std::string processor_name();
 
 inline constexpr int most_repeats = 1'000'000;

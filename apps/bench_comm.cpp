@@ -1,5 +1,5 @@
 // `bench comm`: every collective on thread ranks, the direct forms beside the algorithms of
-// comm/collectives.h, and beside each the time that latency and memory allow, from the same run.
+// comm/collectives.h; and beside each, the time that latency and memory allow, measured in the same run.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -31,7 +31,7 @@ struct BenchCommFlags {
   bool json = false;
 };
 
-// For one size, where --repeats does not say otherwise.
+// For each size, unless --repeats is given.
 constexpr int default_repeats = 101;
 constexpr double default_seconds = 6;
 
@@ -48,13 +48,13 @@ struct Size {
   std::vector<OperationRow> rows;
 };
 
-// Seconds of each operation, in turns, so that noise hits all alike.
+// Seconds of each operation. Operations take turns, so that noise affects all alike.
 std::vector<std::vector<double>> measure(const BenchCommFlags& f, std::int64_t count,
                                          const Progress& progress) {
   ThreadWorld world(f.ranks, std::chrono::seconds(300));
   const std::vector<CommOperation>& all = comm_operations();
   std::vector<std::vector<double>> times(all.size());
-  // Several in a row where one takes no longer than the barriers around it.
+  // Several in a row for sizes at which one takes no longer than the barriers around it.
   const int in_a_row = static_cast<int>(std::clamp<std::int64_t>((1 << 17) / count, 1, 64));
   run_ranks(world, [&](int index) {
     Arena arena;
@@ -62,7 +62,7 @@ std::vector<std::vector<double>> measure(const BenchCommFlags& f, std::int64_t c
     const auto tensor = [&](std::int64_t n) {
       const Tensor t(arena, MemoryCategory::communication, DType::f32, {n});
       copy_from_host(std::vector<float>(static_cast<std::size_t>(n)),
-                     t);  // of which every sum is a normal number
+                     t);  // every sum is a normal number
       return t;
     };
     std::vector<std::int64_t> counts = even_counts(count, f.ranks);
@@ -74,7 +74,7 @@ std::vector<std::vector<double>> measure(const BenchCommFlags& f, std::int64_t c
                         b,      tensor(place.numel()), place,
                         equal,  a.flat_range(0, used), b.flat_range(0, used)};
     const auto start = Clock::now();
-    for (int repeat = -1;; ++repeat) {  // one to warm up
+    for (int repeat = -1;; ++repeat) {  // the first is a warm-up
       const int most = f.repeats.value_or(seconds_since(start) < default_seconds ? default_repeats : 3);
       std::vector<double> more{repeat < most ? 1.0 : 0.0};
       if (index == 0)
@@ -105,7 +105,7 @@ double measure_message(const BenchCommFlags& f, const Progress& progress) {
   return 0;
 }
 
-// `message_seconds`: of a message of one number.
+// `message_seconds`: the time of a message with one number.
 Size measure_size(const BenchCommFlags& f, std::int64_t count, double message_seconds,
                   const Progress& progress) {
   const auto times = measure(f, count, progress);
@@ -166,7 +166,7 @@ int bench_comm(const BenchCommFlags& f) {
   std::vector<std::int64_t> counts = counts_to_measure(f);
   for (std::int64_t& count : counts) {
     count = std::max<std::int64_t>(f.ranks, count);
-    // Two buffers and a part of each rank, what an algorithm receives into, and messages under way.
+    // Two buffers and a part for each rank, the algorithms' receive buffers, and messages in flight.
     const double held = 4.5 * 4.0 * static_cast<double>(count) * f.ranks;
     if (held > memory_limit())
       refuse("--size {}: {} ranks need {}, and this machine has {}; take a smaller --size or fewer --ranks",

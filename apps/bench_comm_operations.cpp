@@ -12,15 +12,15 @@ double bus_part(double n) { return (n - 1) / n; }
 double bus_whole(double) { return 1; }
 double bus_nothing(double) { return 0; }
 
-// A direct form is one step. What it reads of the other ranks' memory, or writes there, counts as sent.
+// A direct form has one step. What it reads from, or writes to, other ranks' memory counts as sent.
 auto direct(double (*bus)(double), double (*buffers_copied)(double n)) {
   return [=](int n, std::int64_t count) {
-    const double c = n > 1 ? static_cast<double>(count) : 0;  // nothing goes anywhere on one rank
+    const double c = n > 1 ? static_cast<double>(count) : 0;  // a single rank sends nothing
     return CommWork{n > 1 ? 1 : 0, bus(n) * c, buffers_copied(n) * c};
   };
 }
 
-// A message is copied once; an addition reads two elements and writes one.
+// Each message is copied once; an addition reads two elements and writes one.
 template <class CostOfRank>
 CommWork work_of(int n, const CostOfRank& cost_of_rank) {
   CommWork work;
@@ -42,7 +42,7 @@ auto of_parts(Cost (*cost)(int rank, std::span<const std::int64_t> counts)) {
   };
 }
 
-// There and back between ranks 0 and 1.
+// Sends there and back between ranks 0 and 1.
 void send_and_receive(CommBuffers& x) {
   const int peer = 1 - x.group.rank();
   if (peer == 1) x.group.send(x.a, peer).wait();
@@ -58,7 +58,7 @@ const std::vector<CommOperation>& comm_operations() {
   constexpr ReduceOp sum = ReduceOp::sum;
   static const std::vector<CommOperation> all{
       {"memory copy", bus_whole, [](CommBuffers& x) { copy(x.a, x.b); }, copy_of_all},
-      // Past the caches: without reading what is overwritten.
+      // Bypasses the caches: does not read what it overwrites.
       {"streaming copy", bus_whole, [](CommBuffers& x) { copy(x.a, x.b, true); }, copy_of_all},
       {"send, recv", bus_whole, send_and_receive,
        [](int, std::int64_t count) {
@@ -93,7 +93,7 @@ const std::vector<CommOperation>& comm_operations() {
        [](CommBuffers& x) { pairwise_all_to_all(x.group, x.out, x.equal, x.in, x.equal); },
        [](int n, std::int64_t count) {
          CommWork work = of_parts(pairwise_all_to_all_cost)(n, count);
-         work.copied += static_cast<double>(count);  // what a rank sends itself
+         work.copied += static_cast<double>(count);  // the part that a rank sends to itself
          return work;
        }},
       {"broadcast", bus_whole, [](CommBuffers& x) { x.group.broadcast(x.a, x.next_root()).wait(); },

@@ -1,4 +1,4 @@
-// What `bench comm` measures: every collective, direct and by messages, and what each of them does.
+// What `bench comm` measures: every collective, direct and by messages, and how much work each is.
 #pragma once
 
 #include <cstdint>
@@ -10,30 +10,30 @@
 
 namespace echelon {
 
-// What a rank measures with.
+// The buffers of a rank.
 struct CommBuffers {
   Communicator& group;
   std::vector<std::int64_t> counts;  // an even cut
-  Tensor a, b;                       // of the size that is measured
-  Tensor own, place;                 // this rank's part: apart, and in b
-  std::vector<std::int64_t> equal;   // as many elements for every rank, a remainder left out
-  Tensor out, in;                    // that much of a and b
+  Tensor a, b;                       // of the measured size
+  Tensor own, place;                 // this rank's part: separate, and inside b
+  std::vector<std::int64_t> equal;   // equally many elements for every rank, without a remainder
+  Tensor out, in;                    // views of a and b of that size
   Scratch scratch{};
-  int root = 0;  // the next one: with one and the same, it could run ahead of the others
+  int root = 0;  // changes each time: with a fixed root, the root could run ahead of the others
 
   int next_root() { return std::exchange(root, (root + 1) % group.size()); }
 };
 
-// What one operation does.
+// The work of one operation.
 struct CommWork {
   int steps = 0;
   double sent = 0;    // elements, by the rank that sends most
-  double copied = 0;  // elements read and written, by all ranks together; only read: half
+  double copied = 0;  // elements read and written, over all ranks; only read: half
 };
 
 struct CommOperation {
   const char* name;
-  double (*bus)(double n);  // bytes that a rank must at least send, over the bytes of its buffer
+  double (*bus)(double n);  // bytes that a rank must send at least, relative to its buffer
   void (*run)(CommBuffers&);
   std::function<CommWork(int n, std::int64_t count)> work;
   int ranks = 0;  // that take part; 0: all

@@ -1,5 +1,5 @@
 // `bench context`: the attention of one layer, alone and cut over ranks by every kind of context parallelism,
-// beside the matrix products' own speed in the same run; and the ring's steps drawn as they ran.
+// beside the speed of matrix products in the same run; and a drawing of the ring's steps as they ran.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -42,13 +42,13 @@ struct Way {
 };
 
 struct Measured {
-  std::vector<double> forward, backward;          // seconds, by repeat; of rank 0 between barriers
-  std::vector<std::vector<double>> rank_seconds;  // that each rank computed, by repeat
+  std::vector<double> forward, backward;          // seconds, by repeat; on rank 0, between barriers
+  std::vector<std::vector<double>> rank_seconds;  // for which each rank computed, by repeat
   std::vector<std::vector<WorkSpan>> spans;       // of the last repeat, by rank
   std::int64_t bytes_sent = 0;                    // by rank 0, forward and backward
 
   double seconds() const { return median(forward) + median(backward); }
-  // Load / average of the rank that computed longest, median over repeats.
+  // Load over average for the rank that computed longest, median over repeats.
   double imbalance() const {
     std::vector<double> ratios;
     for (const auto& ranks : rank_seconds)
@@ -100,7 +100,7 @@ void run_once(const BenchContextFlags& f, const Way& way, Measured& measured) {
     const Sequences sequences{1, {}};
     const Tensor dout = random(heads.width(), 1), dqkv = rank.activation({rows, heads.qkv_width()});
     const Tensor out = rank.activation({rows, heads.width()}), lse = rank.activation({rows * f.heads});
-    for (bool counts : {false, true}) {  // one to warm up
+    for (bool counts : {false, true}) {  // the first is a warm-up
       const Tensor qkv = random(heads.qkv_width(), 2);
       recorder.begin_step(1);
       const std::int64_t sent = rank.traffic().bytes(Axis::cp);
@@ -142,8 +142,9 @@ std::vector<Way> ways(const BenchContextFlags& f) {
   return all;
 }
 
-// Two lines a rank: whose keys and values it computed with, and whose were on their way to it; a column for
-// each equal part of the time from the first block of the forward pass to the last of the backward pass.
+// Two lines for each rank: whose keys and values it computed with, and whose were on their way to it; a
+// column for each equal part of the time from the first block of the forward pass to the last of the backward
+// pass.
 std::string drawing(const Measured& measured) {
   constexpr int columns = 96;
   constexpr const char* names = "0123456789abcdefghijklmnopqrstuvwxyz";
@@ -181,7 +182,7 @@ int bench_context(const BenchContextFlags& f) {
   std::vector<Measured> measured(all.size());
   std::vector<double> peaks;
   std::optional<ProgressLine> line(std::in_place, "bench context", f.json);
-  for (int repeat = 0; repeat < f.repeats; ++repeat) {  // in turns, so that noise hits all alike
+  for (int repeat = 0; repeat < f.repeats; ++repeat) {  // ways take turns, so that noise affects all alike
     peaks.push_back(measure_matmul_flops(DType::f32, 1, 1));
     for (std::size_t i = 0; i < all.size(); ++i) {
       const double done = repeat + static_cast<double>(i) / static_cast<double>(all.size());

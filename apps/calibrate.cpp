@@ -52,7 +52,7 @@ int run_calibrate(const CLI::App& app, const CalibrateFlags& f) {
   if (driver && is_given(app, "--threads"))
     refuse("--threads {}: has no effect on a device; leave it out", f.threads);
   const std::string file = is_given(app, "--out") ? f.out : driver ? "cuda.toml" : "cpu.toml";
-  check_output("--out", file);  // before the minute that measuring takes
+  check_output("--out", file);  // before measuring, which takes a minute
   const Calibration c = with_progress("calibrate", f.json, [&](const Progress& progress) {
     return calibrate(f.threads, progress, driver.get());
   });

@@ -72,7 +72,7 @@ ordered_json rows_json(const std::vector<FitRow>& rows) {
   return list;
 }
 
-// Which candidates to measure; steps that are measured come first among `all`.
+// Which candidates to measure next; in `all`, measured steps come first.
 StepChoice chosen_steps(const Software& software, const Machine& machine,
                         const std::vector<MeasuredStep>& all, std::size_t measured, std::int64_t count) {
   const auto logs = [&](const Software& s) {

@@ -1,4 +1,4 @@
-// `calibrate --from`: a machine and a program from what others measured.
+// `calibrate --from`: fits a machine and a program to measurements from elsewhere.
 #pragma once
 
 #include <cstdint>

@@ -59,7 +59,7 @@ int run_info(const CheckpointFlags& f) {
 
 int run_verify_checkpoint(const CheckpointFlags& f) {
   const std::string path =
-      find_checkpoint(f.path, "checkpoint verify");  // where there is none: a wrong request
+      find_checkpoint(f.path, "checkpoint verify");  // throws if there is none: a wrong request
   try {
     const CheckpointContents c = with_progress("checkpoint verify", f.json, [&](const Progress& progress) {
       return check_checkpoint(path, progress);
@@ -78,14 +78,14 @@ int run_verify_checkpoint(const CheckpointFlags& f) {
     throw;
   } catch (const Unreadable& error) {
     throw RunError(error.what());
-  } catch (const RequestError& damage) {  // which is an answer, not a wrong request
+  } catch (const RequestError& damage) {  // an answer, not a wrong request
     if (f.json) fmt::print("{}\n", json_text(ordered_json{{"whole", false}, {"damage", damage.what()}}));
     fmt::print(stderr, "echelon: {}\n", damage.what());
     return 1;
   }
 }
 
-// The one that has the tensor; null: both do.
+// The checkpoint that has the tensor if the other does not; null: both have it.
 const std::string* only_holder(const CheckpointFlags& f, const TensorDifference& d) {
   using Holder = TensorDifference::Holder;
   return d.holder == Holder::both ? nullptr : d.holder == Holder::first ? &f.path : &f.other;
@@ -186,7 +186,7 @@ void add_checkpoint(CLI::App& program, int& status) {
       fmt::print("written to {}; train --model {} --checkpoint {} --resume continues from it\n",
                  made.checkpoint, shell_word(flags->path), shell_word(flags->out));
       return 0;
-    } catch (const NotFinite& error) {  // which is an answer, not a wrong request
+    } catch (const NotFinite& error) {  // an answer, not a wrong request
       fmt::print(stderr, "echelon: {}\n", error.what());
       return 1;
     }

@@ -10,7 +10,7 @@
 namespace echelon {
 namespace {
 
-// Parameters of SGR (ECMA-48, 8.3.117), of the sixteen colours that a terminal's own scheme makes legible.
+// SGR parameters (ECMA-48, 8.3.117) from the sixteen colours, which a terminal's own scheme keeps legible.
 const char* parameters_of(Tint tint) {
   switch (tint) {
     case Tint::strong:
@@ -37,7 +37,7 @@ bool has_colours(std::FILE* stream) {
 
 std::string Colours::operator()(Tint tint, const std::string& text) const {
   if (!shown_ || text.empty()) return text;
-  // A line's end stays outside, where a pager that shows line by line finds no colour left open.
+  // The line's end stays outside, so that a pager that shows single lines finds no colour left on.
   const std::size_t end = text.find_last_not_of('\n') + 1;
   const std::string begin = std::string("\033[") + parameters_of(tint) + "m";
   return begin + text.substr(0, end) + "\033[0m" + text.substr(end);

@@ -1,5 +1,5 @@
-// Colours of text on a terminal, and the flag that says whether there are any: --colour, of every verb that
-// has some.
+// Colours for text on a terminal, and the flag --colour that turns them on or off, for every verb that uses
+// them.
 #pragma once
 
 #include <CLI/CLI.hpp>
@@ -8,7 +8,8 @@
 
 namespace echelon {
 
-// What is said of a piece of text. Colours repeat what the words say, so that nothing is lost without them.
+// The meaning of a piece of text. Colours only repeat what the words say, so that nothing is lost without
+// them.
 enum class Tint { strong, faint, good, bad, caution };
 
 class Colours {
@@ -16,7 +17,7 @@ class Colours {
   explicit Colours(bool are_shown) : shown_(are_shown) {}
   bool are_shown() const { return shown_; }
   std::string operator()(Tint tint, const std::string& text) const;
-  // Of each line that begins at the margin what is before its first colon, as a heading.
+  // In each line that begins at the margin, the part before the first colon becomes a heading.
   std::string headed(const std::string& text) const;
 
  private:
@@ -26,9 +27,9 @@ class Colours {
 class ColourFlag {
  public:
   void add_to(CLI::App& app, const char* help = "Colours in the text");
-  // RequestError for a value that is none.
+  // RequestError for an illegal value.
   void check() const;
-  // As given; by itself where `stream` is a terminal that has colours (nullptr: it is a file), and NO_COLOR
+  // As the flag says; by default on if `stream` is a terminal with colours (nullptr: a file) and NO_COLOR
   // (no-color.org) is not set.
   Colours of(std::FILE* stream) const;
 

@@ -1,4 +1,4 @@
-// A command as it would be typed again.
+// A command as one would type it.
 #pragma once
 
 #include <CLI/CLI.hpp>
@@ -7,7 +7,7 @@
 
 namespace echelon {
 
-// "echelon plan --gpus 64 --out 'my plan.toml'": a parsed verb with the flags that it was given, but for those
+// "echelon plan --gpus 64 --out 'my plan.toml'": a parsed verb with the flags that it was given, except those
 // left out, quoted for a shell.
 std::string command_text(const CLI::App& verb, const std::set<std::string>& left_out = {});
 

@@ -29,10 +29,10 @@ namespace {
 
 using namespace std::chrono_literals;
 
-// For a training that has said its end to be gone; and for what got SIGTERM, until it gets SIGKILL.
+// How long to wait for a training that has reported its end; and from SIGTERM until SIGKILL.
 constexpr auto after_its_end = 2s, after_sigterm = 2s;
 
-// All processes that this one started, directly or not: what loses its parent is given to this one.
+// All processes that this one started, directly or not: orphaned ones become children of this process.
 std::vector<pid_t> descendants() {
   std::multimap<pid_t, pid_t> children;
   std::error_code none;
@@ -41,7 +41,7 @@ std::vector<pid_t> descendants() {
     if (name.find_first_not_of("0123456789") != std::string::npos) continue;
     std::string stat;
     std::getline(std::ifstream(entry.path() / "stat"), stat);
-    const std::size_t end_of_name = stat.rfind(')');  // which may hold anything
+    const std::size_t end_of_name = stat.rfind(')');  // the name may contain anything
     char state = 0;
     pid_t parent = 0;
     if (end_of_name != std::string::npos &&
@@ -63,7 +63,7 @@ struct Commands::Child {
   int pipe = -1;
   bool pipe_ended = false;
   std::optional<int> status{};
-  std::function<void()> hear{};  // what it has said
+  std::function<void()> hear{};  // what it has reported
   Ended ended{};
   bool to_hand_on = false, any_word = false;
   Clock::time_point heard{}, said_at{}, forced_at{};
@@ -89,16 +89,17 @@ Commands::~Commands() {
 
 namespace {
 
-// In the child: becomes the command. `words_to`: what it tells this process goes there; -1: nothing.
+// In the child process: becomes the command. `words_to`: the descriptor for its reports to this process; -1:
+// none.
 [[noreturn]] void become(const std::vector<std::string>& words, pid_t parent, const sigset_t& signals,
                          const std::string& variable, int words_to, bool over_stderr) {
   std::vector<char*> arguments;
   for (const std::string& word : words) arguments.push_back(const_cast<char*>(word.c_str()));
   arguments.push_back(nullptr);
-  // A terminal, and timeout(1), signal whole groups of processes: the command is to hear of it from here
-  // alone, once. So it does not end with the group either, but with this process.
+  // Terminals and timeout(1) signal whole process groups: the command should get signals only from here,
+  // once. So it does not end with the group either, but with this process.
   ::setpgid(0, 0);
-  if (std::freopen("/dev/null", "r", stdin) == nullptr) std::_Exit(3);  // not the terminal's any more
+  if (std::freopen("/dev/null", "r", stdin) == nullptr) std::_Exit(3);  // it must not read the terminal
   if (!variable.empty()) ::setenv(launch_variable, variable.c_str(), 1);
   if (words_to >= 0 && over_stderr) ::dup2(words_to, STDERR_FILENO);
   if (words_to >= 0 && !over_stderr) ::fcntl(words_to, F_SETFD, 0);
@@ -110,8 +111,8 @@ namespace {
   std::_Exit(127);
 }
 
-// Before it has started its ranks, mpirun takes a signal and forgets it. One that starts them otherwise than
-// from its first thread has had two seconds.
+// Before it has started its ranks, mpirun ignores signals. An mpirun that starts ranks from another than its
+// first thread counts as having children after two seconds.
 bool has_children(pid_t process, Clock::duration since_asked) {
   std::ifstream children(fmt::format("/proc/{0}/task/{0}/children", process));
   pid_t first = 0;
@@ -122,7 +123,7 @@ void signal_all(int signal) {
   for (const pid_t process : descendants()) ::kill(process, signal);
 }
 
-// Ranks that outlived their mpirun.
+// Ends ranks that outlived their mpirun.
 void end_ranks_left() {
   const std::string program = std::filesystem::read_symlink("/proc/self/exe").string();
   for (const pid_t process : descendants()) {
@@ -236,7 +237,7 @@ void Commands::wait(Child& child) {
     take_signals(child);
     if (child.hear) child.hear();
     if (child.status) break;
-    // On SIGTERM mpirun gives the ranks a second, and returns 1; SIGUSR1 it hands on, and they end after
+    // On SIGTERM mpirun gives its ranks one second, and returns 1; it forwards SIGUSR1, and ranks end after
     // their step.
     if (child.to_hand_on && (!child.is_mpirun || has_children(child.pid, time_.now() - *asked_at_))) {
       ::kill(child.pid, SIGUSR1);

@@ -1,5 +1,5 @@
-// Runs commands one after another for `launch`: hands on to them what asks this process to stop, and ends
-// them by force, with all that they started, when they do not end by themselves.
+// Runs commands one after another for `launch`. Forwards requests to stop, and kills commands that do not end
+// by themselves, with all that they started.
 #pragma once
 
 #include <signal.h>
@@ -17,13 +17,13 @@ namespace echelon {
 
 class Commands {
  public:
-  // How long is waited for what. Three seconds before `grace` has passed since a request to stop, whatever
-  // runs is ended by force.
+  // How long to wait for what. A command that still runs three seconds before the end of `grace`, counted
+  // from a request to stop, is killed.
   struct Patience {
     std::chrono::milliseconds grace{10'000};
     std::chrono::milliseconds silence{60'000};  // of all ranks that mpirun has started
   };
-  // The clock of `time` is the one that patience is measured by.
+  // Patience is measured by the clock of `time`.
   explicit Commands(const Patience& patience, const Time& time = {});
   ~Commands();
   Commands(const Commands&) = delete;
@@ -32,24 +32,24 @@ class Commands {
   bool asked_to_stop() const { return asked_at_.has_value(); }
 
   struct Ended {
-    int status = 0;           // its own, or 128 + the signal that ended it
-    std::optional<int> said;  // what the training said of itself
-    bool lasting = false;     // it said that the same would come again
-    std::string forced;       // why it was ended by force; empty: it ended by itself
+    int status = 0;           // its exit status, or 128 + the signal that ended it
+    std::optional<int> said;  // what the training reported of itself
+    bool lasting = false;     // it reported that the same failure would come again
+    std::string forced;       // why it was killed; empty: it ended by itself
   };
-  // Of a training, which says how it ends (launch_words.h).
+  // For a training, which reports how it ends (launch_words.h).
   Ended train(const std::vector<std::string>& words);
-  // Of any other command: its status.
+  // For any other command: returns its status.
   int run(const std::vector<std::string>& words);
 
-  // Sleeps, but no longer than until a request to stop.
+  // Sleeps, at most until a request to stop.
   void sleep(std::chrono::milliseconds time);
 
  private:
   struct Child;
   void wait(Child& child);
   void take_signals(Child& child);
-  // Whether a command must be ended by force now, and why.
+  // Whether a command must be killed now, and why.
   std::string overdue(const Child& child) const;
 
   Patience patience_;

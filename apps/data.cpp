@@ -54,7 +54,7 @@ Counts counts_of(const TokenData& data) {
   return all;
 }
 
-// What train names by --data stands here by itself.
+// In messages, removes --data: this verb has the path as a positional.
 template <class Read>
 auto without_flag(const Read& read) {
   constexpr std::string_view flag = "--data ";
@@ -72,7 +72,7 @@ void refuse_to_replace(const std::string& prefix, const std::string& path) {
   if (fs::exists(path, error)) refuse("--out {}: {} is there already; name another", prefix, path);
 }
 
-// All files as one, document by document.
+// Writes all files as one, document by document.
 TokenStoreInfo write_all(const TokenData& data, const TextTokens& text, const std::string& prefix,
                          const std::string& path) {
   TokenStoreWriter writer(path, data.is_masked() || text.tokenizer->vocab() > 65536 ? 4 : 2, text.identity);
@@ -90,12 +90,12 @@ TokenStoreInfo write_all(const TokenData& data, const TextTokens& text, const st
       at += here;
     }
   }
-  refuse_to_replace(prefix, path);  // which another program may have made since
+  refuse_to_replace(prefix, path);  // another program may have created it since
   writer.commit();
   return writer.info();
 }
 
-// PREFIX.parts in the hands of one run. What it has made stays where it is ended before.
+// PREFIX.parts, locked by one run. If the run ends early, finished parts stay there.
 class Parts {
  public:
   Parts(const std::string& prefix, std::string path) : path_(std::move(path)) {
@@ -128,7 +128,7 @@ int run_tokenize(const DataVerbFlags& f) {
   refuse_to_replace(f.out, path);
   check_output("--out", path);
   const Parts parts(f.out, f.out + ".parts");
-  refuse_to_replace(f.out, path);  // which the run before may have ended with
+  refuse_to_replace(f.out, path);  // the run before may have ended with it
   DataReading reading;
   reading.text = text_tokens(f.tokenizer);
   reading.cache_directory = parts.path();
@@ -140,14 +140,14 @@ int run_tokenize(const DataVerbFlags& f) {
     report(progress, -1, "writing " + path);
     return std::tuple{write_all(data, reading.text, f.out, path), data.notes(), data.num_files()};
   });
-  remove_token_cache(parts.path());  // of a run that was ended before, too
+  remove_token_cache(parts.path());  // also removes that of a run that ended early
   fmt::print("{}written to {}: {} of {} in {}, {:.1f}% of them not counted in the loss\n", skipped, path,
              counted(made.tokens, "token"), counted(made.documents, "document"), counted(files, "file"),
              100 * Counts{made.tokens, made.documents, made.counted}.masked());
   return 0;
 }
 
-// The beginnings of documents spread over the data.
+// Beginnings of documents, spread over the data.
 ordered_json samples_of(const TokenData& data, const Tokenizer& tokenizer, std::int64_t count) {
   constexpr std::int64_t most_tokens = 200;
   std::vector<std::int64_t> starts = data.document_starts();
@@ -183,8 +183,7 @@ int run_info(const DataVerbFlags& f) {
         [&] { return TokenData(f.paths, decodes ? reading.text.tokenizer->vocab() : any_vocab, reading); });
   });
   std::vector<FlagNeed> needs = f.reading.needs(data);
-  std::erase_if(needs,
-                [](const FlagNeed& need) { return need.flag == "--tokenizer"; });  // which shows samples
+  std::erase_if(needs, [](const FlagNeed& need) { return need.flag == "--tokenizer"; });  // it shows samples
   refuse_idle(*f.info, needs);
   const Counts all = counts_of(data);
   const bool reads = decodes || data.kind() == TokenData::Kind::text;

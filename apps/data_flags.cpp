@@ -10,7 +10,7 @@
 namespace echelon {
 namespace {
 
-// Where the XDG Base Directory Specification has what can be made again; empty where there is no home.
+// The cache directory of the XDG Base Directory Specification; empty if there is no home directory.
 std::string users_cache() {
   namespace fs = std::filesystem;
   const char* const cache = std::getenv("XDG_CACHE_HOME");

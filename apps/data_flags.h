@@ -1,4 +1,4 @@
-// What --data needs beside it: a tokenizer, a place for tokens.
+// Flags that go with --data: a tokenizer, and a place for tokens.
 #pragma once
 
 #include <CLI/CLI.hpp>
@@ -13,12 +13,12 @@ class DataFlags {
  public:
   // --tokenizer, --data-cache, --raw-tokens.
   void add_to(CLI::App& app);
-  // With `directories`, of models and checkpoints, a tokenizer that lies in one of them is taken where no
-  // flag names one; empty ones are passed over.
+  // If no flag names a tokenizer, takes one that is found in `directories` (of models and checkpoints); empty
+  // names are skipped.
   DataReading reading(const std::vector<std::string>& directories, const Progress& progress) const;
-  // What each needs to act.
+  // What each flag needs to have an effect.
   std::vector<FlagNeed> needs(const TokenData& data) const;
-  static std::vector<FlagNeed> needs_data();  // where there is none
+  static std::vector<FlagNeed> needs_data();  // if there is no data
 
  private:
   CLI::App* app_ = nullptr;

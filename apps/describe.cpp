@@ -20,7 +20,7 @@
 namespace echelon {
 namespace {
 
-// "on", "zb-h1" and "f32" say themselves, where "N", "FILE.toml" and "topk:R" say what is to be there.
+// "on", "zb-h1" and "f32" are literal values; "N", "FILE.toml" and "topk:R" describe values.
 bool is_literal(const std::string& part) {
   return !part.empty() && std::all_of(part.begin(), part.end(), [](unsigned char c) {
     return std::islower(c) || std::isdigit(c) || c == '-' || c == '_';
@@ -78,7 +78,7 @@ CommandDescription describe(const CLI::App& app, std::vector<std::string> words)
 
 void write(const std::filesystem::path& path, const std::string& text) {
   std::error_code error;
-  std::filesystem::create_directories(path.parent_path(), error);  // else there is no writing to it either
+  std::filesystem::create_directories(path.parent_path(), error);  // if this fails, so does writing
   write_output("describe", path.string(), text);
 }
 

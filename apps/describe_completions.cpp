@@ -13,7 +13,7 @@ namespace {
 using Command = CommandDescription;
 using Flag = FlagDescription;
 
-// Every command, each before its verbs.
+// Visits every command, each before its verbs.
 void visit(const Command& command, const std::function<void(const Command&)>& see) {
   see(command);
   for (const Command& verb : command.verbs) visit(verb, see);
@@ -27,7 +27,7 @@ std::string verbs_of(const Command& command) {
   return fmt::format("{}", fmt::join(names, " "));
 }
 
-// In single quotes, for any of the shells.
+// In single quotes, for any of these shells.
 std::string quoted(const std::string& text, const char* quote_mark) {
   std::string out = "'";
   for (const char c : text) out += c == '\'' ? std::string(quote_mark) : std::string(1, c);
@@ -40,7 +40,7 @@ std::string with_backslash_before(const std::string& text, const std::string& sp
   return out;
 }
 
-// The first words of what a flag is for: a list of candidates has one line for each.
+// The beginning of a flag's description, for lists with one line for each candidate.
 std::string short_text(const std::string& text) { return text.substr(0, text.find_first_of(";:(")); }
 
 std::string case_of(const char* name, const std::string& lines) {
@@ -109,7 +109,7 @@ complete -c echelon -f
 
 std::string bash_completion(const Command& program) {
   std::string verbs, flags, values, positionals;
-  // Flags that take the same stand in one line.
+  // Flags with the same values share a line.
   std::map<std::string, std::vector<std::string>> takers;
   visit(program, [&](const Command& command) {
     const std::string path = path_of(command);

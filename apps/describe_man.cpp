@@ -9,7 +9,7 @@
 namespace echelon {
 namespace {
 
-// As roff prints it: a hyphen that can be copied, no backslash that commands, no line that does.
+// Text for roff: hyphens that can be copied, and no backslashes or lines that act as commands.
 std::string roff(const std::string& text) {
   std::string out;
   for (const char c : text) {

@@ -1,5 +1,5 @@
-// --device, for whatever computes: calibrate is in the build of the planner alone, which has no other flags
-// of runs.
+// --device, for every verb that computes: a separate file, since calibrate is in the planner's build too,
+// which has no other flags of runs.
 #include <fmt/core.h>
 
 #include <CLI/CLI.hpp>

@@ -30,7 +30,7 @@ namespace {
 
 using nlohmann::ordered_json;
 
-// Of those that our kernels and oneDNN's can use.
+// The instruction sets that our kernels and oneDNN's can use.
 std::vector<std::string> instruction_sets() {
   constexpr std::array wanted{"sse4_2",      "avx2",        "fma",      "avx512f",  "avx512_vnni",
                               "avx512_bf16", "avx512_fp16", "amx_tile", "amx_bf16", "asimd",
@@ -48,7 +48,7 @@ std::vector<std::string> instruction_sets() {
   return here;
 }
 
-// The devices whose memory the kernels of one can use.
+// The devices whose memory the kernels of `device` can use.
 std::vector<int> reached_from(DeviceDriver& driver, int device) {
   std::vector<int> peers;
   for (int peer = 0; peer < driver.num_devices(); ++peer)

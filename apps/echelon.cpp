@@ -1,5 +1,5 @@
-// echelon: one verb per thing a person wants. Exit status: 0 yes, 1 it ran and the answer is no, 2 the
-// request is wrong, 3 it failed while running.
+// echelon: one verb for each task. Exit status: 0 yes; 1 it ran, and the answer is no; 2 the request is
+// wrong; 3 it failed while running.
 #include <execinfo.h>
 #include <malloc.h>
 #include <sys/resource.h>
@@ -17,10 +17,10 @@
 namespace {
 
 constexpr const char* out_of_memory =
-    "echelon: out of memory\n";  // printed as it is: formatting asks for some
+    "echelon: out of memory\n";  // printed unformatted: formatting needs memory
 
-// An exception that nothing can take, as where memory ends while another one is on its way. A bug leaves its
-// core.
+// For exceptions that cannot be caught, such as running out of memory while another exception is handled. A
+// bug leaves a core dump.
 [[noreturn]] void end_without_handler() noexcept {
   try {
     std::rethrow_exception(std::current_exception());
@@ -32,20 +32,20 @@ constexpr const char* out_of_memory =
   std::abort();
 }
 
-// Before main(): memory may be too little already for what libraries make there.
+// Before main(): libraries' static initialisers may already run out of memory.
 __attribute__((constructor(101))) void end_by_a_sentence() { std::set_terminate(end_without_handler); }
 
 }  // namespace
 
 int main(int argc, char** argv) {
-  std::signal(SIGXFSZ, SIG_IGN);  // a file over the limit of its size is an error of write() like a full disk
-  // A heap of each thread's own reserves 64 MiB of addresses, and where it gets none every allocation asks
-  // for it again: where addresses are limited (ulimit -v) all threads share one.
+  std::signal(SIGXFSZ, SIG_IGN);  // a file over its size limit is then a write() error, like a full disk
+  // A separate heap for each thread reserves 64 MiB of addresses, and if that fails every allocation tries
+  // again: if addresses are limited (ulimit -v), all threads share one heap.
   rlimit addresses{};
   if (::getrlimit(RLIMIT_AS, &addresses) == 0 && addresses.rlim_cur != RLIM_INFINITY)
     ::mallopt(M_ARENA_MAX, 1);
-  // The C library looks for what unwinds the stack when it first needs it, and ends the process where memory
-  // is at an end by then.
+  // The C library loads the stack unwinder when it is first needed, and ends the process if there is no
+  // memory for it then: so it is loaded now.
   void* frame = nullptr;
   (void)::backtrace(&frame, 1);
   int status = 3;
@@ -56,6 +56,6 @@ int main(int argc, char** argv) {
   } catch (const std::exception& error) {
     echelon::complain(echelon::message_of(error));
   }
-  if (status != 0) echelon::tell_launch_end(status);  // a whole training has said it itself
+  if (status != 0) echelon::tell_launch_end(status);  // a training that ran to its end has reported it itself
   return status;
 }

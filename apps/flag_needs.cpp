@@ -26,7 +26,7 @@ void refuse_idle(const CLI::App& app, const std::vector<FlagNeed>& needs, const 
 void refuse_empty_values(const CLI::App& program) {
   for (const CLI::App* verb : program.get_subcommands()) {
     for (const CLI::Option* option : verb->get_options()) {
-      // An empty prompt is a prompt.
+      // An empty prompt is legal.
       if (option->count() == 0 || option->get_items_expected_max() == 0 || option->get_positional() ||
           option->get_name() == "--prompt")
         continue;
@@ -47,7 +47,7 @@ void refuse_lost_files(const CLI::App& program) {
       const bool is_output = contains(outputs, option->get_name());
       for (const std::string& value : option->results()) {
         std::error_code error;
-        // Of a prefix the file has a name of its own.
+        // The file's name is not the prefix itself.
         if (option->get_type_name() == "PREFIX") continue;
         if (is_output || std::filesystem::is_regular_file(value, error))
           (is_output ? written : read).push_back({option->get_name(), value});

@@ -37,9 +37,9 @@ Plan PlanFlags::plan(const StartingWeights* weights, const ModelSpec* resumed,
                      const std::function<void(Plan&)>& choose_mesh) const {
   Plan plan = defaults_;
   if (weights != nullptr) plan.model = weights->model();
-  plan.model.tuning.freeze.clear();  // the training that made them is over
+  plan.model.tuning.freeze.clear();  // the training that froze them is over
   if (resumed != nullptr) plan.model = *resumed;
-  plan.sequence_parallel = true;     // where tp > 1
+  plan.sequence_parallel = true;  // has an effect if tp > 1
   const bool has_file = is_given(*app_, "--plan");
   if (has_file) plan = plan_from_toml(read_text(plan_file_, "--plan"), "--plan " + plan_file_);
   for (const PlanField& field : plan_fields()) {
@@ -47,7 +47,7 @@ Plan PlanFlags::plan(const StartingWeights* weights, const ModelSpec* resumed,
     read_field(field, plan, values_.at(field.name()), field.flag());
     if (field.name() == "model" && !has_file) plan.seq_len = std::min(plan.seq_len, plan.model.max_seq);
   }
-  // The default is what is legal.
+  // Invariant numerics imply legal defaults.
   if (!has_file && plan.numerics == Numerics::invariant) {
     if (!is_given(*app_, "--sp")) plan.sequence_parallel = false;
     if (!is_given(*app_, "--cp-kind") && plan.mesh.size(Axis::cp) > 1)
@@ -59,7 +59,7 @@ Plan PlanFlags::plan(const StartingWeights* weights, const ModelSpec* resumed,
   }
   if (plan.mask == AttentionMask::document && plan.document_end < 0 && document_end) {
     const std::int32_t end = document_end();
-    if (end < plan.model.vocab) plan.document_end = end;  // else its text is refused where it is read
+    if (end < plan.model.vocab) plan.document_end = end;  // otherwise reading the data refuses it
   }
   if (choose_mesh && !gives_mesh()) choose_mesh(plan);
   check_with_remedies(plan, [this](const Plan& asked, const std::string& also_given) {
@@ -123,7 +123,7 @@ RanksHere ranks_here(const Plan& plan, const ProcessWorld* processes) {
 }
 
 RunOptions RunFlags::options(const Plan& plan, const ProcessWorld* processes) const {
-  constexpr int most_ranks = 1024, most_threads = 4096;  // of one process
+  constexpr int most_ranks = 1024, most_threads = 4096;  // in one process
   RunOptions run;
   const auto [ranks, cores] = ranks_here(plan, processes);
   if (ranks > most_ranks)

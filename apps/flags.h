@@ -1,4 +1,4 @@
-// The flags that verbs share, and how they become a Plan.
+// Flags that several verbs share, and how they become a Plan.
 #pragma once
 
 #include <CLI/CLI.hpp>
@@ -16,27 +16,26 @@
 
 namespace echelon {
 
-// Model, mesh, batch, precision: the flags of train and verify. A flag that is given wins over the --plan
-// file.
+// Model, mesh, batch, precision: the flags of train and verify. Flags override the --plan file.
 class PlanFlags {
  public:
-  // `defaults` hold where neither flag nor file says anything.
+  // `defaults` apply to what neither flags nor file set.
   void add_to(CLI::App& app, const Plan& defaults);
-  // With `weights`, what is trained is their model: RequestError where flag or file say another. With
-  // `resumed`, it is this one where neither flag nor file says one. `document_end` is asked for the token
-  // that ends a document, where the mask needs one that neither says; -1: it knows none. `choose_mesh` sets
-  // the mesh where none is given.
+  // With `weights`, the model is theirs: RequestError if flags or file set another. With `resumed`, it is
+  // this one unless flags or file set one. `document_end` is called for the token that ends a document if the
+  // mask needs one and neither sets it; it returns -1 if it knows none. `choose_mesh` sets the mesh if none
+  // is given.
   Plan plan(const StartingWeights* weights = nullptr, const ModelSpec* resumed = nullptr,
             const std::function<std::int32_t()>& document_end = {},
             const std::function<void(Plan&)>& choose_mesh = {}) const;
-  // Whether an axis of the mesh is given, or a plan, which has one.
+  // Whether an axis of the mesh is given, or a plan, which includes a mesh.
   bool gives_mesh() const;
 
  private:
   CLI::App* app_ = nullptr;
   Plan defaults_;
   std::string plan_file_;
-  std::map<std::string, std::string> values_;  // as they stand on the line
+  std::map<std::string, std::string> values_;  // as given on the command line
 };
 
 class OptimizerFlags {
@@ -50,25 +49,25 @@ class OptimizerFlags {
   std::optional<double> min_lr_, clip_;
 };
 
-// Ranks of the plan on this machine, and the cores that they share.
+// How many ranks of the plan are on this machine, and the cores that they share.
 struct RanksHere {
   int ranks = 1, cores = 1;
 };
 RanksHere ranks_here(const Plan& plan, const ProcessWorld* processes);
 
-// --device, and the driver of what it names: null of the cpu, and why where that is what auto came to is
-// said. RequestError where there is no such device.
+// --device, and its driver: null for the cpu. If auto chose the cpu, the reason is printed. RequestError if
+// there is no such device.
 void add_device(CLI::App& app, std::string& device);
 std::shared_ptr<DeviceDriver> driver_of(const std::string& device);
-// What a dry run imagines, which needs none to be here.
+// The device of a dry run, which need not exist here.
 Device imagined(const std::string& device);
 
 class RunFlags {
  public:
   void add_to(CLI::App& app);
-  // Of a verb that runs one rank.
+  // For a verb that runs one rank.
   void add_threads_to(CLI::App& app);
-  // Compute threads of a rank: as given, or the cores shared out over the ranks.
+  // Compute threads for each rank: as given, or the cores divided over the ranks.
   RunOptions options(const Plan& plan, const ProcessWorld* processes = nullptr) const;
   std::shared_ptr<DeviceDriver> driver() const;
   Device imagined_device() const { return imagined(device_); }
@@ -77,7 +76,7 @@ class RunFlags {
  private:
   std::optional<int> threads_;
   std::string device_ = "cpu";
-  mutable std::optional<std::shared_ptr<DeviceDriver>> driver_;  // once it was asked for
+  mutable std::optional<std::shared_ptr<DeviceDriver>> driver_;  // set once it was asked for
   std::string collectives_ = "direct";
   double timeout_seconds_ = 60;
 };

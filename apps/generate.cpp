@@ -47,12 +47,12 @@ std::vector<FlagNeed> generate_needs(const GenerateFlags& f) {
   return needs;
 }
 
-// Text on its way out: held back as long as it may be the beginning of a stop string, which is not written.
+// Text for output: held back as long as it may be the beginning of a stop string, which is not written.
 class StoppedText {
  public:
   explicit StoppedText(std::vector<std::string> stops) : stops_(std::move(stops)) {}
 
-  // What may be written now.
+  // Returns what may be written now.
   std::string next(const std::string& text) {
     if (stopped_) return "";
     held_ += text;
@@ -79,15 +79,15 @@ class StoppedText {
   bool stopped_ = false;
 };
 
-// A text has no more tokens than there are positions behind its prompt: of the default as many as that
-// leaves.
+// A text may have as many new tokens as there are positions after its prompt: an explicit larger number is
+// refused, the default is reduced.
 GenerateOptions that_fit(GenerateOptions options, const ModelSpec& model, const GeneratedText& text) {
   const std::int64_t room = model.max_seq - std::ssize(text.prompt_tokens);
   options.max_tokens = std::min(options.max_tokens, std::max<std::int64_t>(room, 1));
   return options;
 }
 
-// One a line.
+// One prompt per line.
 std::vector<std::string> read_prompts(const std::string& path) {
   std::istringstream in(read_text(path, "--prompts"));
   std::vector<std::string> prompts;
@@ -99,7 +99,8 @@ std::vector<std::string> read_prompts(const std::string& path) {
   return prompts;
 }
 
-// The token that is this text: a special one stands for no text that a stop could be found in.
+// Adds the token that is exactly this text: special tokens produce no text in which the stop string could be
+// found.
 void add_token_of(const Tokenizer& tokenizer, const std::string& stop, std::vector<std::int32_t>& tokens) {
   const std::vector<std::int32_t> ids = tokenizer.encode(stop);
   if (ids.size() == 1 && tokenizer.decode(ids, Special::shown) == stop) tokens.push_back(ids.front());
@@ -112,13 +113,14 @@ std::tm time_here() {
   return local;
 }
 
-// All ranks are threads of this process: each makes the same text of the same tokens, and one writes it.
+// All ranks are threads of this process: each makes the same text from the same tokens, and one writes it.
 class Generation {
  public:
   explicit Generation(const GenerateFlags& flags)
       : flags_(flags), plan_(flags.plan), tokenizer_(flags.tokenizer) {}
 
-  // `write` gets each token and what text there is with it, on every rank; at the end -1 and the rest.
+  // `write` gets each token with the text that it completes, on every rank; finally -1 and the rest of the
+  // text.
   template <class Write>
   std::vector<std::int32_t> run(const Rank& rank, const ParameterStore& parameters,
                                 const RouterBiases& biases, const std::vector<std::int32_t>& prompt,
@@ -128,11 +130,11 @@ class Generation {
       return generate(rank, plan_, parameters, biases, prompt, options,
                       [&](std::int32_t token) { write(token, fmt::format("{} ", token)); });
     TextStream stream(tokenizer_);
-    for (const std::int32_t token : prompt) stream.next(token);  // a decoder may look at what came before
+    for (const std::int32_t token : prompt) stream.next(token);  // a decoder may need what came before
     stream.finish();
     StoppedText stopped(stops);
     options.ends = [&](std::int32_t token) {
-      // A model may have more ids than its tokenizer has tokens, and may say them.
+      // A model may have more ids than its tokenizer has tokens, and may generate them.
       if (token >= tokenizer_->vocab())
         write(token, fmt::format("<{}>", token));
       else
@@ -146,7 +148,7 @@ class Generation {
     return tokens;
   }
 
-  // Prompts go over the data-parallel ranks in turns.
+  // Prompts are distributed over the data-parallel ranks in turn.
   void texts(const Rank& rank, const ParameterStore& parameters, const RouterBiases& biases,
              const GenerateObserver& observer, std::vector<GeneratedText>& all) const {
     const auto dp = static_cast<std::size_t>(rank.size(Axis::dp));
@@ -166,7 +168,7 @@ class Generation {
     }
   }
 
-  // Turns from standard input, a line each, until it ends.
+  // Reads the user's turns from standard input, one per line, until it ends.
   void chat(const Rank& rank, const ParameterStore& parameters, const RouterBiases& biases,
             const ChatTemplate& chat, std::vector<std::int32_t>& shared) const {
     const auto meet = [&] {
@@ -254,7 +256,7 @@ std::shared_ptr<const ChatTemplate> template_of(const GenerateFlags& f, const Ch
   return chat;
 }
 
-// Loads the weights on every rank, and does `work` there.
+// Loads the weights on every rank, and runs `work` there.
 template <class Work>
 void on_ranks(const GenerateFlags& f, std::chrono::milliseconds timeout, const std::function<void()>& on_load,
               const Work& work) {
@@ -313,7 +315,7 @@ void GenerateFlags::read() {
     if (!text_mode) continue;
     one.prompt = prompt;
     one.prompt_tokens = tokenizer->encode_whole(prompt);
-    // A document's beginning: behind its first token, or behind the end of the one before.
+    // Where a document begins: after its first token, or after the end of the one before.
     const auto begin = bounds.begin ? bounds.begin : tokenizer->end_of_text();
     if (one.prompt_tokens.empty() && !begin)
       refuse("--prompt: {} makes no token of it; legal: some text", tokenizer->name());
@@ -337,7 +339,7 @@ void generate_texts(GenerateFlags& f, const GenerateObserver& observer) {
 }
 
 void hold_conversation(const GenerateFlags& f, const std::function<void()>& on_load) {
-  // People think before they write.
+  // Users may take long to write.
   constexpr std::chrono::hours days(24 * 30);
   const Generation generation(f);
   std::vector<std::int32_t> shared;
@@ -363,7 +365,7 @@ int run_generate(GenerateFlags& f) {
     std::fwrite(text.data(), 1, text.size(), out);
     std::fflush(out);
   };
-  // Of several ranks that write at once the whole texts are shown, at the end.
+  // If several ranks generate at once, whole texts are shown at the end.
   const bool streams = f.plan.mesh.size(Axis::dp) == 1;
   std::size_t begun = 0;
   GenerateObserver observer{clear, {}, {}};
@@ -388,7 +390,7 @@ int run_generate(GenerateFlags& f) {
       report.update(object(f.texts.front()));
     else
       for (const GeneratedText& one : f.texts) report["texts"].push_back(object(one));
-    // A model of bytes may write half a character; a program gets the replacement character then.
+    // A model of bytes may end within a character; programs then get the replacement character.
     fmt::print("{}\n", json_text(report));
   }
   return 0;
@@ -453,7 +455,7 @@ void add_generate(CLI::App& program, int& status) {
   app.callback([flags, &status] {
     try {
       status = run_generate(*flags);
-    } catch (const NotFinite& error) {  // the checkpoint has been read, and this is the answer
+    } catch (const NotFinite& error) {  // the checkpoint was read, and this is the answer
       fmt::print(stderr, "echelon: {}\n", error.what());
       status = 1;
     }

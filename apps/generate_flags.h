@@ -26,7 +26,7 @@ struct GeneratedText {
 };
 
 struct GenerateFlags {
-  // What the flags ask for, below. RequestError naming what cannot be.
+  // Reads what the flags ask for into the members below. RequestError naming what is impossible.
   void read();
 
   RunFlags run;
@@ -39,28 +39,28 @@ struct GenerateFlags {
   bool json = false, chat = false;
   CLI::App* app = nullptr;
 
-  // Filled in by read().
+  // Set by read().
   CheckpointInfo info;
   Plan plan;
   RunOptions run_options;
   std::shared_ptr<const Tokenizer> tokenizer;  // nullptr: ids are shown
-  std::shared_ptr<const ChatTemplate> chat_template;  // of a conversation
-  std::vector<GeneratedText> texts;            // prompts, and no texts yet; none of a conversation
+  std::shared_ptr<const ChatTemplate> chat_template;  // for a conversation
+  std::vector<GeneratedText> texts;  // prompts without texts so far; empty for a conversation
 };
 void add_generate_flags(CLI::App& app, const std::shared_ptr<GenerateFlags>& flags);
 
 struct GenerateObserver {
-  std::function<void()> on_load;  // the weights are there
-  // A piece of the text with this index, on the thread of the rank that makes it: pieces of one text come in
-  // order, and those of several at once where there are several data-parallel ranks.
+  std::function<void()> on_load;  // called once the weights are loaded
+  // A piece of the text with this index, on the thread of the rank that generates it: pieces of one text come
+  // in order, but several texts may alternate if there are several data-parallel ranks.
   std::function<void(std::size_t index, const std::string& piece)> on_piece;
-  // Called for each token, on every rank; what it throws ends the run.
+  // Called for each token, on every rank; an exception ends the run.
   std::function<void()> before_token;
 };
 
-// Completes the texts of `flags`, which have been read. Where that ends early they have what came until then.
+// Completes the texts of `flags`, after read(). If it ends early, texts hold what was generated until then.
 void generate_texts(GenerateFlags& flags, const GenerateObserver& observer);
-// Turns from standard input, a line each, until it ends.
+// Reads the user's turns from standard input, one per line, until it ends.
 void hold_conversation(const GenerateFlags& flags, const std::function<void()>& on_load);
 
 }  // namespace echelon

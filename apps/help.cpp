@@ -11,7 +11,7 @@
 namespace echelon {
 namespace {
 
-// Below a flag's name where the lines are short.
+// Below a flag's name if lines are short.
 std::size_t description_column(int columns) { return columns < 60 ? 8 : 28; }
 
 class HelpFormat : public CLI::Formatter {
@@ -78,7 +78,7 @@ std::string help_line(const std::string& name, const std::string& text, int colu
 void arrange_help(CLI::App& program) {
   program.formatter(std::make_shared<HelpFormat>());
   for (CLI::Option* option : program.get_options([](const CLI::Option*) { return true; }))
-    if (option->get_group() == "Options") option->group(common_flags);  // --help, which CLI11 adds itself
+    if (option->get_group() == "Options") option->group(common_flags);  // --help, which CLI11 adds
   for (CLI::App* verb : program.get_subcommands([](const CLI::App*) { return true; })) {
     if (verb->get_group() == "Subcommands") verb->group("Verbs");
     arrange_help(*verb);

@@ -109,7 +109,7 @@ int Job::run(const RunFlags& flags, const std::function<int()>& body) {
       device_ids_ = gather_device_ids(*processes_, driver.get());
     }
     const int status = body();
-    if (leads()) tell_launch_end(status);  // whatever becomes of mpirun
+    if (leads()) tell_launch_end(status);  // even if mpirun does not end
     processes_.reset();
     remove_record_directory();
     return status;
@@ -119,8 +119,8 @@ int Job::run(const RunFlags& flags, const std::function<int()>& body) {
       if (said_) throw AlreadySaid{2};
       throw;
     }
-    // What all refuse the first says, before the others can leave MPI: when the first process ends, mpirun
-    // ends those that have not. What this one alone refuses the others have to be told.
+    // The first process reports what all of them refuse, before the others can leave MPI: when the first
+    // process ends, mpirun ends the others. What only this process refuses must be sent to the others.
     if (dynamic_cast<const JointRefusal*>(&error) == nullptr || processes_->failed()) {
       processes_->fail(error);
     } else if (leads()) {
@@ -133,10 +133,10 @@ int Job::run(const RunFlags& flags, const std::function<int()>& body) {
   } catch (const std::exception& error) {
     if (dynamic_cast<const LastingError*>(&error) != nullptr) tell_launch_it_lasts();
     const bool quiet = said_ || processes_;
-    if (processes_) processes_->fail(error);  // which somebody says
+    if (processes_) processes_->fail(error);  // one of them reports it
     processes_.reset();
     if (quiet) throw AlreadySaid{3};
-    remove_record_directory();  // of a job of one rank, which keeps none
+    remove_record_directory();  // for a job of one rank, which keeps no records
     throw;
   }
 }

@@ -1,4 +1,4 @@
-// Where the ranks of train and verify live, what is said when they fail, and by whom.
+// Where the ranks of train and verify run; and what is reported if they fail, and by which process.
 #pragma once
 
 #include <CLI/CLI.hpp>
@@ -18,18 +18,18 @@ class Job {
   ~Job();
   void add_to(CLI::App& app);
 
-  // Starts processes where --comm says so or a launcher started this one, and calls body, which returns the
-  // exit status. Flight records go to a private directory of this run, in --record or the temporary one, that
-  // is there before the run begins, on each node; one that is still empty when the run has not failed goes
-  // again.
+  // Starts processes if --comm says so or a launcher started this process, and calls body, which returns the
+  // exit status. Flight records go to a private directory of this run, below --record or the temporary
+  // directory, which is created on each node before the run begins; if the run has not failed, it is removed
+  // if it is empty.
   int run(const RunFlags& flags, const std::function<int()>& body);
 
-  // Inside run().
+  // Only valid inside run().
   ProcessWorld* processes() const { return processes_.get(); }
   bool leads() const { return !processes_ || processes_->rank() == 0; }
-  // What the ranks are run with.
+  // The options with which ranks are run.
   RunOptions options(const RunFlags& flags, const Plan& plan) const;
-  // "nodes   2 nodes: ..." and a warning where tp groups leave a node; empty with threads.
+  // "nodes   2 nodes: ...", and a warning if tp groups span nodes; empty with threads.
   std::string describe(const Mesh& mesh) const;
 
  private:
@@ -41,10 +41,10 @@ class Job {
   std::string comm_, record_;
   CLI::Option* option_ = nullptr;
   PrivateFiles records_;
-  std::string where_records_are_;  // "in DIR", or of each node "on NODE in DIR"
+  std::string where_records_are_;  // "in DIR", or for each node "on NODE in DIR"
   bool made_records_ = false;      // by this process, for its node
   std::unique_ptr<ProcessWorld> processes_;
-  std::vector<std::string> device_ids_;  // by rank, of processes
+  std::vector<std::string> device_ids_;  // of processes, by rank
   FailureHooks hooks_;  // of thread ranks
   bool said_ = false;
 };

@@ -1,4 +1,4 @@
-// echelon launch: runs a training, and runs it again from its last whole checkpoint when it fails.
+// echelon launch: runs a training, and after a failure runs it again from its last intact checkpoint.
 #include <fmt/core.h>
 #include <fmt/ranges.h>
 
@@ -51,7 +51,7 @@ std::vector<Host> parse_hosts(const std::string& text) {
   return hosts;
 }
 
-// --dp=2 as two words, of the flags that are read or changed here.
+// Splits --dp=2 into two words, for flags that are read or changed here.
 Words separated(const Words& command) {
   Words words;
   for (const std::string& word : command) {
@@ -66,7 +66,7 @@ Words separated(const Words& command) {
   return words;
 }
 
-// The value of a flag of the command; nullptr where it is not there.
+// The value of a flag of the command; nullptr if the flag is missing.
 std::string* value_of(Words& command, const std::string& flag) {
   const auto at = std::find(command.begin(), command.end(), flag);
   return at == command.end() || at + 1 == command.end() ? nullptr : &*(at + 1);
@@ -123,7 +123,7 @@ class Launch {
              *value_of(command_, "--plan"));
     if (!flags_.elastic) return;
     axis_size(command_, "--dp");
-    constexpr std::int64_t most = std::numeric_limits<int>::max();  // for more there is no room
+    constexpr std::int64_t most = std::numeric_limits<int>::max();  // larger values have no type to hold them
     for (const char* axis : {"--tp", "--pp", "--cp"})
       others_ = std::min(others_ * axis_size(command_, axis), most);
   }
@@ -193,8 +193,7 @@ class Launch {
     if (!(flags_.grace >= 4) || flags_.grace > 1e6)
       refuse("--grace {}: must be from 4 to 1000000 seconds", flags_.grace);
     const auto in_ms = [](double seconds) { return milliseconds(static_cast<std::int64_t>(seconds * 1000)); };
-    // Ranks that wait for one another say so after --timeout; where none says anything, nothing is left of
-    // them.
+    // Ranks that wait for one another report that after --timeout; if nothing is reported, no rank is left.
     const std::string* const given = value_of(command_, "--timeout");
     const milliseconds timeout =
         given == nullptr ? RunOptions{}.timeout : in_ms(parse_number<double>("--timeout", *given));
@@ -208,7 +207,7 @@ class Launch {
     return ended.forced.empty() ? text : fmt::format("{}; it was ended by force: {}", text, ended.forced);
   }
 
-  // A training that was under way here before goes on, whoever started it.
+  // Continues a training in this directory, whoever started it.
   void go_on() {
     const auto resume = std::find(command_.begin(), command_.end(), "--resume");
     const bool has_any = !directory_.empty() && !list_checkpoints(directory_).empty();
@@ -222,7 +221,8 @@ class Launch {
     }
   }
 
-  // Until the last rank of the run before lets go of the directory: on another host it may take a moment.
+  // Waits until the last rank of the run before releases the directory: on another host this may take a
+  // moment.
   void wait_for_lock() {
     for (int tenths = 0; tenths < 100 && !commands_.asked_to_stop() && std::filesystem::exists(directory_);
          ++tenths) {
@@ -235,12 +235,12 @@ class Launch {
     }
   }
 
-  // Whether the agent reaches the host and comes back within ten seconds.
+  // Whether the agent reaches the host and returns within ten seconds.
   bool is_there(const std::string& host) {
     return commands_.run({"timeout", "10", flags_.agent, host, "true"}) == 0;
   }
 
-  // Leaves out the hosts that are gone, and as many data-parallel ranks as the others have no room for.
+  // Removes hosts that are gone, and the data-parallel ranks for which the others have no room.
   void shrink() {
     std::vector<Host> there;
     std::vector<std::string> gone;
@@ -262,7 +262,7 @@ class Launch {
                          : counted(std::ssize(hosts_), "host") + (hosts_.size() == 1 ? " is" : " are"),
           counted(num_slots(), "rank"), others_);
     dp = std::to_string(std::min<std::int64_t>(room, axis_size(command_, "--dp")));
-    // No more processes than ranks: the last host has some to spare.
+    // Starts no more processes than ranks: the last hosts leave slots unused.
     for (std::int64_t spare = num_slots() - std::stoi(dp) * others_; spare > 0;) {
       const int fewer = static_cast<int>(std::min<std::int64_t>(spare, hosts_.back().slots));
       hosts_.back().slots -= fewer;
@@ -277,7 +277,7 @@ class Launch {
   std::vector<Host> hosts_;
   Commands commands_;
   std::string directory_;
-  std::int64_t others_ = 1;  // ranks of a data-parallel one, where the training is elastic
+  std::int64_t others_ = 1;  // ranks of each data-parallel replica, if the training is elastic
 };
 
 }  // namespace

@@ -17,7 +17,7 @@ constexpr const char *here = "here", *lasts = "lasts", *ended = "ended ";
 
 std::string mark_of(std::string_view token) { return fmt::format("{}{} ", record_separator, token); }
 
-// In one piece, so that no other process's text comes between.
+// Written in one piece, so that no other process's text comes in between.
 void tell(std::string_view word) {
   const char* const address = std::getenv(launch_variable);
   if (address == nullptr) return;
@@ -66,7 +66,7 @@ void LaunchWords::read(std::string_view bytes) {
   };
   for (;;) {
     pass(std::min(rest.find(record_separator), rest.size()));
-    if (rest.empty() || mark_.starts_with(rest)) break;  // a mark may end in what comes next
+    if (rest.empty() || mark_.starts_with(rest)) break;  // a mark may continue in the next text
     const std::string_view after = rest.substr(std::min(mark_.size(), rest.size()));
     const std::size_t end = after.find('\n');
     if (rest.starts_with(mark_) && end == std::string_view::npos && after.size() < longest_word) break;

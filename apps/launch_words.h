@@ -1,9 +1,9 @@
-// What a training tells the `launch` that started it: that it is there, that it has ended and how. mpirun's
-// own exit status says little of that, and a host that is gone keeps mpirun from ending at all.
+// What a training reports to the `launch` that started it: that it is alive, that it has ended, and how.
+// mpirun's exit status says little of that, and a lost host may keep mpirun from ending at all.
 //
-// The words go over a descriptor that launch reads: one of their own, or standard error, which mpirun brings
-// back from every host. The environment's ECHELON_LAUNCH=DESCRIPTOR:TOKEN names it, and a token that no other
-// text holds.
+// The words go to a descriptor that launch reads: a separate one, or standard error, which mpirun forwards
+// from every host. The environment variable ECHELON_LAUNCH=DESCRIPTOR:TOKEN names the descriptor, and a token
+// that no other text contains.
 #pragma once
 
 #include <condition_variable>
@@ -17,12 +17,12 @@ namespace echelon {
 
 inline constexpr const char* launch_variable = "ECHELON_LAUNCH";
 
-// Each does nothing where no launch started this process.
+// Does nothing unless launch started this process.
 void tell_launch_end(int status);
-// The failure is a function of the request and the data, so the same would come again.
+// The failure depends only on the request and the data, so it would come again.
 void tell_launch_it_lasts();
 
-// Says every two seconds that the training is there, from a thread of its own.
+// Reports every two seconds that the training is alive, from a separate thread.
 class LaunchBeat {
  public:
   LaunchBeat();
@@ -37,15 +37,15 @@ class LaunchBeat {
   std::thread thread_;
 };
 
-// What launch reads: words among other text.
+// Finds the words in what launch reads, among other text.
 class LaunchWords {
  public:
   enum class Word { here, ended, lasts };
-  // `text` gets what is none of the words, in order; `word` each of them, with the status of `ended`.
+  // `text` gets everything that is not a word, in order; `word` gets each word, with the status of `ended`.
   LaunchWords(std::string token, std::function<void(std::string_view)> text,
               std::function<void(Word, int status)> word);
   void read(std::string_view bytes);
-  // No more comes: what looked like the beginning of a word is text.
+  // The input has ended: an incomplete word is text.
   void end();
 
  private:

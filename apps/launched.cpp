@@ -6,7 +6,7 @@
 namespace echelon {
 
 int launched_rank() {
-  // Open MPI, PMIx, MPICH and srun name it so.
+  // The names in Open MPI, PMIx, and MPICH and srun.
   for (const char* name : {"OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK"})
     if (const char* const text = std::getenv(name)) return std::atoi(text);
   return -1;

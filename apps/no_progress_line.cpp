@@ -1,4 +1,5 @@
-// Where there are no threads to keep a line fresh, as in a browser, and nobody sees standard error: nothing is said.
+// For builds without threads to refresh a line, as in a browser, where nobody sees standard error: prints
+// nothing.
 #include "apps/progress_line.h"
 
 #include <utility>

@@ -1,5 +1,5 @@
-// The planner inside a browser's page: plan and simulate as they are, run on WebAssembly's files in memory. Built by
-// emscripten alone (cmake/browser.cmake).
+// The planner inside a browser's page: the unchanged verbs plan and simulate, on WebAssembly's files in
+// memory. Only built by emscripten (cmake/browser.cmake).
 #include <fmt/format.h>
 
 #include <cstdio>
@@ -26,7 +26,7 @@
 
 namespace echelon {
 
-// The trainer is not here to be walked.
+// The trainer is not in this build.
 ExactMemory exact_memory() {
   return [](const Plan&, const PipelineLayout&, const Coordinates&, Device) -> Memory {
     refuse("--software echelon: is priced by walking its trainer, which this page does not have; legal: another one");
@@ -37,7 +37,7 @@ bool surveys_later() { return true; }
 
 namespace {
 
-// The page as it is before anything is asked: what its controls choose from.
+// The page before anything is asked: the choices of its controls.
 void write_start(const std::string& path) {
   Page page;
   page.kind = "planner";
@@ -55,7 +55,7 @@ void write_start(const std::string& path) {
   write_output("page", path, page_html(page));
 }
 
-// plan, of which the survey alone is written.
+// plan, writing only the survey.
 void add_survey(CLI::App& program, const std::string& path) {
   auto flags = std::make_shared<PlanSearchFlags>();
   CLI::App& app = *program.add_subcommand("plan");

@@ -23,7 +23,7 @@
 namespace echelon {
 namespace {
 
-// Other programs train what this one does not.
+// Plans for other programs may be what this trainer does not run: they are written all the same.
 void write_plan(const std::string& path, const Estimate& best, const Workload& work) {
   write_output("--out", path, plan_file(best, work));
   try {
@@ -57,8 +57,8 @@ std::string shown_table(const Colours& colours, int columns, const PlansTable& t
          colours(Tint::caution, fitted(table.beyond, columns));
 }
 
-// What takes least of the most devices, of half as many, and so on: more of them than the batch shares out
-// may take longer.
+// The fastest plan with the most devices, half as many, and so on: more devices than the batch can be divided
+// over may take longer.
 std::optional<NearSize> fastest(SearchRequest request) {
   const std::int64_t step = std::max<std::int64_t>(1, request.given_ranks()),
                      fewest = request.gives_mesh() ? step : 1;
@@ -81,7 +81,7 @@ int run_plan(const PlanSearchFlags& f) {
     if (!path.empty()) check_output(flag, path);
   ProgressLine line("plan", f.json);
   request.progress = line.progress();
-  // People read standard output; with --json it holds the object alone.
+  // People read standard output; with --json it has only the object.
   std::FILE* out = f.json ? stderr : stdout;
   const Colours colours = f.colour.of(out);
   const int columns = line_columns(out);
@@ -104,7 +104,7 @@ int run_plan(const PlanSearchFlags& f) {
   }
   request.remembers = !f.html.empty();
   SearchResult result, other;
-  std::string alone;  // what each pin of --against costs by itself
+  std::string alone;  // the cost of each pin of --against by itself
   int gpus = request.gpus;
   if (f.target_seconds > 0) {
     std::optional<LeastGpus> least = least_gpus(request, f.target_seconds);
@@ -145,7 +145,7 @@ int run_plan(const PlanSearchFlags& f) {
       one.gpus = gpus;
       try {
         alone += explain_alone(pin, result.plans.front(), search(one));
-      } catch (const RequestError& error) {  // it needs the others
+      } catch (const RequestError& error) {  // it needs the other pins
         alone += fmt::format("  {} alone: {}\n", pin, error.what());
       }
     }

@@ -1,4 +1,4 @@
-// The fields of a plan as flags, and what these need beside them.
+// A plan's fields as flags, and what these flags need.
 #pragma once
 
 #include <CLI/CLI.hpp>
@@ -11,14 +11,14 @@
 
 namespace echelon {
 
-// What it is given goes to `values`, by its name.
+// The flag's value goes to `values`, by the field's name.
 CLI::Option* add_field(CLI::App& app, const PlanField& field, std::map<std::string, std::string>& values,
                        const std::string& shown_default);
 
-// As the field's text, or for a schedule the file that has it. RequestError naming `flag`.
+// Reads the field's text, or for a schedule its file. RequestError naming `flag`.
 void read_field(const PlanField& field, Plan& plan, const std::string& value, const std::string& flag);
 
-// A flag that is given beside the rest of the plan and changes nothing of it.
+// Flags that have no effect together with the rest of the plan.
 std::vector<FlagNeed> plan_needs(const Plan& plan);
 
 }  // namespace echelon

@@ -23,7 +23,7 @@ void PlanSearchFlags::add_to(CLI::App& app) {
     app.add_option(name, value, description)->type_name(type);
   };
   heading(app, common_flags);
-  // A field of the workload, or one that the search can be held to.
+  // A field of the workload, or one to which the search can be pinned.
   const auto field = [&](const PlanField& one, const std::string& shown_default = "") {
     add_field(app, one, values_, shown_default)->type_name(one.priced != nullptr ? one.priced : one.values());
   };
@@ -99,10 +99,10 @@ void PlanSearchFlags::add_to(CLI::App& app) {
   colour.add_to(app);
 }
 
-// What each flag needs beside it: an axis that is pinned to one rank leaves nothing to say of it.
+// What each flag needs to have an effect: an axis that is pinned to one rank leaves no choice.
 static std::vector<FlagNeed> search_needs(const SearchRequest& r, const std::string& sweep,
                                           const std::string& objective) {
-  constexpr int several = 1000, most = 30'000;  // whose square is an int
+  constexpr int several = 1000, most = 30'000;  // its square is an int
   Plan free = r.work.plan;
   for (Axis axis : all_axes)
     free.mesh.set(axis, r.has(axis_name(axis)) ? std::min(free.mesh.size(axis), most) : several);
@@ -150,7 +150,7 @@ SearchRequest PlanSearchFlags::request() const {
   if (!has_plan && !is_given("--seq-len")) plan.seq_len = std::min<std::int64_t>(4096, plan.model.max_seq);
   if (plan.chunks > 1 && !r.has("schedule")) r.pin("schedule", "interleaved");
   const Priced by = plan.priced;
-  // A plan is priced again for what it was made for, where no flag says otherwise.
+  // A plan's file is priced for what it was made for, unless a flag says otherwise.
   const auto made_for = [&](const char* flag, const std::string& text, const std::string& noted) {
     return is_given(flag) || noted.empty() ? text : noted;
   };
@@ -209,7 +209,8 @@ SearchRequest PlanSearchFlags::request() const {
                      expert_placement_ != "load",
                      "with --expert-placement load",
                      {advice("--expert-placement", "order")}});
-    // Beside a plan's file the flag may take back what the file says, which is refused by itself if it acts.
+    // With a plan's file, the flag may undo what the file says; if it has an effect there, it is refused
+    // elsewhere.
     if (!document_lengths_.empty() && (dynamic_context_ || r.work.software.context_cuts_documents))
       needs.push_back({"--cp-balance",
                        has_plan && plan.context_balance == Plan{}.context_balance,
@@ -291,7 +292,7 @@ std::optional<RunRequest> PlanSearchFlags::life(const SearchRequest& request) co
                   write_.value_or(0),
                   spares_,
                   hour * repair_hours_.value_or(0)};
-  // Before the search; of one that looks for the fewest devices, for what it finds behind it.
+  // Checked before the search; if that looks for the fewest devices, checked for the result afterwards.
   if (mtbf_hours_) validate(run.failures, target_seconds > 0 ? 1 : request.gpus);
   return run;
 }

@@ -24,7 +24,7 @@ namespace {
 
 using nlohmann::ordered_json;
 
-// The command that prices this plan alone: what was asked, with every field that acts held as it is.
+// The command that prices only this plan: the request, with every field that has an effect pinned.
 std::string pinned_command(const Estimate& e, const SearchRequest& request, const CLI::App& verb) {
   std::set<std::string> left_out{"--plan",      "--gpus",        "--out",     "--html",       "--json",
                                  "--explain",   "--top",         "--against", "--launch-for", "--launch-out",
@@ -32,7 +32,7 @@ std::string pinned_command(const Estimate& e, const SearchRequest& request, cons
   for (const PlanField& field : plan_fields())
     if (field.is_flag_of_plan() && field.is_searched()) left_out.insert(field.flag());
   std::string text = command_text(verb, left_out);
-  if (is_given(verb, "--plan")) {  // which says what the flags do not
+  if (is_given(verb, "--plan")) {  // it sets what flags do not
     const auto say = [&](const char* flag, const std::string& value) {
       if (!is_given(verb, flag)) text += fmt::format(" {} {}", flag, shell_word(value));
     };
@@ -56,7 +56,7 @@ std::string pinned_command(const Estimate& e, const SearchRequest& request, cons
   return text;
 }
 
-// A plan that is a point or a cell.
+// A plan as a point or a cell.
 ordered_json point(const Estimate& e, const SearchRequest& request, const CLI::App& verb) {
   return {{"summary", summary(e.plan)},
           {"step_seconds", e.seconds},
@@ -85,7 +85,7 @@ ordered_json survey_json(const Survey& survey, const SearchRequest& request, con
           {"tie", tie}};
 }
 
-// Numbers for words that are said often.
+// Numbers the distinct texts, which occur often.
 class Numbered {
  public:
   std::size_t operator()(const std::string& words) {
@@ -100,9 +100,9 @@ class Numbered {
   std::vector<std::string> all_;
 };
 
-// What became of every plan that was considered, by groups: sizes of the mesh, micro-batch and recomputation;
-// then how many there are and their fate, or pipelines, shardings and the fate of each. Seconds, or
-// megabytes, or the number of a reason. Past `most_listed` plans the rest is left out.
+// The outcome for every plan that was considered, in groups: sizes of the mesh, micro-batch and
+// recomputation; then either their number and common fate, or pipelines, shardings and the fate of each. The
+// figure is seconds, megabytes, or the number of a reason. After `most_listed` plans the rest is left out.
 std::string looked_json(const SearchResult& result) {
   constexpr std::size_t most_listed = 300'000;
   Numbered pipelines, shardings, recomputes;
@@ -169,8 +169,8 @@ ordered_json mesh_json(const Mesh& mesh) {
   return {{"sizes", sizes}, {"ranks", ranks}};
 }
 
-// One of each schedule among the ranked plans, the chosen one first, as far as they are not too large to
-// draw.
+// One plan for each schedule among the ranked plans, the chosen one first, as far as they are not too large
+// to draw.
 std::vector<PageTrack> tracks_of_plans(const SearchResult& result, const SearchRequest& request) {
   constexpr std::size_t most_tracks = 4, most_spans = 60'000;
   StepModel model(request.work);

@@ -39,7 +39,7 @@ std::vector<std::int64_t> sweep_values(const std::string& text) {
   return values;
 }
 
-// Tokens a second of a device, were its step this long.
+// Tokens per second and device, if its step took this long.
 double per_second(const Estimate& e, double step_seconds) {
   return e.tokens_per_second_per_gpu * e.seconds / step_seconds;
 }

@@ -25,6 +25,6 @@ Sweep run_sweep(const SearchRequest& request, const std::string& text);
 std::string sweep_table(const Sweep& sweep);
 std::string sweep_csv(const Sweep& sweep);
 std::string sweep_json(const Sweep& sweep);
-std::string sweep_svg(const Sweep& sweep);  // tokens/s of a device, with its interval
+std::string sweep_svg(const Sweep& sweep);  // tokens/s per device, with its interval
 
 }  // namespace echelon

@@ -1,4 +1,4 @@
-// The planner half alone: what needs a compiler and header-only libraries.
+// Only the planner half, which needs just a compiler and header-only libraries.
 #include "apps/verbs.h"
 
 namespace echelon {

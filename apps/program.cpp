@@ -29,7 +29,7 @@
 namespace echelon {
 namespace {
 
-// Of its verbs, without those that --help does not list.
+// Names of its verbs, without those that --help does not list.
 std::vector<std::string> names_of(const CLI::App& app) {
   std::vector<std::string> names;
   for (const CLI::App* verb : app.get_subcommands([](const CLI::App*) { return true; }))
@@ -37,7 +37,7 @@ std::vector<std::string> names_of(const CLI::App& app) {
   return names;
 }
 
-// What other programs call a flag, and what it is here; of several the first that the verb has.
+// Flags of other programs, and their names here; of several names, the first that the verb has.
 struct Elsewhere {
   const char* theirs;
   std::vector<const char*> ours;
@@ -87,7 +87,7 @@ std::string without_dashes(const std::string& flag) {
   return flag.substr(std::min(flag.find_first_not_of('-'), flag.size()));
 }
 
-// " (did you mean --dp?)", or, of a flag that is another verb's, which those are.
+// " (did you mean --dp?)", or for another verb's flag, which verbs have it.
 std::string flag_that_was_meant(const CLI::App& program, const CLI::App& app, const std::string& given) {
   const std::string name = without_dashes(given.substr(0, given.find('=')));
   std::vector<std::string> flags, others;
@@ -109,7 +109,7 @@ std::string flag_that_was_meant(const CLI::App& program, const CLI::App& app, co
              : fmt::format(" ({} {})", fmt::join(others, ", "), others.size() > 1 ? "have" : "has");
 }
 
-// " (did you mean --model llama-tiny?)" of a word that stands where the verb takes none, by what it names.
+// " (did you mean --model llama-tiny?)" for a word where the verb takes none, by what the word names.
 std::string word_that_was_meant(const CLI::App& app, const std::string& word) {
   const auto asks = [&](const char* flag, bool fits) {
     return fits && app.get_option_no_throw(flag) != nullptr
@@ -136,7 +136,7 @@ std::string word_that_was_meant(const CLI::App& app, const std::string& word) {
   refuse("{}: no such verb{}; legal: {}", word, did_you_mean(word, names), fmt::join(names, ", "));
 }
 
-// CLI11 takes a misspelt verb with --help behind it for a question about the program.
+// CLI11 would take a misspelt verb before --help for a question about the program.
 void refuse_help_on_no_verb(const CLI::App& program, const std::vector<std::string>& words) {
   const CLI::App* app = &program;
   for (const std::string& word : words) {
@@ -148,8 +148,8 @@ void refuse_help_on_no_verb(const CLI::App& program, const std::vector<std::stri
   }
 }
 
-// Of processes that a launcher started, each would do the whole work, and write the same files. What trains
-// shares it out; what starts a training, or looks at each host's devices, is asked for on each.
+// If a launcher starts several processes, each would do all the work, and write the same files. Accepted are
+// verbs that train, which divide the work, and verbs that start a training or examine each host's devices.
 void refuse_copies(const CLI::App& program) {
   const int processes = launched_processes();
   for (const CLI::App* verb : program.get_subcommands())
@@ -157,7 +157,7 @@ void refuse_copies(const CLI::App& program) {
       refuse("{}: is the work of one process, and {} were started; legal: one", verb->get_name(), processes);
 }
 
-// CLI11's complaints in the words of our own.
+// Refuses in our words what CLI11 complains about.
 [[noreturn]] void refuse_parse(CLI::App& program, const CLI::ParseError& error) {
   std::string words = program.get_name();
   CLI::App* app = &program;
@@ -199,7 +199,7 @@ int run(CLI::App& program, int argc, char** argv) {
   add_help(program);
   add_describe(program, status);
   arrange_help(program);
-  // Before CLI11, to which the verb that is asked about would be a verb to run.
+  // Before CLI11 parses, which would run the verb that the help is about.
   const std::vector<std::string> words(argv + 1, argv + std::max(argc, 1));
   if (!words.empty() && words.front() == "help" &&
       std::none_of(words.begin(), words.end(),
@@ -242,14 +242,14 @@ int run_program(int argc, char** argv) {
   program.set_version_flag("--version", ECHELON_VERSION, "Print the version");
   try {
     const int status = run(program, argc, argv);
-    const bool was_lost = std::ferror(stdout) != 0;  // before; its reason is gone
+    const bool was_lost = std::ferror(stdout) != 0;  // before: then the reason is gone
     if (std::fflush(stdout) != 0) fail("standard output cannot be written: {}", std::strerror(errno));
     if (was_lost) fail("standard output cannot be written: some of it is lost");
     return status;
   } catch (const AlreadySaid& said) {
     return said.status;
   } catch (const RequestError& error) {
-    // The first process says it. When one ends, mpirun ends those that have not, so the others give it time.
+    // The first process reports it. When a process ends, mpirun ends the others, so these give it time.
     if (is_another_process())
       std::this_thread::sleep_for(std::chrono::seconds(1));
     else

@@ -51,7 +51,7 @@ void ProgressLine::erase() {
   shown_ = false;
 }
 
-// A thread of its own, as a piece of the work may take long.
+// In a separate thread, since a piece of the work may take long.
 void ProgressLine::keep_fresh() {
   std::unique_lock lock(mutex_);
   while (!ending_) {

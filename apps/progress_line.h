@@ -1,5 +1,5 @@
-// One line on standard error that says how far a verb is: on a terminal from the first second on, written
-// over and gone at the end; elsewhere a line after 30 seconds, 60, 120 and so on.
+// One line on standard error that shows a verb's progress: on a terminal from the first second on,
+// overwritten, and removed at the end; elsewhere a line after 30 seconds, 60, 120 and so on.
 #pragma once
 
 #include <chrono>
@@ -14,15 +14,15 @@ namespace echelon {
 
 class ProgressLine {
  public:
-  // With `terminal_only`, as for --json, whose output programs read, nothing elsewhere.
+  // `terminal_only`: prints nothing elsewhere, as with --json, whose output programs read.
   ProgressLine(std::string verb, bool terminal_only);
   ~ProgressLine();
   ProgressLine(const ProgressLine&) = delete;
   ProgressLine& operator=(const ProgressLine&) = delete;
 
-  // What work reports to; valid as long as this is.
+  // Where work reports its progress; valid as long as this exists.
   Progress progress();
-  // Takes the line away until the next report, so that something else can be printed.
+  // Removes the line until the next report, so that something else can be printed.
   void clear();
 
  private:
@@ -41,7 +41,7 @@ class ProgressLine {
   std::thread thread_;
 };
 
-// What `work`, which is handed where to report to, returns; the line is gone then.
+// Returns the result of `work`, which is passed where to report; removes the line then.
 template <class Work>
 auto with_progress(const char* verb, bool terminal_only, const Work& work) {
   ProgressLine line(verb, terminal_only);

@@ -8,15 +8,15 @@
 
 namespace echelon {
 
-// A report is drawn from the run's own log in JSON lines: one that is asked for, or one that is made for it
-// and goes with this.
+// A report is drawn from the run's own log in JSON lines: a requested one, or a temporary one that this
+// creates and removes.
 class ReportedLog {
  public:
   ReportedLog() = default;
   ReportedLog(const ReportedLog&) = delete;
   ReportedLog& operator=(const ReportedLog&) = delete;
   ~ReportedLog();
-  // Adds one to `logs` where none of them can be read again. RequestError naming TMPDIR where that cannot be.
+  // Adds a log to `logs` if none of them can be read later. RequestError naming TMPDIR if that is impossible.
   void choose(std::vector<std::string>& logs);
   const std::string& path() const { return path_; }
 
@@ -24,8 +24,8 @@ class ReportedLog {
   std::string path_, directory_;
 };
 
-// Of the log in JSON lines at `path`. RequestError naming `flag` for what is none. The page's tracks and
-// ranks are the caller's to add.
+// The page for the log in JSON lines at `path`. RequestError naming `flag` if it is no such log. The caller
+// adds the page's tracks and ranks.
 Page run_page(const std::string& path, const std::string& flag, const std::string& command);
 
 }  // namespace echelon

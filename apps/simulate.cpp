@@ -40,7 +40,7 @@ class Simulate {
   int run() {
     std::vector<SimulationReport> reports = with_progress(
         "simulate", f_.json, [&](const Progress& progress) { return all_reports(progress); });
-    // Into a file first: if that cannot be, nothing was said yet.
+    // The file first: if it cannot be written, nothing has been printed yet.
     if (!f_.out.empty()) draw(reports);
     print_numbers(reports);
     if (f_.out.empty()) draw(reports);
@@ -74,7 +74,7 @@ class Simulate {
   }
 
  private:
-  // What costs nothing because no schedule has it.
+  // Refuses costs without effect because no schedule has what they are for.
   void refuse_idle_costs(const std::vector<SimulationReport>& reports) const {
     bool any_fits = false, any_message = false, any_pair = false;
     for (const SimulationReport& r : reports) {
@@ -130,7 +130,7 @@ class Simulate {
     costs.stages.back().backward_weight += f_.head.backward_weight;
   }
 
-  // With what another grouping would come to where the ranks do not divide the microbatches.
+  // If the ranks do not divide the microbatches, includes the result of another grouping.
   SimulationReport interleave(int chunks) const {
     const int ranks = f_.ranks(), microbatches = f_.microbatches();
     SimulationReport report = report_on(interleaved(ranks, microbatches, chunks, f_.group));
@@ -153,7 +153,7 @@ class Simulate {
     return report;
   }
 
-  // A wrong name is a wrong request; a schedule that these numbers do not fit is a row that says so.
+  // A wrong name is a wrong request; a schedule that does not fit these numbers becomes a row that says so.
   SimulationReport compared(const std::string& name) const {
     if (std::error_code none; !is_name(name) && !fs::exists(name, none)) read("--compare", name);
     try {
@@ -169,7 +169,7 @@ class Simulate {
     }
   }
 
-  // `part` of a full stage is one stage.
+  // `part`: the fraction of a full stage that one stage is.
   SimulationCosts costs_of(const std::string& name, int num_stages, double part) const {
     SimulationCosts costs;
     costs.message = f_.message;
@@ -219,7 +219,7 @@ class Simulate {
   }
 
   void draw(std::vector<SimulationReport>& reports) const {
-    // A table or an object is the answer; a drawing is added where it was asked for.
+    // A table or an object is the answer; a drawing is added only on request.
     if (f_.out.empty() && (f_.json || (!f_.compare.empty() && !f_.is_format_given))) return;
     write_drawing(f_, drawing(reports));
   }

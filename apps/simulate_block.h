@@ -10,7 +10,7 @@ namespace echelon {
 struct BlockFlags {
   void add_to(CLI::App& app);
   bool is_asked() const { return !out_.empty(); }
-  // RequestError for a flag of another kind of simulation, or of this one without --block.
+  // RequestError for a flag of another kind of simulation, or for a flag of this kind without --block.
   void refuse_strangers() const;
   void draw() const;
 

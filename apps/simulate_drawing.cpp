@@ -17,10 +17,10 @@ namespace {
 
 int width(const SimulateFlags& f) { return f.width > 0 ? f.width : terminal_columns(stdout, 100); }
 
-// A file has colours where they are asked for.
+// A file has colours only on request.
 bool is_colour(const SimulateFlags& f) { return f.colour.of(f.out.empty() ? stdout : nullptr).are_shown(); }
 
-// The formats that a file of this name may have, the first by itself; none where the name says nothing.
+// The formats that a file of this name may have, the default first; empty if the name does not tell.
 std::vector<std::string> formats_of(const std::string& path) {
   const std::string end = std::filesystem::path(path).extension().string();
   if (end == ".svg" || end == ".csv") return {end.substr(1)};

@@ -10,18 +10,18 @@
 
 namespace echelon {
 
-// The columns of the terminal, and whether it has colours.
+// The terminal's width, and whether it has colours.
 TextOptions text_options(const SimulateFlags& flags);
-// RequestError for a --width or --colour that is none.
+// RequestError for an illegal --width or --colour.
 void check_text_options(const SimulateFlags& flags);
 
-// Makes --format that of --out's name where none is given. RequestError where it is none of `legal`, or the
-// name says another one.
+// Sets --format by --out's name if it is not given. RequestError if it is not in `legal`, or contradicts the
+// name.
 void read_format(SimulateFlags& flags, const std::vector<std::string>& legal);
-// RequestError for a flag of the drawing that has no effect on it; `is_drawn`: whether there is one at all.
+// RequestError for a drawing flag without effect; `is_drawn`: whether there is a drawing at all.
 void refuse_idle_drawing(const SimulateFlags& flags, const CLI::App& app, bool is_drawn);
 
-// To --out, or standard output. RequestError where the file cannot be made.
+// Writes to --out, or to standard output. RequestError if the file cannot be created.
 void write_drawing(const SimulateFlags& flags, const std::string& text);
 
 }  // namespace echelon

@@ -23,10 +23,10 @@ int simulate_experts(SimulateFlags& shared, const ExpertsFlags& flags) {
       const std::string text = heat_map_text(maps, text_options(shared));
       return shared.out.empty() ? "\n" + text : text;
     };
-    // An object is the answer; a drawing is added where it was asked for.
+    // An object is the answer; a drawing is added only on request.
     if (!shared.out.empty() || !shared.json) write_drawing(shared, drawing());
   };
-  // Into a file first: if that cannot be, nothing was said yet.
+  // The file first: if it cannot be written, nothing has been printed yet.
   if (!shared.out.empty()) draw();
   if (shared.json)
     fmt::print("{}\n", json_text(to_json(request, reports)));

@@ -14,7 +14,7 @@
 namespace echelon {
 namespace {
 
-// Flags of both kinds.
+// Flags of both kinds of simulation.
 const std::vector<std::string> shared_flags{"--help",  "--compare", "--steps", "--format", "--out",
                                             "--width", "--colour",  "--json",  "--moe"};
 
@@ -120,7 +120,7 @@ std::vector<double> ExpertsFlags::popularities(std::int64_t experts) const {
   return zipf_popularity(experts, zipf_);
 }
 
-// The model's, the line's, or one group a device.
+// The model's router with the given flags; by default one group for each device.
 void ExpertsFlags::read_router(const ModelSpec& model, RoutingRequest& r) const {
   r.router = model.router;
   if (is_given("--scores")) {
@@ -141,7 +141,7 @@ void ExpertsFlags::read_router(const ModelSpec& model, RoutingRequest& r) const 
   }
 }
 
-// What each flag needs to have an effect, among others the ways of balancing that are asked for.
+// What each flag needs to have an effect, including the balancing methods that are asked for.
 void ExpertsFlags::refuse_idle(const Request& request) const {
   const auto any = [&](const auto& fits) {
     return std::any_of(request.methods.begin(), request.methods.end(), fits);

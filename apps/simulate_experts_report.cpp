@@ -43,7 +43,7 @@ std::string capacity_table(const RoutingRequest& r, const std::vector<RoutingRep
   add("  weight lost, first kept", reports[0], &CapacityMeasure::weight_dropped_by_position);
   TextRow& slowest = rows.emplace_back(TextRow{"  slowest device"});
   for (const CapacityMeasure& c : reports[0].capacities) slowest.push_back(fmt::format("{:.2f}", c.slowest));
-  // The last three belong to the first way.
+  // The last three rows are for the first method.
   for (std::size_t i = rows.size() - 3; i < rows.size(); ++i) rows[i][0] += " (" + reports[0].method + ")";
   return aligned(rows);
 }

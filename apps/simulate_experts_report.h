@@ -1,4 +1,4 @@
-// What simulate --moe says of each way of balancing.
+// The output of simulate --moe for the balancing methods.
 #pragma once
 
 #include <nlohmann/json.hpp>
@@ -13,9 +13,9 @@ namespace echelon {
 
 nlohmann::ordered_json to_json(const ExpertsFlags::Request& request,
                                const std::vector<RoutingReport>& reports);
-// The request, what each way comes to, and what capacities would drop.
+// The request, the result of each method, and what capacities would drop.
 std::string describe(const ExpertsFlags::Request& request, const std::vector<RoutingReport>& reports);
-// One of each way, of experts or devices, over the steps.
+// One for each method, of experts or devices, over the steps.
 std::vector<HeatMap> heat_maps(const ExpertsFlags::Request& request,
                                const std::vector<RoutingReport>& reports);
 // method,step,expert,device,chosen,kept

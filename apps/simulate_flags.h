@@ -1,4 +1,4 @@
-// The flags of simulate, and what they say of times and memory.
+// The flags of simulate, and the times and memory that they give.
 #pragma once
 
 #include <CLI/CLI.hpp>
@@ -21,23 +21,23 @@ struct SimulateFlags {
   bool vocabulary_parallel = false;
   bool is_format_given = false, is_steps_given = false, json = false;
 
-  // Filled in by read().
+  // Set by read().
   StageTimes full_stage;
-  std::vector<StageTimes> stages;   // of each stage, where given
+  std::vector<StageTimes> stages;   // of each stage, if given
   StageTimes head{0, 0, 0};         // of the whole output layer
   std::vector<StageMemory> memory;  // of each stage, or one for all
-  std::vector<double> limits;       // of each rank, or one for all, where given
+  std::vector<double> limits;       // of each rank, or one for all, if given
 
   void add_to(CLI::App& app);
-  // Throws RequestError for what no schedule could mean.
+  // RequestError for what no schedule could mean.
   void read(const CLI::App& app);
 
-  // Throws RequestError for a flag that has no effect beside the others.
+  // RequestError for a flag without effect together with the others.
   void refuse_idle(const CLI::App& app) const;
 
   int ranks() const { return given_ranks.value_or(4); }
   int microbatches() const { return given_microbatches.value_or(8); }
-  std::vector<std::string> names() const;  // of the schedules asked for
+  std::vector<std::string> names() const;  // of the requested schedules
 };
 
 }  // namespace echelon

@@ -22,7 +22,7 @@ namespace {
 
 const std::vector<std::string> packing_flags{"--seq-len", "--sequences", "--cp"};
 
-// Pairs of the ring index with most over the mean, by sequence.
+// Pairs of the busiest ring index over the mean, by sequence.
 struct Imbalance {
   double mean = 0, worst = 0;
 };
@@ -94,7 +94,7 @@ void PackingFlags::print(bool json) const {
   plan.mesh.set(Axis::cp, cp_);
   plan.seq_len = seq_len_;
   double documents = 0, pairs = 0;
-  std::map<int, double> tokens;  // by the ranks that a document needs
+  std::map<int, double> tokens;  // by the number of ranks that a document needs
   for (const DocumentStarts& starts : sequences) {
     documents += real(std::ssize(starts));
     for (std::size_t i = 0; i < starts.size(); ++i) {
@@ -118,7 +118,7 @@ void PackingFlags::print(bool json) const {
     object["busiest_over_mean"][name_of(balance)] = {{"mean", found.mean}, {"worst", found.worst}};
   }
   std::string needed;
-  // Dynamic context parallelism is for powers of two alone.
+  // Dynamic context parallelism requires powers of two.
   if ((cp_ & (cp_ - 1)) == 0) {
     object["share_of_tokens"] = nlohmann::ordered_json::array();
     for (const auto& [ranks, count] : tokens) {

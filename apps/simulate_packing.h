@@ -1,5 +1,5 @@
-// The flags of simulate --document-lengths: how evenly the ranks of a cp group share out sequences that are
-// packed of documents.
+// The flags of simulate --document-lengths: how evenly sequences packed from documents are divided over the
+// ranks of a cp group.
 #pragma once
 
 #include <CLI/CLI.hpp>
@@ -11,7 +11,8 @@ namespace echelon {
 struct PackingFlags {
   void add_to(CLI::App& app);
   bool is_asked() const { return !lengths_.empty(); }
-  // RequestError for a flag of another kind of simulation, or of this one without --document-lengths.
+  // RequestError for a flag of another kind of simulation, or for a flag of this kind without
+  // --document-lengths.
   void refuse_strangers() const;
   void print(bool json) const;
 

@@ -18,7 +18,7 @@
 namespace echelon {
 namespace {
 
-// Sums of times have rounding in their last digits, which nobody asked for.
+// Removes rounding errors from the last digits of sums of times.
 double rounded(double x) {
   const double y = std::round(x * 1e9) / 1e9;
   return y == 0 ? 0 : y;  // no -0
@@ -29,7 +29,7 @@ std::vector<double> rounded(std::vector<double> values) {
   return values;
 }
 
-// "4", "4 3 2 1", and of many ranks "32 to 1".
+// "4", "4 3 2 1", and for many ranks "32 to 1".
 template <class T>
 std::string over_ranks(const std::vector<T>& values) {
   const auto [least, most] = std::minmax_element(values.begin(), values.end());
@@ -49,10 +49,11 @@ SimulationReport report_on(Schedule schedule, const SimulationCosts& costs) {
   report.ranks = schedule.num_ranks();
   report.microbatches = schedule.num_microbatches;
   try {
-    // What finishes with values in hand finishes with messages too (lower.h): no need to prove it again.
+    // A schedule that finishes without messages finishes with them too (lower.h): this need not be proved
+    // again.
     report.simulation = simulate(schedule, costs);
   } catch (const RequestError&) {
-    validate(schedule);  // names the circle
+    validate(schedule);  // names the cycle
     throw;
   }
   report.makespan = report.simulation.timeline.makespan();
@@ -125,7 +126,7 @@ std::string table(const std::vector<SimulationReport>& reports, int columns) {
   if (std::ssize(text.substr(0, text.find('\n'))) <= columns) return text;
   rows.front() = {"schedule", "makespan", "bubble", "", "local", "peak", "versions", "copies", "messages"};
   for (const std::ptrdiff_t column : {7, 6}) {
-    const auto has = [](const TextRow& row) { return row.size() > 2; };  // else it says why it is unfit
+    const auto has = [](const TextRow& row) { return row.size() > 2; };  // else it says why it does not fit
     const auto is_one = [&](const TextRow& row) {
       return !has(row) || row[static_cast<std::size_t>(column)] == "1";
     };

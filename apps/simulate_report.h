@@ -1,4 +1,4 @@
-// What simulate says of one schedule, as a row of a table and as an object.
+// What simulate reports for a schedule, as a row of a table and as an object.
 #pragma once
 
 #include <nlohmann/json.hpp>
@@ -15,7 +15,7 @@
 
 namespace echelon {
 
-// How interleaved would be faster where the ranks do not divide the microbatches.
+// A grouping with which interleaved would be faster, if the ranks do not divide the microbatches.
 struct BetterGrouping {
   std::string schedule;
   std::vector<int> groups;
@@ -25,9 +25,9 @@ struct BetterGrouping {
 struct SimulationReport {
   std::string name;
   int ranks = 0, microbatches = 0;
-  std::string unfit;  // why it cannot be had with these numbers; then the rest is empty
+  std::string unfit;  // why these numbers do not allow it; then the rest is empty
   Schedule schedule;
-  SimulationCosts costs;  // it was simulated with
+  SimulationCosts costs;  // of the simulation
   Simulation simulation;
   double makespan = 0, local_bubble = 0;
   std::optional<AutoResult> search;  // of zb-auto; its schedule is the one above
@@ -35,29 +35,30 @@ struct SimulationReport {
   double work = 0;             // Timeline::work()
   double bubble_fraction = 0;  // Timeline::bubble_fraction()
 
-  double bubble() const { return makespan - work; }  // of a rank, in the mean
+  double bubble() const { return makespan - work; }  // mean over ranks
 };
 
 // Validates and simulates.
 SimulationReport report_on(Schedule schedule, const SimulationCosts& costs);
 
-// Of what the flags ask for, which have been read (SimulateFlags::read()): of each schedule, one report.
-// RequestError naming what cannot be.
+// What the flags ask for, after SimulateFlags::read(): a report for each schedule. RequestError naming what
+// is impossible.
 std::vector<SimulationReport> simulation_reports(const SimulateFlags& flags, const CLI::App& app,
                                                  const Progress& progress);
-// Of this schedule, with the flags' costs.
+// For this schedule, with the flags' costs.
 SimulationReport simulation_report(const SimulateFlags& flags, const CLI::App& app, Schedule schedule);
 
 nlohmann::ordered_json to_json(const SimulationReport& report);
-// What --json writes: one report, or those that were compared.
+// The output of --json: one report, or those that were compared.
 nlohmann::ordered_json to_json(const std::vector<SimulationReport>& reports, bool compared);
-// Where a line has fewer `columns` than it needs, the heads are short, and what is 1 in all rows is left out.
+// If a line has fewer `columns` than it needs, headings are shortened, and columns that are 1 in all rows are
+// left out.
 std::string table(const std::vector<SimulationReport>& reports, int columns);
-// What the table has no column for, a line each.
+// What the table has no column for, one line each.
 std::string remarks(const std::vector<SimulationReport>& reports);
-// The simulated ones, on one time axis; moves their timelines out.
+// The simulated schedules, on one time axis; moves their timelines out.
 std::vector<Track> tracks_of(std::vector<SimulationReport>& reports);
-// The same as a page, over two steps too and with what ranks hold.
+// The same as a page, which also shows two steps and what ranks hold.
 Page page_of(std::vector<SimulationReport>& reports, bool compared);
 
 }  // namespace echelon

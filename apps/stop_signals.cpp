@@ -22,7 +22,7 @@ sigset_t stop_signals() {
 
 namespace {
 
-// SIGHUP too, where nohup has not made the process ignore it: blocked signals are never ignored.
+// Includes SIGHUP, unless nohup made the process ignore it: blocked signals are never ignored.
 sigset_t signals_of_a_run() {
   sigset_t signals = stop_signals();
   struct sigaction hang_up {};
@@ -31,7 +31,7 @@ sigset_t signals_of_a_run() {
   return signals;
 }
 
-// The terminal is gone: what is written there would fail, and the run with it.
+// The terminal is gone: writing to it would fail, and the run with it.
 void leave_terminal() {
   const int nowhere = ::open("/dev/null", O_WRONLY | O_CLOEXEC);
   for (const int fd : {STDOUT_FILENO, STDERR_FILENO})
@@ -66,7 +66,7 @@ void StopSignals::take() {
     if (signal == SIGHUP) leave_terminal();
     if (listens_ && !asked_.exchange(true)) {
       first = Clock::now();
-      if (!notice_.empty())  // in place of a progress line, and of the terminal's ^C
+      if (!notice_.empty())  // replaces a progress line, and the terminal's ^C
         fmt::print(stderr, "{}{}\n", is_terminal(stderr) ? fresh_line : "", notice_);
     }
     if (asked_ && Clock::now() - first < one_stop_request) continue;

@@ -1,9 +1,9 @@
-// SIGTERM, SIGINT, SIGHUP and SIGUSR1, which mpirun hands on without ending itself: the words by which a
-// training is asked to end after its step.
+// SIGTERM, SIGINT, SIGHUP, and SIGUSR1 (which mpirun forwards without ending itself): the signals that ask a
+// training to end after its step.
 //
-// They are taken by a thread of their own, and blocked in every other: a handler would run on whichever
-// thread computes, and its frame lie where that thread's stack pointer says. Inside oneDNN's f32 products
-// that is the heap (uxlfoundation/oneDNN issue 4845, in all versions until 2026).
+// A separate thread receives them, and they are blocked in every other thread: a handler would run on any
+// thread that computes, with its frame at that thread's stack pointer. Inside oneDNN's f32 products this
+// points into the heap (uxlfoundation/oneDNN issue 4845, in all versions until 2026).
 #pragma once
 
 #include <signal.h>
@@ -16,13 +16,13 @@
 namespace echelon {
 
 // Signals within this time of the first are the same request: timeout(1) signals its command and then the
-// group that the command is in, a service manager all processes that one started.
+// command's group, and a service manager signals all processes of a service.
 inline constexpr std::chrono::seconds one_stop_request{1};
 
 // SIGTERM, SIGINT and SIGUSR1.
 sigset_t stop_signals();
 
-// Made before any thread that it is to protect.
+// Construct before any thread that it must protect.
 class StopSignals {
  public:
   StopSignals();
@@ -30,8 +30,8 @@ class StopSignals {
   StopSignals(const StopSignals&) = delete;
   StopSignals& operator=(const StopSignals&) = delete;
 
-  // From now on the first signal asks, with those of the same request; before, and later ones, end the
-  // process as by default. `notice` is said on standard error then.
+  // From now on, the first signal, with others of the same request, only sets asked(); earlier and later
+  // signals end the process as by default. `notice` is printed on standard error then.
   void listen(std::string notice = {});
   bool asked() const { return asked_; }
 

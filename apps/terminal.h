@@ -1,4 +1,4 @@
-// What the program knows of the terminal that it writes to.
+// The terminal that the program writes to.
 #pragma once
 
 #include <cstdio>
@@ -7,13 +7,13 @@
 namespace echelon {
 
 bool is_terminal(std::FILE* stream);
-// The terminal's width, or COLUMNS of the environment; `otherwise` where neither tells.
+// The terminal's width, or the environment's COLUMNS; `otherwise` if neither is known.
 int terminal_columns(std::FILE* stream, int otherwise);
-// As many columns as a line of `stream` may have: a terminal's; elsewhere, and of nullptr, any.
+// The width of lines on `stream`: a terminal's; elsewhere, and for nullptr, unlimited.
 int line_columns(std::FILE* stream);
-// Lines that are longer are broken at spaces, and go on further to the right than they began.
+// Breaks longer lines at spaces; continuation lines are indented further.
 std::string fitted(const std::string& text, int columns);
-// To the line's beginning, and what is on it gone: for a line that is written over.
+// Moves to the line's beginning and clears the line, to overwrite it.
 inline constexpr const char* fresh_line = "\r\033[K";
 
 }  // namespace echelon

@@ -11,8 +11,8 @@ namespace echelon {
 
 using TextRow = std::vector<std::string>;
 
-// A line each, the first column to the left, the others to the right. What follows the first cell of a
-// shorter row is as wide as it is.
+// One line for each row, the first column left-aligned, the others right-aligned. In a row with fewer cells,
+// the text after the first cell may have any width.
 inline std::string aligned(const std::vector<TextRow>& rows) {
   const std::size_t columns = rows[0].size();
   std::vector<std::size_t> widths(columns);

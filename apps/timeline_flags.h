@@ -1,4 +1,4 @@
-// --trace and --timeline: where train and verify draw what their ranks did.
+// --trace and --timeline: drawings of what the ranks of train and verify did.
 #pragma once
 
 #include <CLI/CLI.hpp>
@@ -10,17 +10,17 @@
 
 namespace echelon {
 
-// Above one another: simulated with the times measured, and measured.
+// One above the other: simulated with the measured times, and measured.
 std::vector<PageTrack> timeline_tracks(const Timeline& simulated, const Timeline& measured);
 
 class TimelineFlags {
  public:
   void add_to(CLI::App& app);
-  // RequestError where a file cannot be written.
+  // RequestError if a file cannot be written.
   void check() const;
-  // Whether every rank's timeline is wanted.
+  // Whether every rank's timeline is needed.
   bool asked() const { return !trace_.empty() || !timeline_.empty(); }
-  // Simulated and measured of the first pipeline, and what every rank did.
+  // The first pipeline's simulated and measured timelines, and what every rank did.
   void write(const Timeline& simulated, const Timeline& measured,
              const std::vector<RankTimeline>& ranks) const;
 

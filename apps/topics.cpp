@@ -54,16 +54,16 @@ std::string machines() {
 std::string schedules() { return fmt::format("schedules: {}\n", fmt::join(schedule_names(), ", ")); }
 
 struct Topic {
-  std::vector<std::string> names;  // the first is shown, the others are understood
+  std::vector<std::string> names;  // the first is shown, the others are accepted
   std::string about;
   std::string document;               // docs/NAME.md
-  std::vector<std::string> headings;  // whose flags belong to it, of any verb
-  std::vector<std::string> flags{};   // and these, or those of one verb: "train --from"
+  std::vector<std::string> headings;  // whose flags belong to the topic, in any verb
+  std::vector<std::string> flags{};   // additional flags, or those of one verb: "train --from"
   std::string (*presets)() = nullptr;
-  const char* beginning = nullptr;  // in place of the document's
+  const char* beginning = nullptr;  // instead of the document's
 };
 
-// Words of Markdown without its marks: links become what they are called.
+// Text of Markdown without its marks: links become their text.
 std::string plain(const std::string& markdown) {
   std::string out;
   bool is_code = false;
@@ -84,7 +84,7 @@ struct Opening {
   std::string title, paragraph;
 };
 
-// Of a document: its title, and its first paragraph that is neither table, picture nor code.
+// A document's title, and its first paragraph that is not a table, picture or code.
 Opening opening_of(const std::string& document) {
   Opening opening;
   for (std::size_t i = 0; i < num_embedded_documents; ++i) {
@@ -215,7 +215,7 @@ const std::vector<Topic>& topics() {
          {}},
         {{"extending"}, "adding a model, machine, schedule, op", "extending", {}},
     };
-    // A document that no topic names is one itself.
+    // A document that belongs to no topic is a topic itself.
     for (std::size_t i = 0; i < num_embedded_documents; ++i) {
       const std::string name = embedded_documents[i].name;
       if (std::none_of(list.begin(), list.end(), [&](const Topic& topic) { return topic.document == name; }))
@@ -226,7 +226,7 @@ const std::vector<Topic>& topics() {
   return all;
 }
 
-// Where it can be read: in the tree that was installed or built, else as the source calls it.
+// Where to read it: in the installed or built tree, else its path in the source.
 std::string place_of(const std::string& document) {
   namespace fs = std::filesystem;
   std::error_code error;
@@ -245,7 +245,7 @@ std::vector<const CLI::App*> verbs_of(const CLI::App& app) {
   return all;
 }
 
-// Each flag once, under the verbs that have it in these words.
+// Lists each flag once, under the verbs that have it with the same text.
 struct SharedFlag {
   const CLI::Option* option;
   std::vector<std::string> verbs;

@@ -30,7 +30,7 @@
 namespace echelon {
 namespace {
 
-// Priced on the machine that `echelon calibrate` measured, which gave each rank cores of its own.
+// Priced for the machine that `echelon calibrate` measured, which gave each rank separate cores.
 StepPrediction priced_step(const TrainFlags& f) {
   const TrainRequest& request = f.request;
   const Machine machine = load_machine(f.machine);
@@ -49,7 +49,7 @@ StepPrediction priced_step(const TrainFlags& f) {
   return {estimate.seconds, estimate.bubble_fraction};
 }
 
-// Ids of token files are shown as they are where nobody has named their tokenizer.
+// Ids of token files are shown as numbers unless a tokenizer was named.
 std::string as_text(const std::vector<std::int32_t>& tokens, const TrainFlags& f, const TokenData& data) {
   std::string text;
   if (data.from_text() && data.kind() == TokenData::Kind::tokens) {
@@ -137,7 +137,7 @@ PlannedDeath planned_death(const std::string& text, bool processes) {
           parse_number<std::int64_t>("--die", text.substr(first + 1, second - first - 1)), where};
 }
 
-// What each flag of train needs beside it that is none of the plan's.
+// What each flag of train needs to have an effect, other than the plan's.
 std::vector<FlagNeed> train_needs(const TrainFlags& f) {
   const TrainRequest& r = f.request;
   const bool saves = !r.checkpoint_directory.empty(), validates = r.validation_fraction != 0;
@@ -180,7 +180,7 @@ std::vector<FlagNeed> data_needs(const TrainFlags& f, const TokenData& data) {
   return needs;
 }
 
-// Where a tokenizer may lie that belongs to the weights, or to the model.
+// Where there may be a tokenizer that belongs to the weights, or to the model.
 std::vector<std::string> tokenizer_places(const TrainFlags& f) {
   std::vector<std::string> places;
   if (f.request.resume && !list_checkpoints(f.request.checkpoint_directory).empty())
@@ -190,7 +190,7 @@ std::vector<std::string> tokenizer_places(const TrainFlags& f) {
   return places;
 }
 
-// What the last checkpoint that can be read is of, where the command says no model.
+// The model of the last checkpoint that can be read, if the command names no model.
 std::optional<ModelSpec> resumed_model(const TrainFlags& f) {
   if (!f.request.resume || is_given(*f.app, "--model") || is_given(*f.app, "--plan")) return {};
   const auto checkpoints = list_checkpoints(f.request.checkpoint_directory);
@@ -198,14 +198,14 @@ std::optional<ModelSpec> resumed_model(const TrainFlags& f) {
     try {
       return read_checkpoint_info(*last).model;
     } catch (const RequestError&) {
-      continue;  // said where the run looks for one that is whole
+      continue;  // reported when the run looks for an intact one
     }
   }
   return {};
 }
 
-// `reading` says where tokenizers lie; `of_tokenizer`: the plan's end of a document is what it calls one;
-// `cuts`: a mask goes by documents, where data knows them.
+// `reading` says where to look for tokenizers; `of_tokenizer`: the plan's end of a document is a token of the
+// tokenizer; `cuts`: a mask needs documents, if the data has them.
 std::unique_ptr<TokenData> read_data(TrainFlags& f, DataReading reading, bool of_tokenizer, bool cuts) {
   TrainRequest& request = f.request;
   const ModelSpec& model = request.plan.model;
@@ -216,7 +216,7 @@ std::unique_ptr<TokenData> read_data(TrainFlags& f, DataReading reading, bool of
   f.tokenizer = reading.text.tokenizer;
   if (!reading.text.reads_bytes())
     request.tokenizer = std::make_shared<const TokenizerFiles>(read_tokenizer_files(f.tokenizer->name()));
-  else if (request.from && data->kind() == TokenData::Kind::tokens)  // whose ids end texts as before
+  else if (request.from && data->kind() == TokenData::Kind::tokens)  // ids end texts as before
     if (TokenizerFiles files = read_tokenizer_files(request.from->path()); !files.empty())
       request.tokenizer = std::make_shared<const TokenizerFiles>(std::move(files));
   if (request.from && !is_given(*f.app, "--tokenizer") && data->kind() == TokenData::Kind::text) {
@@ -228,7 +228,7 @@ std::unique_ptr<TokenData> read_data(TrainFlags& f, DataReading reading, bool of
           request.from->path());
   }
   const bool is_cut = cuts && data->cut_documents();
-  if (of_tokenizer && !data->from_text() && !is_cut) {  // whose tokens these are, nothing says
+  if (of_tokenizer && !data->from_text() && !is_cut) {  // it is unknown which tokenizer made these ids
     request.plan.document_end = -1;
     check_with_remedies(request.plan, [](const Plan& plan, const std::string&) { check_whole(plan); });
   }
@@ -295,8 +295,7 @@ std::unique_ptr<TokenData> TrainFlags::read() {
 
 namespace {
 
-// Where the weights come from, where that is not plain: a model's directory says what it is, and its weights
-// lie beside.
+// Where the weights come from, unless it is obvious, as for a model's directory, which contains its weights.
 std::string origin_of_weights(const TrainFlags& f) {
   if (f.request.from) {
     const CheckpointInfo* const checkpoint = f.request.from->checkpoint();
@@ -363,12 +362,12 @@ int run_train(TrainFlags& f, StopSignals& signals) {
   f.request.stop_requested = [&] { return signals.asked(); };
   const TrainRequest& request = f.request;
 
-  // People read standard output; with --json it holds the summary alone and they read standard error.
+  // People read standard output; with --json it has only the summary, and people read standard error.
   std::FILE* out = f.json ? stderr : stdout;
-  // Under mpirun standard output looks like a terminal, wherever it goes.
+  // Under mpirun standard output looks like a terminal wherever it goes.
   const bool terminal = f.job.processes() == nullptr && is_terminal(out);
   const Colours colours = f.colour.of(terminal ? out : nullptr);
-  const char* const fresh = terminal ? fresh_line : "";  // in place of a progress line
+  const char* const fresh = terminal ? fresh_line : "";  // replaces a progress line
   const Plan& plan = request.plan;
   TrainObserver observer;
   bool shares_cores = false;
@@ -456,8 +455,8 @@ int run_train(TrainFlags& f, StopSignals& signals) {
       fmt::print(out, "{}{}: {}\n", fresh, colours(Tint::caution, fmt::format("step {} skipped", r.step)),
                  r.skipped);
     if (!terminal && !keeps) return;
-    // On a terminal every step is shown, those between on one line that is written over; its last column
-    // stays free, or some terminals wrap.
+    // On a terminal every step is shown; unlogged steps share one line, which is overwritten. Its last column
+    // stays free, since some terminals would wrap.
     const int columns = terminal ? terminal_columns(out, 80) - 1 : 79;
     fmt::print(out, "{}{}{}", fresh, step_line(r, f.steps, left, columns), keeps ? "\n" : "");
     std::fflush(out);
@@ -487,8 +486,8 @@ int run_train(TrainFlags& f, StopSignals& signals) {
   observer.on_sample = [&](const std::vector<std::int32_t>& prompt, const std::vector<std::int32_t>& text) {
     fmt::print(out, "\nsample, after \"{}\":\n{}\n", as_text(prompt, f, data), as_text(text, f, data));
   };
-  // An asynchronous run's workers have no common step to stop after. Of processes mpirun signals those that
-  // have not ended when one has failed, which is no wish to stop.
+  // An asynchronous run's workers have no common step to stop after. If one process fails, mpirun signals the
+  // others, which is not a request to stop.
   if (!request.asynchronous)
     signals.listen(f.job.processes() == nullptr
                        ? "echelon: stopping after this step; a second request ends the run at once"
@@ -569,7 +568,7 @@ int run_train(TrainFlags& f, StopSignals& signals) {
   if (summary.validation_loss >= 0) last += fmt::format(", validation loss {:.4f}", summary.validation_loss);
   fmt::print(out, "{}\n", colours(Tint::strong, last));
   if (f.json) fmt::print("{}\n", to_json(summary));
-  std::fflush(stdout);  // said, whatever becomes of the files
+  std::fflush(stdout);  // printed, even if writing files fails
   f.timeline.write(summary.simulated_timeline, summary.measured_timeline, summary.rank_timelines);
   if (!f.report.empty()) write_report(f, reported.path(), summary);
   return 0;

@@ -17,10 +17,10 @@
 namespace echelon {
 
 struct TrainFlags {
-  // What the flags ask for goes into `request`. The data is returned, as the request has no place for it.
-  // RequestError naming what cannot be.
+  // Stores what the flags ask for in `request`. The data is returned, as the request has no member for it.
+  // RequestError naming what is impossible.
   std::unique_ptr<TokenData> read();
-  // RequestError for a flag that says nothing of a run that is dry: a plan is all of it.
+  // RequestError for a flag without effect in a dry run, which needs only a plan.
   Plan read_dry() const;
 
   PlanFlags plan;
@@ -30,9 +30,9 @@ struct TrainFlags {
   TrainRequest request;
   std::vector<std::string> data;
   DataFlags reading;
-  std::shared_ptr<const Tokenizer> tokenizer;  // of the data, and of what is shown of it
+  std::shared_ptr<const Tokenizer> tokenizer;  // of the data, and for showing it
   TimelineFlags timeline;
-  std::string report;  // the page of the run
+  std::string report;  // the run's page
   std::int64_t steps = 100, sample = 200;
   std::string from, machine, staleness, straggle, plant_expert, memory_limit,
       on_nan = "stop", async_save = "on", cuda_graphs = "off", die, flip;

@@ -5,7 +5,7 @@
 
 namespace echelon {
 
-// Each adds its verb to the program and returns the exit status through `status` when the verb ran.
+// Each adds its verb to the program, and stores the exit status in `status` when the verb has run.
 void add_train(CLI::App& program, int& status);
 void add_verify(CLI::App& program, int& status);
 void add_devices(CLI::App& program, int& status);
@@ -19,10 +19,10 @@ void add_generate(CLI::App& program, int& status);
 void add_bench(CLI::App& program, int& status);
 void add_view(CLI::App& program, int& status);
 
-// Those that this build has: all of them, or the planner's (CMake chooses the file).
+// The verbs of this build: all, or the planner's (CMake chooses the file).
 void add_verbs(CLI::App& program, int& status);
 
-// Thrown to main(): what there is to say has been said, here or by another process.
+// Thrown to main() if everything has been reported already, here or by another process.
 struct AlreadySaid {
   int status = 3;
 };

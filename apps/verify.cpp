@@ -24,7 +24,7 @@ Plan verify_defaults() {
   return plan;
 }
 
-// The mesh where none is asked for: the first of these that the rest of the request allows.
+// The mesh if none is given: the first of these that the rest of the request allows.
 void choose_mesh(Plan& plan) {
   for (auto [dp, tp] : {std::pair{2, 2}, {2, 1}, {1, 2}}) {
     Plan chosen = plan;
@@ -40,7 +40,7 @@ void choose_mesh(Plan& plan) {
   }
 }
 
-// On this machine: its ranks, and the one rank alone beside rank 0.
+// Bytes on this machine: of its ranks, and of the single rank beside rank 0.
 double bytes_here(const VerifyRequest& request) {
   const ProcessWorld* const processes = request.run.processes;
   const bool has_reference =
@@ -86,7 +86,7 @@ void VerifyFlags::read() {
 
 namespace {
 
-// What is said before the verdict.
+// What is printed before the verdict.
 void print_notes(std::FILE* out, const Colours& colours, const VerifyReport& r) {
   for (const RoutingDifference& d : r.routing_differences) {
     const bool choice = d.kind == "choice";
@@ -125,7 +125,7 @@ int run_verify(VerifyFlags& f) {
   refuse_different_settings(f.job.processes(), request.plan, request.optimizer, request.seed,
                             {fmt::format("--collectives {}", collectives_name(request.run.collectives))});
   std::FILE* out = f.json ? stderr : stdout;
-  // Under mpirun standard output looks like a terminal, wherever it goes.
+  // Under mpirun standard output looks like a terminal wherever it goes.
   const Colours colours = f.colour.of(f.job.processes() == nullptr ? out : nullptr);
   const int columns = line_columns(f.job.processes() == nullptr ? out : nullptr);
   const auto print = [&](const std::string& text) { fmt::print(out, "{}", fitted(text, columns)); };
@@ -165,7 +165,7 @@ int run_verify(VerifyFlags& f) {
                r.first_difference->step, r.first_difference->kind, r.first_difference->tensor,
                r.first_difference->rel_diff);
   if (f.json) fmt::print("{}\n", to_json(r, request.plan));
-  std::fflush(stdout);  // whatever becomes of the files
+  std::fflush(stdout);  // even if writing files fails
   f.timeline.write(r.simulated_timeline, r.measured_timeline, r.rank_timelines);
   if (!r.incomparable.empty()) fmt::print(stderr, "echelon: {}\n", r.incomparable);
   return r.pass ? 0 : r.incomparable.empty() ? 1 : 3;
@@ -181,8 +181,8 @@ void add_verify_flags(CLI::App& app, const std::shared_ptr<VerifyFlags>& flags) 
   flags->plan.add_to(app, verify_defaults());
   OptimizerOptions& optimizer = flags->request.optimizer;
   optimizer.warmup_steps = 0;
-  // Below this a gradient is rounding noise (a key bias, say, has none at all), which Adam would turn into
-  // full steps.
+  // Smaller gradients are rounding noise (a key bias, for example, has no gradient at all), which Adam would
+  // turn into full steps.
   optimizer.eps = 1e-5;
   flags->optimizer.add_to(app, optimizer);
   heading(app, "Data");
@@ -196,7 +196,7 @@ void add_verify_flags(CLI::App& app, const std::shared_ptr<VerifyFlags>& flags) 
   flags->timeline.add_to(app);
   heading(app, "Terminal");
   flags->colour.add_to(app);
-  app.add_option("--staleness", flags->staleness)->group("");  // of train: refused here by name
+  app.add_option("--staleness", flags->staleness)->group("");  // a flag of train: refused here by name
 }
 
 void add_verify(CLI::App& program, int& status) {

@@ -17,8 +17,8 @@
 namespace echelon {
 
 struct VerifyFlags {
-  // What the flags ask for goes into `request`, and the tokens that it takes samples of into `sampled`.
-  // RequestError naming what cannot be.
+  // Stores what the flags ask for in `request`, and the tokens from which it takes samples in `sampled`.
+  // RequestError naming what is impossible.
   void read();
 
   PlanFlags plan;

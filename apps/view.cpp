@@ -35,7 +35,7 @@ struct ViewFlags {
   int port = 0;
 };
 
-// Files of a directory, by name; RequestError where it cannot be listed.
+// The files of a directory, by name; RequestError if it cannot be listed.
 std::vector<fs::path> files_of(const std::string& directory) {
   std::error_code error;
   std::vector<fs::path> files;
@@ -51,7 +51,7 @@ bool is_directory(const std::string& path) {
   return fs::is_directory(path, error);
 }
 
-// The log itself, or the only one of a directory; empty where that has none yet.
+// The log itself, or the only one of a directory; empty if there is none yet.
 std::string log_at(const std::string& path) {
   if (!is_directory(path)) return path;
   std::vector<std::string> logs;
@@ -61,7 +61,7 @@ std::string log_at(const std::string& path) {
   return logs.empty() ? "" : logs.front();
 }
 
-// What train and verify --trace wrote there. (What a link leads to is not looked at.)
+// The traces that train and verify --trace wrote there. Links are ignored.
 std::vector<ServedTrace> traces_at(const std::string& path) {
   std::vector<ServedTrace> traces;
   if (!is_directory(path)) return traces;
@@ -80,7 +80,7 @@ std::vector<ServedTrace> traces_at(const std::string& path) {
   return traces;
 }
 
-// Of a run that may not have begun, and whose log may be cut short or be none.
+// The page of a run that may not have begun, and whose log may be incomplete or missing.
 Page page_now(const std::string& path, const std::string& command) {
   Page page;
   page.kind = "waiting";
@@ -96,7 +96,7 @@ Page page_now(const std::string& path, const std::string& command) {
   return page;
 }
 
-// Sizes and times of what is shown.
+// Sizes and times of the files that are shown.
 std::string tag_now(const std::string& path) {
   std::string state;
   const auto add = [&](const fs::path& file) {
@@ -114,8 +114,8 @@ std::string tag_now(const std::string& path) {
   return fmt::format("\"{:016x}\"", std::hash<std::string>()(state));
 }
 
-// The page with the member that its script reads (src/draw/page/served/live.js). To make a long log's page is
-// work: it is asked for so seldom that most of the time none is done.
+// The page with the member that its script reads (src/draw/page/served/live.js). Making the page of a long
+// log takes time: the script polls so seldom that the server is mostly idle.
 Page served_page(const std::string& path, const std::string& command, const std::string& tag) {
   const auto begin = std::chrono::steady_clock::now();
   Page page = page_now(path, command);
@@ -135,7 +135,7 @@ void serve(const ViewFlags& flags, const std::string& command) {
   std::error_code error;
   if (!fs::exists(flags.log, error))
     refuse("view {}: {}", flags.log, error ? error.message() : "No such file or directory");
-  // What is no log is refused; one without a step has yet to get it.
+  // Refuses what is not a log; a log without steps may get some later.
   if (const std::string log = log_at(flags.log); !log.empty()) run_history(log, "view");
   serve_view({[&] { return tag_now(flags.log); },
               [&](const std::string& tag) { return served_page(flags.log, command, tag); },

@@ -47,8 +47,8 @@ void serve_view(const ServedView& view, int port, const std::function<void(const
   StopSignals signals;  // before the server's threads
   httplib::Server server;
   server.new_task_queue = [] { return new httplib::ThreadPool(4); };
-  server.set_keep_alive_timeout(1);  // which is how long the end waits for a browser
-  // The library's own would let another process of this user share the port.
+  server.set_keep_alive_timeout(1);  // ending waits this long for a browser
+  // The library's default would let another process of this user share the port.
   server.set_socket_options([](socket_t socket) {
     const int yes = 1;
     ::setsockopt(socket, SOL_SOCKET, SO_REUSEADDR, &yes, sizeof yes);
