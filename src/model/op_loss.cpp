@@ -95,8 +95,8 @@ class LossOp final : public OpRunner {
   }
 
  private:
-  // If context parallelism cuts sequences, whose losses and gradients must be summed in order, each of its
-  // ranks has all rows and a part of the vocabulary.
+  // If context parallelism cuts sequences under invariant numerics, where losses and gradients of a sequence
+  // are summed in order, each cp rank has all rows and a part of the vocabulary.
   const VocabularyLogits& logits() const { return part_ ? *part_ : logits_; }
   struct Given {
     Tensor x, targets;
@@ -126,14 +126,14 @@ class LossOp final : public OpRunner {
     return loss_sum;
   }
 
-  // A loss whose gradients are taken: of the next tokens, or of those behind them, which is weighed.
+  // A loss that is differentiated: of the next tokens, or of the tokens after them, which has a weight.
   struct Term {
     Given given;
     Tensor dx;  // (N, C): the partial gradient of the input
     bool next = false;
   };
-  // Adds to the losses and to the table's gradient, of a sequence those of one term behind those of another;
-  // makes the partial gradients of the inputs.
+  // Adds to the losses and to the table's gradient, for each sequence one term after another; computes the
+  // partial gradients of the inputs.
   void add_losses(BlockRun& run, std::vector<Term>& terms) const {
     const Weight& table = logits().table();
     for (Term& term : terms) {
@@ -159,7 +159,7 @@ class LossOp final : public OpRunner {
   }
   bool has_part() const { return !part_ || mine_.size() > 0; }
 
-  // Of these rows, which are all, or a sequence.
+  // For these rows: all rows, or those of a sequence.
   void add_loss_of(const BlockRun& run, Range rows, const Term& term, const LogitsRoom& room,
                    const Tensor& d_table, bool onto) const {
     Kernels& kernels = run.kernels();
@@ -208,8 +208,8 @@ class LossOp final : public OpRunner {
     kernels.add_number(loss_sum, sum.flat_range(place, place + 1));
   }
 
-  // Of a softmax in blocks, which leaves the exponentials in place of the logits: what all ranks' blocks
-  // tell.
+  // For a softmax in blocks, which leaves exponentials in place of the logits: combines the numbers of all
+  // ranks' blocks.
   SoftmaxBlocks::Whole merged(const BlockRun& run, const Tensor& of_chunk, const Tensor& targets) const {
     const std::int64_t each = 3 * targets.numel();
     Tensor numbers = softmax_->add_up(of_chunk, targets);
@@ -226,7 +226,8 @@ class LossOp final : public OpRunner {
            std::vector(static_cast<std::size_t>(run.rank().size(Axis::tp)), std::ssize(logits_.blocks())));
     return softmax_->merge(numbers, targets);
   }
-  // Of a softmax in blocks: the gradients of the input too, from exponentials as products take them.
+  // For a softmax in blocks: also computes the input's gradient, from the exponentials in the type of
+  // products.
   void make_gradients(const BlockRun& run, const Tensor& exponentials, const Tensor& all_scales,
                       const Tensor& targets, double factor, const Tensor& d_logits, const Tensor& dx) const {
     const std::int64_t rows = targets.numel();
@@ -239,7 +240,7 @@ class LossOp final : public OpRunner {
                          const Tensor& loss_sum) {
     run.kernels().add_losses(whole.sum, whole.target, targets, loss_sum);
   }
-  // The gradient of the input, of the blocks here, from exponentials as products take them.
+  // The input's gradient from the blocks here, from the exponentials in the type of products.
   void add_terms(const BlockRun& run, const Tensor& rounded, const Tensor& scales, const Tensor& targets,
                  double factor, const Tensor& dx) const {
     const std::int64_t rows = targets.numel();
@@ -261,7 +262,7 @@ class LossOp final : public OpRunner {
     });
   }
 
-  // Leaves the exponentials in place of the logits.
+  // Leaves exponentials in place of the logits.
   VocabularyLogits::Sums add_losses(const BlockRun& run, const Tensor& of_chunk, const Tensor& targets,
                                     const Tensor& loss_sum) const {
     VocabularyLogits::Sums sums = logits().exponentials(of_chunk, targets);
@@ -269,11 +270,11 @@ class LossOp final : public OpRunner {
     return sums;
   }
 
-  VocabularyLogits logits_;               // of all that a tp rank has
-  std::optional<VocabularyLogits> part_;  // of what is this rank's of that
+  VocabularyLogits logits_;               // for all rows of the table on a tp rank
+  std::optional<VocabularyLogits> part_;  // for this cp rank's part of them
   Range mine_;                            // rows of the table
-  std::optional<SoftmaxBlocks> softmax_;  // of what is this rank's, where the softmax is in blocks
-  std::vector<std::int64_t> blocks_of_;   // of a tp rank, on each cp rank
+  std::optional<SoftmaxBlocks> softmax_;  // for this rank's part, if the softmax is in blocks
+  std::vector<std::int64_t> blocks_of_;   // how many of a tp rank's blocks each cp rank has
   WholeRows whole_rows_;
   bool counts_losses_ = true;
 };

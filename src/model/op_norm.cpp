@@ -14,11 +14,11 @@ namespace echelon {
 namespace {
 
 struct Norm {
-  Weight weight, bias;  // as many as it has
+  Weight weight, bias;  // undefined if the norm has none
   double eps;
   bool centered = false;  // LayerNorm, otherwise RMSNorm
 
-  // Of x (N, C). `again`: from statistics that are there, instead of making them.
+  // For x (N, C). `again`: uses given statistics instead of computing them.
   void forward(Kernels& k, const Tensor& x, const Tensor& stats, const Tensor& y, bool again) const {
     if (centered && again)
       k.layer_norm_again(x, weight.value, bias.value, stats, y);
@@ -29,7 +29,7 @@ struct Norm {
     else
       k.rms_norm(x, weight.value, eps, y, stats);
   }
-  // Adds to dx and to the gradients of the weights that have one.
+  // Adds to dx, and to the gradients of the weights that are trained.
   void backward(const BlockRun& run, const Tensor& dy, const Tensor& x, const Tensor& stats,
                 const Tensor& dx) const {
     if (centered)
@@ -45,7 +45,7 @@ struct Norm {
     else
       run.kernels().rms_norm_backward_input(dy, x, weight.value, stats, dx);
   }
-  // RMSNorm's: of dy, x and statistics, and of those of further norms that have the same weight.
+  // RMSNorm: for dy, x and statistics, and then those of further norms that share the weight.
   static void add_rms_gradient(const BlockRun& run, const Weight& weight,
                                std::vector<RowsOfGradient> tensors) {
     const Weight* const one[] = {&weight};
@@ -62,7 +62,7 @@ struct Norm {
       if (trains_bias) run.sums().add_bias(bias, dy);
       return;
     }
-    // Both come of one pass: where the bias is frozen, or there is none, its gradient is of no use.
+    // One pass computes both: if the bias is frozen or missing, its gradient is discarded.
     Tensor unused;
     if (!trains_bias) {
       unused = run.statistic(weight.value.shape());
@@ -130,21 +130,21 @@ class RowNormOp final : public NormOp {
 };
 
 // RMSNorm of each of this rank's heads, of all queries and all keys, or of the channels of each group:
-// equally many norms of a few columns each.
+// several norms of a few columns each.
 class HeadNormOp : public NormOp {
  public:
   HeadNormOp(const BlockOp& op, const OpSetting& s) : NormOp(op) {
     if (s.plan.numerics == Numerics::invariant && !op.weights.empty() && op.weights.front().tp_partial)
       blocks_ = sum_blocks({heads_of(op)}, s.tensor_parallel.size(), s.tensor_parallel.index());
     for (std::size_t i = 0; i < op.heads.size(); ++i) {
-      // With fewer heads than ranks, neighbouring ranks hold the same one.
+      // With fewer heads than ranks, several neighbouring ranks hold the same head.
       const auto here = std::max<std::int64_t>(op.heads[i] / s.tensor_parallel.size(), 1);
       if (op.weights.empty()) {
         for (std::int64_t h = 0; h < here; ++h) add({}, s.plan.model.head_dim, s);
         continue;
       }
       const Weight weight = s.stacked({op.weights[i]});
-      const bool is_whole = op.weights[i].shard_dim < 0;  // each of them has all of it
+      const bool is_whole = op.weights[i].shard_dim < 0;  // all heads share one weight
       const std::int64_t width = weight.value.numel() / (is_whole ? 1 : here);
       for (std::int64_t h = 0; h < here; ++h)
         add(is_whole ? weight : part_of(weight, 0, {h * width, (h + 1) * width}), width, s);
@@ -157,7 +157,7 @@ class HeadNormOp : public NormOp {
     const Tensor &x = run.value(in()), &stats = run.value(out(1));
     run.kernels().fill(dx, 0.0);
     run.kernels().copy(behind_heads(dy), behind_heads(dx));
-    // Heads of a kind have one weight.
+    // Heads of a kind share a weight.
     for (std::size_t first = 0, end = 0; first < heads_.size(); first = end) {
       const Weight& weight = heads_[first].weight;
       if (!weight.value.defined()) break;
@@ -202,7 +202,7 @@ class HeadNormOp : public NormOp {
   }
 
  private:
-  // How heads are cut over tp: as their products are.
+  // How heads are cut over tp: like the products that compute them.
   static ParamSpec heads_of(const BlockOp& op) {
     ParamSpec spec;
     spec.shard_dim = 0;
@@ -210,9 +210,9 @@ class HeadNormOp : public NormOp {
     for (std::int64_t heads : op.heads) spec.pieces.push_back({heads, 1, true});
     return spec;
   }
-  // The gradient of what all heads of a kind share, those of a block one after another, and of blocks by
-  // their tree, over tp too, for each sequence. One rank then adds it to the other sequences', for all of the
-  // group.
+  // The gradient of a weight that all heads of a kind share, for each sequence: sums over the heads of a
+  // block in order, and over blocks by their tree, also across tp. For the whole tp group, one rank then adds
+  // it to the sums of other sequences.
   void add_by_blocks(const BlockRun& run, const Weight& weight, Range kind,
                      std::vector<RowsOfGradient> tensors) const {
     const Weight* const one[] = {&weight};
@@ -249,12 +249,12 @@ class HeadNormOp : public NormOp {
 
   std::vector<Norm> heads_;  // by head
   std::vector<std::int64_t> widths_;
-  SumBlocks blocks_;         // of sums over the heads of a kind, under invariant numerics
+  SumBlocks blocks_;  // for sums over the heads of a kind, under invariant numerics
 };
 
-// Of what several tp ranks have columns of: all queries and all keys (OLMo 2), or a group of a state space's
-// heads. What each has of the sums over a row is added up over them, of queries and keys in one. Under
-// invariant numerics one rank does so too, in blocks of heads.
+// Norms whose columns are cut over several tp ranks: of all queries and all keys (OLMo 2), or of a group of a
+// state space's heads. The ranks' partial sums over a row are all-reduced, those of queries and keys
+// together. Under invariant numerics even a single rank sums in blocks of heads.
 class CutNormOp final : public HeadNormOp {
  public:
   CutNormOp(const BlockOp& op, const OpSetting& s)
@@ -265,8 +265,8 @@ class CutNormOp final : public HeadNormOp {
       one.shape.front() = one.pieces.front().length /= op.heads[i];
       const std::int64_t here = std::max<std::int64_t>(op.heads[i] / s.tensor_parallel.size(), 1);
       for (std::int64_t h = 0; h < here; ++h) {
-        // Columns that several ranks hold are in a sum as often. The gradient of each of their copies is a
-        // part of one column's, so that what the sum takes from them is shared out among the copies.
+        // Columns that several ranks hold are counted several times in a sum. Each copy's gradient is part of
+        // that column's gradient, so the column's share of the sum is divided over the copies.
         columns_.push_back(static_cast<double>(one.numel() * tp_replicas(one, sharing_)));
         of_columns_.push_back(s.plan.numerics == Numerics::invariant ? sum_blocks({one}, sharing_, index)
                                                                      : SumBlocks());
@@ -274,7 +274,7 @@ class CutNormOp final : public HeadNormOp {
     }
   }
 
-  // How many tp ranks have columns of each.
+  // How many tp ranks share a norm.
   static int ranks_of_a_norm(const BlockOp& op, int tp) {
     return tp / static_cast<int>(std::min<std::int64_t>(op.heads.front(), tp));
   }
@@ -306,7 +306,8 @@ class CutNormOp final : public HeadNormOp {
                                               head(dx, i));
   }
 
-  // sums = those over rows of each norm, on all its ranks. make(which, its columns, to) writes some of one.
+  // sums = the sums over rows for each norm, over all its ranks. make(which, columns, to) computes one norm's
+  // sums over some columns.
   template <class Make>
   void add_up(Kernels& kernels, const Tensor& sums, const Make& make) const {
     for (std::size_t i = 0; i < columns_.size(); ++i) {
@@ -329,8 +330,8 @@ class CutNormOp final : public HeadNormOp {
 
   const Rank& rank_;
   int sharing_;
-  std::vector<double> columns_;        // of each norm, of all ranks
-  std::vector<SumBlocks> of_columns_;  // those here, under invariant numerics
+  std::vector<double> columns_;        // of each norm, over all ranks
+  std::vector<SumBlocks> of_columns_;  // the blocks here, under invariant numerics
 };
 
 }  // namespace

@@ -32,7 +32,7 @@ struct UsedWeight {
   std::vector<Range> rows;
   bool defined() const { return whole.defined(); }
   Weight used(std::size_t i = 0) const { return defined() ? part_of(whole, 0, rows[i]) : Weight(); }
-  // In the gradient of the others what is nothing to a sum.
+  // Fills the gradient of all other rows with -0.0, which changes no sum.
   void fill_others(Kernels& kernels) const {
     if (!defined() || !whole.gradient.defined()) return;
     std::int64_t begin = 0;
@@ -47,11 +47,11 @@ struct UsedWeight {
   }
 };
 
-// Of some heads what they compute with: columns of [z | x | B | C | dt] of these heads, by the delta rule
-// with beta behind them, and weights. `d` is whole where it is the norm's.
+// What some heads compute with: their columns of [z | x | B | C | dt], followed by beta for the delta rule,
+// and their weights. `d` is used whole if it is the norm's weight.
 struct ScannedHeads {
-  StateSpaceShape shape;       // of no rows
-  UsedWeight taps, conv_bias;  // one run of rows, or those of x, B and C
+  StateSpaceShape shape;       // without rows
+  UsedWeight taps, conv_bias;  // one run of rows, or one each for x, B and C
   UsedWeight dt_bias, a_log, d;
 
   std::int64_t columns() const {
@@ -69,7 +69,7 @@ struct ScannedHeads {
     return shape.delta ? given.column_range(columns() - shape.heads, columns()) : Tensor();
   }
 
-  // visit(weight, bias, columns of what is mixed) for each run of rows.
+  // Calls visit(weight, bias, columns(x)) for each run of rows.
   template <class Visit>
   void each_convolution(const Visit& visit) const {
     std::int64_t begin = 0;
@@ -91,7 +91,7 @@ struct ScannedHeads {
     return {z(given),           convolved,      dt(given),  dt_bias.used().value,
             a_log.used().value, d.used().value, beta(given)};
   }
-  // `state`: to go on with, or undefined.
+  // `state`: the state to continue from, or undefined.
   Tensor scan(const BlockRun& run, const Tensor& given, const Tensor& convolved, const SequenceRows& rows,
               const Tensor& state) const {
     const Tensor y = run.activation({given.rows(), shape.width()});
@@ -207,7 +207,7 @@ class StateSpaceOp final : public OpRunner {
     });
   }
 
-  // New tokens are convolved behind the last ones of the cache, and go on with its state.
+  // New tokens are convolved with the last ones from the cache, and continue from its state.
   void generate(BlockRun& run) const {
     Kernels& k = run.kernels();
     const BlockCache& cache = run.cache();
@@ -225,8 +225,8 @@ class StateSpaceOp final : public OpRunner {
     run.set(out(1), all_.scan(run, given, made.row_range(before, all), {1, run.rows(), {}}, cache.state));
   }
 
-  ScannedHeads all_, here_;                     // of this tp rank; that this cp rank scans
-  std::optional<StateSpaceExchange> exchange_;  // where the cp group has several ranks
+  ScannedHeads all_, here_;                     // of this tp rank; those that this cp rank scans
+  std::optional<StateSpaceExchange> exchange_;  // if the cp group has several ranks
 };
 
 }  // namespace

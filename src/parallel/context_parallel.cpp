@@ -32,7 +32,7 @@ void ContextParallel::forward(const Sequences& sequences, const Tensor& core, co
   UlyssesExchange(*rank_, neighbours(), layout_, heads_, sequences.batch).output_to_tokens(core_out, out);
 }
 
-// The order of the numbers is that of ContextBlocks where no heads are exchanged.
+// If no heads are exchanged, the numbers are in the order of ContextBlocks.
 Tensor ContextParallel::delta(const Sequences& sequences, const Tensor& out, const Tensor& dout) const {
   const Tensor delta = rank_->statistic({out.rows() * heads_.num_heads()});
   const auto runs = layout_.runs(layout_.ring_index(rank_->coordinate(Axis::cp)));
@@ -112,7 +112,7 @@ void ContextParallel::each_run(Range sequences, const Visit& visit) const {
     }
 }
 
-// When all keys have been seen.
+// Sinks are included once all keys have been seen.
 void ContextParallel::core_forward(const Sequences& sequences, const Tensor& core, const Tensor& sinks,
                                    const Tensor& out, const Tensor& lse) const {
   attend(sequences, core, out, lse);
@@ -123,7 +123,7 @@ void ContextParallel::core_forward(const Sequences& sequences, const Tensor& cor
   });
 }
 
-// Each cp rank has a part of it: that of its queries, and of its heads where they are exchanged.
+// Each cp rank computes a part: for its queries, and for its heads if they are exchanged.
 void ContextParallel::add_sink_gradient(const Sequences& sequences, const Weight& sinks,
                                         const SequenceSums& sums, const Tensor& lse,
                                         const Tensor& delta) const {
@@ -142,8 +142,8 @@ void ContextParallel::add_sink_gradient(const Sequences& sequences, const Weight
   });
 }
 
-// Sequence by sequence: of all their queries, for the heads that are here, or of several ranks that have the
-// same heads a part of them each.
+// Sequence by sequence, over all queries, for the heads on this rank; if several ranks have the same heads,
+// each takes a part of these.
 void ContextParallel::add_sink_gradient_of_heads(const Sequences& sequences, const Weight& sinks,
                                                  const SequenceSums& sums, const Tensor& lse,
                                                  const Tensor& delta) const {
