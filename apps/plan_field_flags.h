@@ -18,7 +18,7 @@ CLI::Option* add_field(CLI::App& app, const PlanField& field, std::map<std::stri
 // Reads the field's text, or for a schedule its file. RequestError naming `flag`.
 void read_field(const PlanField& field, Plan& plan, const std::string& value, const std::string& flag);
 
-// Flags that have no effect together with the rest of the plan.
+// What flags of the plan's fields need to have an effect in this plan.
 std::vector<FlagNeed> plan_needs(const Plan& plan);
 
 }  // namespace echelon

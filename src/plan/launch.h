@@ -22,8 +22,8 @@ const std::vector<std::string>& launched_programs();
 //
 //  * megatron-core: pretrain_gpt.py's flags, including the pipeline layout string (0.14 and later).
 //  * megatron-bridge: overrides of its ConfigContainer as YAML.
-//  * torchtitan: the job's TOML (0.2), and the schedule as torch.distributed.pipelining's CSV if that has
-//    none of this name.
+//  * torchtitan: the job's TOML (0.2), and the schedule as a CSV if torch.distributed.pipelining has none of
+//    this name.
 //  * nanotron: its YAML (0.4).
 //  * deepspeed: ds_config.json (0.19), for a training script of your own.
 std::vector<LaunchFile> launch_files(const std::string& program, const Estimate& best, const Workload& work);

@@ -94,7 +94,7 @@ void check_router(const LaunchRequest& r) {
   weighs(sigmoids && !m.router.normalise, "sigmoids as weights of experts whose sum is not made 1");
   weighs(!sigmoids && m.router.normalise && m.router.scale != 1,
          "weights of experts whose sum is made 1 and multiplied");
-  // A softmax over one expert is 1, independent of the router.
+  // A softmax over one expert is 1, whatever the router's scores are.
   weighs(!sigmoids && m.router.normalise && m.experts_per_token == 1,
          "one expert a token, whose weight is made 1");
   if (m.router.groups > 1 && m.router.most_groups < m.router.groups && m.router.group_best > 0 &&

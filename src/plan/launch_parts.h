@@ -33,7 +33,7 @@ template <class... Args>
   refuse("--launch-for {}: {}", r.program, fmt::format(form, std::forward<Args>(args)...));
 }
 
-// Refuses for all programs what only this one runs.
+// Refuses, for every program, what only Echelon's own trainer runs.
 void check_launched(const LaunchRequest& r);
 // Checks that the model is a decoder in Llama's form. RequestError for what the flags of these programs
 // cannot say. `is_megatron`: Megatron, which also runs layers of one part each, latent attention and sigmoid
