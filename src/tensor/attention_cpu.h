@@ -1,7 +1,7 @@
 // Causal attention in tiles (FlashAttention-2: Dao 2023, https://arxiv.org/abs/2307.08691): one tile of
-// scores at a time, never a T x T matrix. Products are oneDNN's, or under invariant numerics those of our own
-// kernels; softmax is in fused passes. f32, or bf16 with scores and sums in f32; the latter by columns of
-// tiles (tensor/attention_columns.h) if a kernel computes them.
+// scores at a time, never a T x T matrix. f32 products are oneDNN's where it is used (tensor/matmul.h), or
+// under invariant numerics those of our own kernels; softmax is in fused passes. f32, or bf16 with scores and
+// sums in f32; the latter by columns of tiles (tensor/attention_columns.h) if a kernel computes them.
 #pragma once
 
 #include <cstdint>

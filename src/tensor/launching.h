@@ -2,9 +2,8 @@
 //   matrix<T>(tensor), data<T>(tensor)   where the elements of a tensor are, for the kernel
 //   run(name, blocks, kernel, shared)    kernel(team) for each block, with `shared` bytes of memory to each
 //   run_rows(name, rows, cols, kernel)   the same without that memory, for rows of `cols` elements; fewer
-//   lanes
-//                                        may do a short row: for kernels that read all of a row before they
-//                                        write it
+//                                        lanes may do a short row: for kernels that read all of a row before
+//                                        they write it
 //   piece()                              how many elements of a row are a block's
 //   rows_at_once(rows, cols)             how many rows of a column sum are a block's
 //   lanes()                              of a block

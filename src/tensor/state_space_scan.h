@@ -292,9 +292,10 @@ class StateSpaceScan {
                                  matrix<F>(head_rows(stepped_, at)), matrix<F>(head_rows(last_, at))});
     });
   }
-  // From the gradients of u, of what the chunk makes of it and of what the state behind it has (d_last, which
-  // is of all that is left there), to those of values, betas, products of keys and what the state before
-  // gives for a key, which recalled_ is then. mixed_ becomes what its decays have of it.
+  // The backward pass of solve(). From the gradients of u through the chunk's outputs and through the state
+  // at its end (d_last: of what is left of u there), computes those of values, betas, products of keys, and
+  // of what the state before holds for a key, which recalled_ becomes. mixed_ becomes itself times its
+  // gradient, for the decays.
   struct TakenBack {
     Tensor d_stepped, d_last, read, handed, d_keys, d_mixed, d_values, d_beta;
   };
