@@ -172,6 +172,7 @@ TEST_F(MatmulAmx, TheProcessorsTilesMultiply) {
 TEST_F(MatmulAmx, TheProcessorsPairsMultiply) {
   if (avx512_micro_kernel() == nullptr) GTEST_SKIP() << "this processor has no AVX-512 for bf16";
   check_all(*avx512_micro_kernel());
+  check_all(*avx512_column_kernel());
 }
 
 }  // namespace

@@ -228,7 +228,7 @@ class Columns {
     std::fill_n(max, panel, -std::numeric_limits<float>::infinity());
     float* const sums = w_.sums[0];
     pack_panel(q.from(begin), rows, l_, w_.queries[0]);
-    kernel_.begin();
+    if (kernel_.begin != nullptr) kernel_.begin();
     bool has_sums = false;
     for (Size block = 0; block * keys_at_once < seen.end_of_all; ++block) {
       const Size key = block * keys_at_once, here = rows_of(block, seen.end_of_all);
@@ -241,7 +241,7 @@ class Columns {
       weigh(w_.values, block, here, sums, has_sums);
       has_sums = true;
     }
-    kernel_.end();
+    if (kernel_.end != nullptr) kernel_.end();
     for (Size i = 0; i < rows; ++i) {
       const bool sees_none = sum[i] == 0;
       factor[i] = sees_none ? 0 : 1 / sum[i];
@@ -271,7 +271,7 @@ class Columns {
       pack_panels_across(h.dout.from(begin), rows, l_, w_.douts_across);
     }
     constexpr Size tile_step = panels_at_once * panel * panel;  // of p and ds
-    kernel_.begin();
+    if (kernel_.begin != nullptr) kernel_.begin();
     for (Size block = 0; block * keys_at_once < end; ++block) {
       const Size key = block * keys_at_once, here = rows_of(block, end);
       if (first >= key + here) continue;
@@ -296,7 +296,7 @@ class Columns {
       add_to_keys(w_.p, w_.douts_across, block, here, panels, w_.dv);
       add_to_keys(w_.ds, w_.queries_across, block, here, panels, w_.dk);
     }
-    kernel_.end();
+    if (kernel_.end != nullptr) kernel_.end();
     if (h.dq.data == nullptr) return;
     float scale[panel];
     std::fill_n(scale, panel, static_cast<float>(s_.scale));

@@ -420,9 +420,8 @@ bool backward(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& d
 
 // Null if this is computed like f32.
 const MicroKernel* kernel_of_columns(DType dtype, Numerics numerics, const AttentionShape& s) {
-  const MicroKernel* const kernel = bf16_micro_kernel();
-  const bool is_one = dtype == DType::bf16 && numerics == Numerics::ordinary && kernel != nullptr &&
-                      kernel->column != nullptr;
+  const MicroKernel* const kernel = bf16_column_kernel();
+  const bool is_one = dtype == DType::bf16 && numerics == Numerics::ordinary && kernel != nullptr;
   return is_one && is_made_by_columns(s, static_cast<std::size_t>(attention_scratch_bytes(dtype))) ? kernel
                                                                                                    : nullptr;
 }

@@ -645,6 +645,10 @@ const MicroKernel* bf16_micro_kernel() {
   return amx_micro_kernel() != nullptr ? amx_micro_kernel() : avx512_micro_kernel();
 }
 
+const MicroKernel* bf16_column_kernel() {
+  return amx_micro_kernel() != nullptr ? amx_micro_kernel() : avx512_column_kernel();
+}
+
 const char* products_in(DType dtype) {
   if (dtype == DType::f32) return onednn_adds_in_one_order() ? "oneDNN" : f32_micro_kernel().name;
   return bf16_micro_kernel() != nullptr ? bf16_micro_kernel()->name : "our FMA kernel, bf16 widened";

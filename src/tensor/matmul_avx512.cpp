@@ -85,14 +85,80 @@ constexpr MicroKernel avx512_kernel{.name = "AVX-512 in bf16",
                                     .a_words = 112 * 1024,
                                     .tile = avx512_tile};
 
+// Columns of tiles in the layout of AMX (tensor/matmul_amx.h): for attention, whose tiles are then packed for
+// the next product as they are computed.
+constexpr int column_rows = 32, column_vectors = 2, column_group = 16;
+constexpr std::int64_t column_cols = 16 * column_vectors, column_tile = column_rows * column_cols;
+
+// Rows [first, first + rows) of a tile.
+template <int first, int rows>
+__attribute__((target("avx512f,avx512bf16"))) void avx512_rows_of_tile(std::int64_t words,
+                                                                       const std::uint32_t* a,
+                                                                       const std::uint32_t* b,
+                                                                       const float* before, float* to) {
+  __m512 sums[rows][column_vectors];
+#pragma GCC unroll 16
+  for (int i = 0; i < rows; ++i)
+#pragma GCC unroll 2
+    for (int v = 0; v < column_vectors; ++v)
+      sums[i][v] = before == nullptr ? _mm512_setzero_ps()
+                                     : _mm512_loadu_ps(before + (first + i) * column_cols + 16 * v);
+  a += first * column_group;
+  for (std::int64_t w = 0; w < words; w += column_group, a += column_rows * column_group)
+    for (int g = 0; g < column_group; ++g, b += column_cols) {
+      const auto b0 = reinterpret_cast<__m512bh>(_mm512_loadu_si512(b));
+      const auto b1 = reinterpret_cast<__m512bh>(_mm512_loadu_si512(b + 16));
+#pragma GCC unroll 16
+      for (int i = 0; i < rows; ++i) {
+        const auto x =
+            reinterpret_cast<__m512bh>(_mm512_set1_epi32(static_cast<int>(a[i * column_group + g])));
+        sums[i][0] = _mm512_dpbf16_ps(sums[i][0], x, b0);
+        sums[i][1] = _mm512_dpbf16_ps(sums[i][1], x, b1);
+      }
+    }
+#pragma GCC unroll 16
+  for (int i = 0; i < rows; ++i)
+#pragma GCC unroll 2
+    for (int v = 0; v < column_vectors; ++v)
+      _mm512_storeu_ps(to + (first + i) * column_cols + 16 * v, sums[i][v]);
+}
+
+void avx512_column(const TileColumn& column) {
+  for (std::int64_t t = 0; t < column.tiles; ++t) {
+    const std::uint32_t* const a = column.a + t * column.a_tile;
+    const float* const before = column.before == nullptr ? nullptr : column.before + t * column_tile;
+    float* const sums = column.sums + (column.target == nullptr ? t * column_tile : 0);
+    // A third of them at once: 22 sums, two vectors of b and one of a.
+    avx512_rows_of_tile<0, 11>(column.words, a, column.b, before, sums);
+    avx512_rows_of_tile<11, 11>(column.words, a, column.b, before, sums);
+    avx512_rows_of_tile<22, 10>(column.words, a, column.b, before, sums);
+    if (column.target == nullptr) continue;
+    TileTarget target = *column.target;
+    target.data += t * column_rows * target.stride;
+    target.rows = std::min<std::int64_t>(column_rows, target.rows - t * column_rows);
+    matmul_passes().store(sums, column_cols, 0, target.rows, target);
+  }
+}
+
+constexpr MicroKernel avx512_columns{.name = "columns of AVX-512 in bf16",
+                                     .rows = column_rows,
+                                     .cols = column_cols,
+                                     .pairs = true,
+                                     .group = column_group,
+                                     .column = avx512_column};
+
+bool has_avx512_bf16() {
+  static const bool has_it = __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bf16");
+  return has_it;
+}
+
 }  // namespace
 
-const MicroKernel* avx512_micro_kernel() {
-  static const bool has_it = __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bf16");
-  return has_it ? &avx512_kernel : nullptr;
-}
+const MicroKernel* avx512_micro_kernel() { return has_avx512_bf16() ? &avx512_kernel : nullptr; }
+const MicroKernel* avx512_column_kernel() { return has_avx512_bf16() ? &avx512_columns : nullptr; }
 #else
 const MicroKernel* avx512_micro_kernel() { return nullptr; }
+const MicroKernel* avx512_column_kernel() { return nullptr; }
 #endif
 
 }  // namespace echelon

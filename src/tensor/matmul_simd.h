@@ -153,6 +153,9 @@ const MicroKernel* amx_micro_kernel();
 const MicroKernel* avx512_micro_kernel();
 // The faster of these, or null.
 const MicroKernel* bf16_micro_kernel();
+// For bf16, by columns of tiles, in AMX's layout; null if the processor has neither.
+const MicroKernel* avx512_column_kernel();
+const MicroKernel* bf16_column_kernel();
 
 struct MatmulPasses {
   using Size = std::int64_t;
