@@ -226,7 +226,7 @@ class Generation {
 Plan generate_plan(const GenerateFlags& f, const CheckpointInfo& info) {
   Plan plan;
   plan.model = info.model;
-  plan.precision = recipe_of_weights(info.dtype);
+  plan.precision = recipe_of_weights(f.dtype.empty() ? info.dtype : parse_dtype(f.dtype, "--dtype"));
   for (const char* name : mesh_flags)
     if (is_given(*f.app, "--" + std::string(name)))
       read_text(*find_field(name), plan, f.mesh.at(name), "--" + std::string(name));
@@ -445,6 +445,9 @@ void add_generate_flags(CLI::App& app, const std::shared_ptr<GenerateFlags>& fla
              "Seed of the sampling; of several prompts each has the next one");
   heading(app, "Running");
   for (const char* name : mesh_flags) add_field(app, *find_field(name), flags->mesh, "1");
+  app.add_option("--dtype", flags->dtype,
+                 "Type that weights are rounded to and texts are computed in (default: the checkpoint's)")
+      ->type_name("f32|bf16|f64");
   flags->run.add_threads_to(app);
 }
 

@@ -31,7 +31,7 @@ struct GenerateFlags {
 
   RunFlags run;
   GenerateOptions options;
-  std::string checkpoint, prompts_file, chat_format, system;
+  std::string checkpoint, prompts_file, chat_format, system, dtype;
   std::vector<std::string> prompts;
   std::vector<std::int32_t> prompt_tokens;
   std::vector<std::string> stops;

@@ -210,6 +210,33 @@ TEST_F(GenerateCommand, ASpecialTokenStops) {  // long
 }
 
 // A document begins with the tokenizer's first token, and where there is none behind the end of another one.
+// As if the checkpoint held such weights.
+TEST_F(GenerateCommand, WeightsAreRoundedToTheTypeThatIsAskedFor) {
+  write("text", std::string(2000, 'a'));
+  for (const Words& words :
+       {Words{"train", "--data", "text", "--model", "llama-tiny", "--steps", "1", "--checkpoint", "wide",
+              "--precision", ECHELON_TEST_DTYPE, "--threads", "1"},
+        {"checkpoint", "export", "wide", "--out", "hf", "--dtype", "bf16"},
+        {"checkpoint", "import", "hf", "--out", "narrow", "--dtype", "bf16"}}) {
+    const Result r = run(words);
+    ASSERT_EQ(r.status, 0) << r.err;
+  }
+  const Words some{"--prompt", "In the ", "--max-tokens", "12", "--json"};
+  const auto tokens = [&](const std::string& checkpoint, const Words& more) {
+    const Result r = run(generating(checkpoint, joined(some, more)));
+    EXPECT_EQ(r.status, 0) << r.err;
+    return json::parse(r.out, nullptr, false).value("tokens", json());
+  };
+  const json narrow = tokens("narrow", {});
+  EXPECT_EQ(narrow.size(), 12u);
+  EXPECT_EQ(tokens("wide", {"--dtype", "bf16"}), narrow);
+  EXPECT_EQ(tokens("wide", {"--dtype", "bf16", "--tp", "2", "--pp", "2"}), narrow);
+  EXPECT_EQ(tokens("narrow", {"--dtype", "bf16"}), narrow);
+  const Result r = run(generating("wide", joined(some, {"--dtype", "fp8"})));
+  EXPECT_EQ(r.status, 2);
+  EXPECT_NE(r.err.find("--dtype fp8: no such type; legal: f32, f64, bf16"), std::string::npos) << r.err;
+}
+
 TEST_F(GenerateCommand, AnEmptyPromptIsTheBeginningOfADocument) {
   write_chain("hf", {{256, 'x'}, {257, 'y'}});
   write_tokenizer("hf", {"<s>", "</s>"});
