@@ -337,6 +337,24 @@ std::int64_t rows_of_block(const MicroKernel& kernel, std::int64_t words, std::i
   return pieces(pieces(m, pieces(m, most)), kernel.rows) * kernel.rows;
 }
 
+// Part of k, for few rows of a: such a product takes as long as reading b does.
+void multiply_thin(const MicroKernel& kernel, const Product& p, Range k, const std::uint32_t* a) {
+  alignas(64) float sums[MicroKernel::thin_rows * MicroKernel::thin_cols];
+  for (std::int64_t j = 0; j < p.n; j += MicroKernel::thin_cols) {
+    const std::int64_t cols = std::min(MicroKernel::thin_cols, p.n - j);
+    kernel.thin({.a = a,
+                 .b = static_cast<const bf16*>(at(p.b, p.tb, k.begin, j).data),
+                 .stride = p.b.stride,
+                 .along = p.tb == Transpose::yes,
+                 .rows = p.m,
+                 .cols = cols,
+                 .k = k.size(),
+                 .sums = sums});
+    store(sums, MicroKernel::thin_cols,
+          target_of(at(p.c, 0, j), p.m, cols, p.alpha, k.begin > 0 ? 1.0f : p.beta));
+  }
+}
+
 // For an f32 c, or a k that is packed at once.
 void multiply_blocks(const MicroKernel& kernel, const Product& p, const Scratch& scratch) {
   const Packing to_a = packing_of_a(kernel), to_b = packing_of_b(kernel);
@@ -352,6 +370,10 @@ void multiply_blocks(const MicroKernel& kernel, const Product& p, const Scratch&
     const bool a_fits = p.m <= rows_at_once;
     if (a_fits) {
       pack(p.a, a_along, to_a, 0, p.m, k, filled, words, scratch.a);
+      if (kernel.thin != nullptr && p.m <= MicroKernel::thin_rows) {
+        multiply_thin(kernel, p, k, scratch.a);
+        continue;
+      }
       cols_at_once = std::min(cols_at_once, few_cols);
     }
     for (std::int64_t j = 0; j < p.n; j += cols_at_once) {

@@ -77,13 +77,148 @@ __attribute__((target("avx512f,avx512bf16"))) bool avx512_tile(const Tile& made)
   return true;
 }
 
+#define WITH_AVX512_WORDS __attribute__((target("avx512f,avx512bw,avx512bf16"), always_inline))
+
+// The 16 words of 16 lines, turned: word w of all lines together.
+WITH_AVX512_WORDS inline void turn_words(const __m512i (&line)[16], __m512i (&word)[16]) {
+  constexpr __mmask16 all = 0xffff;  // GCC warns if there is no mask
+  constexpr __mmask8 pairs = 0xff;
+  __m512i two[16], four[16];
+#pragma GCC unroll 8
+  for (int i = 0; i < 16; i += 2) {
+    two[i] = _mm512_maskz_unpacklo_epi32(all, line[i], line[i + 1]);
+    two[i + 1] = _mm512_maskz_unpackhi_epi32(all, line[i], line[i + 1]);
+  }
+#pragma GCC unroll 4
+  for (int i = 0; i < 16; i += 4) {  // the lanes of four[i + w] are words w, w + 4, ... of four lines
+    four[i] = _mm512_maskz_unpacklo_epi64(pairs, two[i], two[i + 2]);
+    four[i + 1] = _mm512_maskz_unpackhi_epi64(pairs, two[i], two[i + 2]);
+    four[i + 2] = _mm512_maskz_unpacklo_epi64(pairs, two[i + 1], two[i + 3]);
+    four[i + 3] = _mm512_maskz_unpackhi_epi64(pairs, two[i + 1], two[i + 3]);
+  }
+  constexpr int even = 0x88, odd = 0xdd;  // which lanes of two vectors
+#pragma GCC unroll 4
+  for (int w = 0; w < 4; ++w) {
+    const __m512i a = _mm512_maskz_shuffle_i32x4(all, four[w], four[4 + w], even),
+                  b = _mm512_maskz_shuffle_i32x4(all, four[8 + w], four[12 + w], even),
+                  c = _mm512_maskz_shuffle_i32x4(all, four[w], four[4 + w], odd),
+                  d = _mm512_maskz_shuffle_i32x4(all, four[8 + w], four[12 + w], odd);
+    word[w] = _mm512_maskz_shuffle_i32x4(all, a, b, even);
+    word[8 + w] = _mm512_maskz_shuffle_i32x4(all, a, b, odd);
+    word[4 + w] = _mm512_maskz_shuffle_i32x4(all, c, d, even);
+    word[12 + w] = _mm512_maskz_shuffle_i32x4(all, c, d, odd);
+  }
+}
+
+WITH_AVX512_WORDS inline __mmask32 first_bf16(std::int64_t count) {
+  return count >= 32 ? ~__mmask32{0} : (__mmask32{1} << std::max<std::int64_t>(count, 0)) - 1;
+}
+
+// Columns are lines of b, 32 of them at once.
+template <int rows>
+__attribute__((target("avx512f,avx512bw,avx512bf16"))) void avx512_thin_along(const ThinProduct& p) {
+  constexpr std::int64_t lines = 16, blocks = 2, elements = 32, ahead = 16 * elements;
+  for (std::int64_t j = 0; j < p.cols; j += blocks * lines) {
+    __m512 sums[blocks][rows];
+    for (int v = 0; v < blocks; ++v)
+      for (int i = 0; i < rows; ++i) sums[v][i] = _mm512_setzero_ps();
+    const auto load = [&](int v, std::int64_t k, __mmask32 mask, __m512i(&word)[16]) WITH_AVX512_WORDS {
+      // Behind the end of these lines begin those after them.
+      const std::int64_t further = k + ahead < p.k ? ahead : ahead - p.k + blocks * lines * p.stride;
+      __m512i line[16];
+#pragma GCC unroll 16
+      for (int i = 0; i < lines; ++i) {
+        const bf16* const from = p.b + std::min(j + v * lines + i, p.cols - 1) * p.stride + k;
+        __builtin_prefetch(from + further);
+        line[i] = _mm512_maskz_loadu_epi16(mask, from);
+      }
+      turn_words(line, word);
+    };
+    const auto add = [&](int v, const std::uint32_t* a, __m512i word) WITH_AVX512_WORDS {
+#pragma GCC unroll 4
+      for (int i = 0; i < rows; ++i)
+        sums[v][i] = _mm512_dpbf16_ps(sums[v][i],
+                                      reinterpret_cast<__m512bh>(_mm512_set1_epi32(static_cast<int>(a[i]))),
+                                      reinterpret_cast<__m512bh>(word));
+    };
+    const std::uint32_t* a = p.a;
+    std::int64_t k = 0;
+    for (; k + elements <= p.k; k += elements, a += 16 * avx512_rows)
+#pragma GCC unroll 2
+      for (int v = 0; v < blocks; ++v) {
+        __m512i word[16];
+        load(v, k, ~__mmask32{0}, word);
+#pragma GCC unroll 16
+        for (int w = 0; w < 16; ++w) add(v, a + w * avx512_rows, word[w]);
+      }
+    if (k < p.k)
+      for (int v = 0; v < blocks; ++v) {
+        __m512i word[16];
+        load(v, k, first_bf16(p.k - k), word);
+        for (int w = 0; 2 * w < p.k - k; ++w) add(v, a + w * avx512_rows, word[w]);
+      }
+    for (int v = 0; v < blocks && j + v * lines < p.cols; ++v)
+      for (int i = 0; i < rows; ++i)
+        _mm512_storeu_ps(p.sums + i * MicroKernel::thin_cols + j + v * lines, sums[v][i]);
+  }
+}
+
+// Columns lie side by side, `pairs` times 32 of them at once.
+template <int rows, int pairs>
+__attribute__((target("avx512f,avx512bw,avx512bf16"))) void avx512_thin_across(const ThinProduct& p) {
+  constexpr std::int64_t width = 32, ahead = 16;
+  alignas(64) std::uint16_t places[2][32];  // of the elements of two rows, in turns
+  for (std::uint16_t i = 0; i < 32; ++i) {
+    places[0][i] = static_cast<std::uint16_t>(i / 2 + i % 2 * 32);
+    places[1][i] = static_cast<std::uint16_t>(places[0][i] + 16);
+  }
+  const __m512i low = _mm512_load_si512(places[0]), high = _mm512_load_si512(places[1]);
+  for (std::int64_t j = 0; j < p.cols; j += pairs * width) {
+    __m512 sums[rows][2 * pairs];
+    __mmask32 mask[pairs];
+    for (int v = 0; v < pairs; ++v) mask[v] = first_bf16(p.cols - j - v * width);
+    for (int i = 0; i < rows; ++i)
+      for (int v = 0; v < 2 * pairs; ++v) sums[i][v] = _mm512_setzero_ps();
+    const std::uint32_t* a = p.a;
+    for (std::int64_t k = 0; k < p.k; k += 2, a += avx512_rows) {
+      const bf16* const row = p.b + k * p.stride + j;
+      const bool alone = k + 1 == p.k;
+#pragma GCC unroll 8
+      for (int v = 0; v < pairs; ++v) {
+        __builtin_prefetch(row + ahead * p.stride + v * width);
+        __builtin_prefetch(row + (ahead + 1) * p.stride + v * width);
+        const __m512i one = _mm512_maskz_loadu_epi16(mask[v], row + v * width),
+                      other = _mm512_maskz_loadu_epi16(alone ? 0 : mask[v], row + p.stride + v * width);
+        const auto b0 = reinterpret_cast<__m512bh>(_mm512_permutex2var_epi16(one, low, other)),
+                   b1 = reinterpret_cast<__m512bh>(_mm512_permutex2var_epi16(one, high, other));
+#pragma GCC unroll 4
+        for (int i = 0; i < rows; ++i) {
+          const auto x = reinterpret_cast<__m512bh>(_mm512_set1_epi32(static_cast<int>(a[i])));
+          sums[i][2 * v] = _mm512_dpbf16_ps(sums[i][2 * v], x, b0);
+          sums[i][2 * v + 1] = _mm512_dpbf16_ps(sums[i][2 * v + 1], x, b1);
+        }
+      }
+    }
+    for (int i = 0; i < rows; ++i)
+      for (int v = 0; v < 2 * pairs && j + v * 16 < p.cols; ++v)
+        _mm512_storeu_ps(p.sums + i * MicroKernel::thin_cols + j + v * 16, sums[i][v]);
+  }
+}
+
+void avx512_thin(const ThinProduct& p) {
+  static_assert(MicroKernel::thin_rows == 4);
+  if (p.along) return p.rows == 1 ? avx512_thin_along<1>(p) : avx512_thin_along<4>(p);
+  return p.rows == 1 ? avx512_thin_across<1, 8>(p) : avx512_thin_across<4, 3>(p);
+}
+
 constexpr MicroKernel avx512_kernel{.name = "AVX-512 in bf16",
                                     .rows = avx512_rows,
                                     .cols = 16 * avx512_vectors,
                                     .pairs = true,
                                     .whole_depth = 2048,
                                     .a_words = 112 * 1024,
-                                    .tile = avx512_tile};
+                                    .tile = avx512_tile,
+                                    .thin = avx512_thin};
 
 // Columns of tiles in the layout of AMX (tensor/matmul_amx.h): for attention, whose tiles are then packed for
 // the next product as they are computed.
@@ -148,7 +283,7 @@ constexpr MicroKernel avx512_columns{.name = "columns of AVX-512 in bf16",
                                      .column = avx512_column};
 
 bool has_avx512_bf16() {
-  static const bool has_it = __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bf16");
+  static const bool has_it = __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512bf16");
   return has_it;
 }
 

@@ -114,6 +114,16 @@ struct TileColumn {
   std::int64_t next_lines = 0;
 };
 
+// A few rows of a times b as it lies in memory.
+struct ThinProduct {
+  const std::uint32_t* a = nullptr;  // packed, as for a tile
+  const bf16* b = nullptr;
+  std::int64_t stride = 0;
+  bool along = false;                      // whether a column's elements are contiguous, rather than a row's
+  std::int64_t rows = 0, cols = 0, k = 0;  // k in elements
+  float* sums = nullptr;                   // MicroKernel::thin_rows rows of MicroKernel::thin_cols
+};
+
 // Computes tiles of c.
 struct MicroKernel {
   const char* name = "";
@@ -137,6 +147,9 @@ struct MicroKernel {
   bool (*tile)(const Tile& tile) = nullptr;
   // Or a whole column of such tiles; this kernel stores tiles while it computes others.
   void (*column)(const TileColumn& column) = nullptr;
+  // For at most thin_rows rows and thin_cols columns: b is read once, so packing it would not pay. null:
+  // always packed. Bits are those of `tile`.
+  void (*thin)(const ThinProduct& product) = nullptr;
   // If the processor must be configured: a thread calls these before and after some tiles.
   void (*begin)() = nullptr;
   void (*end)() = nullptr;
@@ -144,6 +157,7 @@ struct MicroKernel {
   static constexpr int most_rows = 32, most_cols = 32;
   static constexpr std::int64_t most_tile = most_rows * most_cols;
   static constexpr std::int64_t most_a_words = 192 * 1024;
+  static constexpr std::int64_t thin_rows = 4, thin_cols = 256;
 };
 
 // By FMA, on every processor.
