@@ -243,6 +243,10 @@ TEST(DeviceTraining, Pipelines) {
   plan = pipeline_plan(odd_llama(false, 2, 4), "1f1b", 2, 1, 1, 4);
   plan.vocabulary_parallel = true;
   expect_bits_of_the_host(plan);
+  plan.model.output_bias = true;
+  expect_bits_of_the_host(plan);
+  plan = odd_plan(plan.model, 1, 2, true);
+  expect_bits_of_the_host(in("bf16", plan));
 }
 
 TEST(DeviceTraining, ContextParallel) {  // long

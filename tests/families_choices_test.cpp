@@ -2,6 +2,8 @@
 // refused.
 #include <gtest/gtest.h>
 
+#include <mutex>
+
 #include "family_runs.h"
 #include "refusals.h"
 
@@ -50,6 +52,145 @@ TEST(Gemma2, IsTheSameUnderUlyssesAndItsHybrid) {
     plan.seq_len = 16;
     expect_verified_and_predicted(plan);
   }
+}
+
+ModelSpec with_output_bias(ModelSpec model) {
+  model.output_bias = true;
+  return model;
+}
+
+// It is cut as the output matrix is: over tp, and over the pipeline's ranks.
+TEST(OutputBias, PassesWhereTheOutputLayerIsCut) {
+  const auto passes = [](const char* schedule, int pp, int dp, int tp, const auto& change) {
+    Plan plan = odd_plan(with_output_bias(odd_llama(false, 2, 8)), dp, tp, tp > 1);
+    plan.mesh.set(Axis::pp, pp);
+    plan.schedule = schedule;
+    plan.vocabulary_parallel = true;
+    plan.micro_batch = 1;
+    change(plan);
+    expect_verified_and_predicted(plan);
+  };
+  const auto as_it_is = [](Plan&) {};
+  passes("1f1b", 4, 1, 2, as_it_is);
+  passes("zb-v", 2, 1, 1, as_it_is);
+  passes("zb-v", 2, 2, 2, [](Plan& p) { p.zero = 3; });
+  passes("1f1b", 2, 2, 1, [](Plan& p) { p.zero = 2, p.model.tuning.freeze = {"lm_head.bias"}; });
+  passes("1f1b", 2, 1, 1, [](Plan& p) { p.mesh.set(Axis::cp, 2), p.seq_len = 12; });
+  passes("1f1b", 2, 1, 2, [](Plan& p) { p.offload = Offload::both; });
+}
+
+// On a rank with both ends it lies beside the table of the embedding, which it is used with.
+TEST(OutputBias, PassesBesideATiedMatrix) {
+  for (int zero : {0, 1, 2, 3})
+    for (int pp : {1, 2}) {
+      Plan plan = odd_plan(with_output_bias(odd_llama(true, 2, 4)), 2, 2, true);
+      plan.mesh.set(Axis::pp, pp);
+      plan.zero = zero;
+      expect_verified_and_predicted(plan);
+      plan.schedule = "zb-v";
+      if (pp == 2) expect_verified_and_predicted(plan);
+    }
+  for (const Recompute& recompute : {Recompute::selective, Recompute::full}) {
+    Plan plan = odd_plan(with_output_bias(odd_gpt2(true)), 2, 1, false);
+    plan.zero = 3;
+    plan.recompute = recompute;
+    expect_verified_and_predicted(plan);
+  }
+}
+
+TEST(OutputBias, BesideAdaptersAndFrozenParts) {
+  for (const bool tied : {false, true}) {
+    const auto passes = [tied](const auto& change) {
+      Plan plan = odd_plan(with_output_bias(odd_llama(tied)), 2, 2, true);
+      change(plan.model.tuning);
+      for (int zero : {0, 3}) {
+        plan.zero = zero;
+        expect_verified_and_predicted(plan);
+      }
+    };
+    passes([](FineTuning& t) { t.lora = {2, 4, {}}; });
+    passes([](FineTuning& t) { t.freeze = {"lm_head.bias"}; });
+    passes([tied](FineTuning& t) { t.freeze = {tied ? "*embed_tokens*" : "lm_head.weight"}; });
+    passes([](FineTuning& t) { t.freeze = {"*.weight"}; });
+  }
+}
+
+TEST(OutputBias, HasTheSameBitsOnEveryMeshUnderInvariantNumerics) {
+  const auto gradient = [](bool tied, DType dtype, const auto& change) {
+    Plan plan = odd_plan(with_output_bias(odd_llama(tied, 2, 4)), 1, 1, false, dtype);
+    plan.model.vocab = 64;
+    plan.model.mlp_hidden = 40;
+    plan.numerics = Numerics::invariant;
+    plan.global_batch = 4;
+    plan.micro_batch = 1;
+    plan.seq_len = 12;
+    change(plan);
+    std::vector<double> all(64);
+    std::mutex mutex;
+    on_mesh(plan, [&](const Rank& rank) {
+      Trainer trainer(rank, plan, {}, 1);
+      trainer.compute_gradients(0, random_samples(plan));
+      const Parameter* const bias = trainer.parameters().find_here("lm_head.bias");
+      if (bias == nullptr) return;
+      const std::vector<double> here = as_doubles(bias->gradient);
+      const std::lock_guard lock(mutex);
+      for_each_run(bias->spec, rank.size(Axis::tp), rank.coordinate(Axis::tp),
+                   [&](std::int64_t logical, std::int64_t local, std::int64_t n) {
+                     std::copy_n(here.begin() + local, n, all.begin() + logical);
+                   });
+    });
+    return all;
+  };
+  for (const DType dtype : {DType::f64, DType::f32}) {
+    if (dtype == DType::f32 && !has_cpu_kernels()) continue;
+    for (const bool tied : {false, true}) {
+      const auto expected = gradient(tied, dtype, [](Plan&) {});
+      EXPECT_NE(expected, std::vector<double>(64));
+      const auto same = [&](const auto& change) { EXPECT_EQ(gradient(tied, dtype, change), expected); };
+      same([](Plan& p) { p.mesh.set(Axis::tp, 2); });
+      same([](Plan& p) { p.mesh.set(Axis::tp, 2), p.sequence_parallel = true, p.mesh.set(Axis::dp, 2); });
+      same([](Plan& p) { p.mesh.set(Axis::cp, 2), p.micro_batch = 4; });
+      same([](Plan& p) { p.mesh.set(Axis::pp, 2), p.schedule = "zb-h1"; });
+      if (tied) continue;
+      same([](Plan& p) { p.mesh.set(Axis::pp, 2), p.vocabulary_parallel = true; });
+      same([](Plan& p) {
+        p.mesh.set(Axis::pp, 2), p.mesh.set(Axis::tp, 2), p.vocabulary_parallel = true;
+        p.schedule = "zb-v", p.mesh.set(Axis::dp, 2);
+      });
+    }
+  }
+}
+
+TEST(OutputBias, PassesInEveryPrecision) {
+  if (!has_cpu_kernels()) GTEST_SKIP() << "this build has no CPU kernels";
+  for (const char* precision : {"f32", "bf16", "bf16-lean", "fp8"})
+    for (const bool tied : {false, true}) {
+      Plan plan = odd_plan(with_output_bias(odd_llama(tied)), 2, 2, true);
+      plan.precision = recipe(precision);
+      SCOPED_TRACE(precision);
+      VerifyRequest request;
+      request.plan = plan;
+      request.optimizer.warmup_steps = 0;
+      request.optimizer.total_steps = 10;
+      request.optimizer.eps = 1e-5;
+      request.run.timeout = patience;
+      request.steps = 2;
+      EXPECT_TRUE(verify(request).pass);
+    }
+}
+
+TEST(OutputBias, IsAddedBeforeLogitsAreCapped) {
+  ModelSpec model = with_output_bias(odd_llama());
+  model.caps.logits = 0.75;
+  expect_derivatives(model);
+}
+
+TEST(OutputBias, IsRefusedBesideOneMoreToken) {
+  expect_refusal(
+      [] {
+        model_from_toml(to_toml(load_model("llama-tiny")) + "num_mtp_layers = 1\noutput_bias = true\n", "x");
+      },
+      {"num_mtp_layers = 1", "output_bias", "give 0, or false"});
 }
 
 // What is not turned would not grow.

@@ -18,7 +18,7 @@ HeldStages::HeldStages(const Rank& rank, const Plan& plan, const PipelineLayout&
       tensor_parallel_(rank, plan.sequence_parallel),
       ids_(pipeline.stages_of(rank.coordinate(Axis::pp))),
       has_last_stage_(pipeline.ends_on(rank.coordinate(Axis::pp))) {
-  if (plan.cuts_vocabulary()) vocabulary_part_.emplace(rank, plan, parameters.output_weight());
+  if (plan.cuts_vocabulary()) vocabulary_part_.emplace(rank, plan, parameters.output_weights());
   if (plan.offloads_activations()) offloaded_ = std::make_shared<OffloadedActivations>(rank, plan);
   for (int id : ids_)
     held_.emplace_back(rank, plan, parameters, pipeline.slices()[static_cast<std::size_t>(id)],

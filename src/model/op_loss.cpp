@@ -37,7 +37,7 @@ class LossOp final : public OpRunner {
  public:
   LossOp(const BlockOp& op, const OpSetting& s)
       : OpRunner(op),
-        logits_(s.rank, s.plan.model, op.weights.front(), s.parameters.output_weight(),
+        logits_(s.rank, s.plan.model, op.weights.front(), s.parameters.output_weights(),
                 first_id_here(op.weights.front(), s),
                 s.plan.numerics == Numerics::ordinary
                     ? SumBlocks()
@@ -66,7 +66,9 @@ class LossOp final : public OpRunner {
       const Range range = logits_.blocks()[static_cast<std::size_t>(b)].front();
       own.push_back({{range.begin - rows.begin, range.end - rows.begin}});
     }
-    part_.emplace(s.rank, s.plan.model, op.weights.front(), part_of(logits_.table(), 0, rows),
+    OutputWeights weights{part_of(logits_.table(), 0, rows)};
+    if (logits_.weights().bias.defined()) weights.bias = part_of(logits_.weights().bias, 0, rows);
+    part_.emplace(s.rank, s.plan.model, op.weights.front(), std::move(weights),
                   logits_.first_id() + rows.begin, std::move(own), &cp);
     share_out(blocks);
   }
@@ -132,10 +134,10 @@ class LossOp final : public OpRunner {
     Tensor dx;  // (N, C): the partial gradient of the input
     bool next = false;
   };
-  // Adds to the losses and to the table's gradient, for each sequence one term after another; computes the
+  // Adds to the losses and to the weights' gradients, for each sequence one term after another; computes the
   // partial gradients of the inputs.
   void add_losses(BlockRun& run, std::vector<Term>& terms) const {
-    const Weight& table = logits().table();
+    const std::vector<const Weight*> trained = logits().weights().trained();
     for (Term& term : terms) {
       const std::vector<std::int64_t> shape{term.given.x.rows(), term.given.x.cols()};
       term.dx = part_ ? run.statistic(shape) : run.partial_sum(shape);
@@ -143,17 +145,15 @@ class LossOp final : public OpRunner {
     const std::vector<Range> runs = run.sums().runs();
     const bool waits = run.rank().size(Axis::tp) > 1 || (softmax_ && run.rank().size(Axis::cp) > 1);
     const LogitsRoom room(run.rank(), logits_rows_at_once(run.rank(), runs.front().size()),
-                          table.value.rows(), waits);
-    const auto take = [&](Range rows, std::span<const Tensor> of_table, bool onto) {
+                          logits().table().value.rows(), waits);
+    const auto take = [&](Range rows, std::span<const Tensor> of_weights, bool onto) {
       for (const Term& term : terms)
-        add_loss_of(run, rows, term, room, of_table.empty() ? Tensor() : of_table[0],
-                    onto || &term != &terms.front());
+        add_loss_of(run, rows, term, room, of_weights, onto || &term != &terms.front());
     };
-    const Weight* const one[] = {&table};
-    const bool trains = logits_.table().gradient.defined();
-    if (trains && part_) fill_others(run.kernels(), logits_.table(), 0, mine_);
-    if (trains && has_part())
-      run.sums().add(one, take);
+    if (part_)
+      for (const Weight* weight : logits_.weights().trained()) fill_others(run.kernels(), *weight, 0, mine_);
+    if (!trained.empty() && has_part())
+      run.sums().add(trained, take);
     else
       for (const Range& rows : runs) take(rows, {}, true);
   }
@@ -161,7 +161,7 @@ class LossOp final : public OpRunner {
 
   // For these rows: all rows, or those of a sequence.
   void add_loss_of(const BlockRun& run, Range rows, const Term& term, const LogitsRoom& room,
-                   const Tensor& d_table, bool onto) const {
+                   std::span<const Tensor> of_weights, bool onto) const {
     Kernels& kernels = run.kernels();
     const Tensor loss_sum = logits_.make_loss();
     const double weight = term.next || !op().next ? op().scale : 1,
@@ -199,8 +199,8 @@ class LossOp final : public OpRunner {
       if (!softmax_)
         kernels.matmul(d_logits, Transpose::no, logits().table().value, Transpose::no, dx_here, false,
                        logits().blocks());
-      if (d_table.defined())
-        kernels.matmul(d_logits, Transpose::yes, x, Transpose::no, d_table, onto || range.begin > rows.begin);
+      if (!of_weights.empty())
+        logits().add_weight_gradients(d_logits, x, of_weights, onto || range.begin > rows.begin);
     });
     if (!counts_losses_) return;
     const std::int64_t place = rows.begin == 0 ? 0 : rows.begin / rows.size();

@@ -132,6 +132,7 @@ ParameterStore::ParameterStore(const Rank& rank, const Plan& plan, const Pipelin
       shards_(plan.all_shards()),
       shard_(plan.shard_index(rank.coordinates())),
       output_name_(output_matrix(plan.model).name),
+      output_bias_name_(plan.model.output_bias ? output_bias(plan.model).front().name : ""),
       shared_name_(embedding_parameters(plan.model).front().name),
       model_(pipeline.model()) {
   const auto& groups =
@@ -404,10 +405,11 @@ std::vector<const Parameter*> ParameterStore::in_model_order() const {
   return order;
 }
 
-Weight ParameterStore::output_weight() const {
-  Weight output = weight(output_name_);
+OutputWeights ParameterStore::output_weights() const {
+  OutputWeights output{weight(output_name_)};
+  if (!output_bias_name_.empty()) output.bias = weight(output_bias_name_);
   if (tied_gradient_.defined() && output_name_ == shared_name_)
-    output.gradient = tied_gradient_, output.waiting = tied_waiting_;
+    output.table.gradient = tied_gradient_, output.table.waiting = tied_waiting_;
   return output;
 }
 
@@ -499,7 +501,9 @@ void ParameterStore::need_gradients(int group) const {
 
 void ParameterStore::need_output_gradient() const {
   const bool is_apart = tied_gradient_.defined();
-  if (!is_apart || output_name_ != shared_name_) need_gradients(find(output_name_).group);
+  // A bias lies in the group of its matrix.
+  if (!is_apart || output_name_ != shared_name_ || !output_bias_name_.empty())
+    need_gradients(find(output_name_).group);
   if (looks_next_up_ && !is_apart && !next_gradient_.defined()) need_gradients(find(shared_name_).group);
   need_apart();
 }

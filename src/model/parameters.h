@@ -83,11 +83,11 @@ class ParameterStore {
   // Adjacent (out, in) parameters as one matrix with stacked rows (q, k, v; gate, up); or their biases as one
   // vector.
   Weight stacked(const std::vector<std::string>& names) const;
-  // The output layer's matrix. If a tied table is also looked up on this rank and a step has several
-  // microbatches, gradients of lookups are kept apart from the output layer's until add_tied_gradient(), so
-  // that the sum is grouped as on two pipeline ranks and gives the same bits. If the lookups take fewer bytes
-  // than the table, their rows wait; otherwise this gradient is a table of its own.
-  Weight output_weight() const;
+  // The output layer's matrix, and its bias. If a tied table is also looked up on this rank and a step has
+  // several microbatches, gradients of lookups are kept apart from the output layer's until
+  // add_tied_gradient(), so that the sum is grouped as on two pipeline ranks and gives the same bits. If the
+  // lookups take fewer bytes than the table, their rows wait; otherwise this gradient is a table of its own.
+  OutputWeights output_weights() const;
   // The embedding's table as used by multi-token prediction; its gradient is kept likewise.
   Weight next_table() const;
 
@@ -229,7 +229,7 @@ class ParameterStore {
   mutable std::vector<Lookups> lookups_;  // of the microbatches so far, in order
   Tensor lookup_gradient_;                // or their sum: see keep_gradients()
   std::unique_ptr<SequenceTree> tree_;    // under invariant numerics
-  std::string output_name_;
+  std::string output_name_, output_bias_name_;  // the latter is empty if there is none
   std::string shared_name_;  // the table that both ends of the pipeline use, if any
   std::vector<Parameter> parameters_;
   std::shared_ptr<const HeldModel> model_;

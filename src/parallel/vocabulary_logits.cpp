@@ -10,9 +10,10 @@
 namespace echelon {
 
 VocabularyLogits::VocabularyLogits(const Rank& rank, const ModelSpec& model, const ParamSpec& matrix,
-                                   Weight table, std::int64_t first_id, SumBlocks blocks, Communicator* first)
+                                   OutputWeights weights, std::int64_t first_id, SumBlocks blocks,
+                                   Communicator* first)
     : rank_(&rank),
-      table_(std::move(table)),
+      weights_(std::move(weights)),
       first_id_(first_id),
       scale_(1 / model.scales.logits_divisor),
       cap_(model.caps.logits),
@@ -23,15 +24,34 @@ VocabularyLogits::VocabularyLogits(const Rank& rank, const ModelSpec& model, con
 }
 
 Tensor VocabularyLogits::make_chunk(std::int64_t rows) const {
-  const std::int64_t columns = table_.value.rows();
+  const std::int64_t columns = table().value.rows();
   return rank_->statistic({logits_rows_at_once(*rank_, rows), logits_row_stride(columns)})
       .column_range(0, columns);
 }
 
 void VocabularyLogits::multiply(const Tensor& x, const Tensor& logits) const {
-  rank_->kernels().matmul(x, Transpose::no, table_.value, Transpose::yes, logits, false);
+  rank_->kernels().matmul({x, Transpose::no, table().value, Transpose::yes, logits, false},
+                          {.bias = wide_bias()});
   if (scale_ != 1) rank_->kernels().scale(logits, scale_);
   if (cap_ > 0) rank_->kernels().soft_cap(logits, cap_);
+}
+
+void VocabularyLogits::add_weight_gradients(const Tensor& d_logits, const Tensor& x,
+                                            std::span<const Tensor> gradients, bool onto) const {
+  Kernels& kernels = rank_->kernels();
+  if (table().gradient.defined())
+    kernels.matmul(d_logits, Transpose::yes, x, Transpose::no, gradients.front(), onto);
+  if (!weights_.bias.gradient.defined()) return;
+  if (!onto) kernels.fill(gradients.back(), 0.0);
+  kernels.bias_gradient(d_logits, gradients.back());
+}
+
+Tensor VocabularyLogits::wide_bias() const {
+  const Tensor& bias = weights_.bias.value;
+  if (!bias.defined() || bias.dtype() == rank_->precision().statistics) return bias;
+  const Tensor wide = rank_->statistic(bias.shape());
+  rank_->kernels().copy(bias, wide);
+  return wide;
 }
 
 VocabularyLogits::Sums VocabularyLogits::exponentials(const Tensor& logits, const Tensor& targets) const {
@@ -77,7 +97,7 @@ void VocabularyLogits::add_exponentials(const Tensor& logits, const Tensor& max,
 }
 
 Tensor VocabularyLogits::gathered(const Tensor& x) const {
-  const Tensor here = rank_->statistic({1, table_.value.rows()});
+  const Tensor here = rank_->statistic({1, table().value.rows()});
   multiply(x, here);
   std::int64_t all = 0;
   for (std::int64_t rows : cut_) all += rows;

@@ -5,6 +5,7 @@
 #pragma once
 
 #include <algorithm>
+#include <span>
 
 #include "comm/rank.h"
 #include "spec/model_spec.h"
@@ -33,14 +34,15 @@ inline std::int64_t logits_row_stride(std::int64_t columns) {
 
 class VocabularyLogits {
  public:
-  // table: this rank's rows of `matrix` (the model's output matrix or a part of it), from `first_id` on.
-  // blocks: the blocks of its rows in which sums over the vocabulary are taken; empty: a single sum. `first`:
-  // a group of ranks that each hold a part of a tp rank's rows, or none of them; nullptr: this rank holds
-  // all.
-  VocabularyLogits(const Rank& rank, const ModelSpec& model, const ParamSpec& matrix, Weight table,
+  // weights: this rank's rows of `matrix` (the model's output matrix or a part of it), from `first_id` on,
+  // and elements of its bias. blocks: the blocks of its rows in which sums over the vocabulary are taken;
+  // empty: a single sum. `first`: a group of ranks that each hold a part of a tp rank's rows, or none of
+  // them; nullptr: this rank holds all.
+  VocabularyLogits(const Rank& rank, const ModelSpec& model, const ParamSpec& matrix, OutputWeights weights,
                    std::int64_t first_id, SumBlocks blocks = {}, Communicator* first = nullptr);
 
-  const Weight& table() const { return table_; }  // (V_local, C): vocabulary rows from first_id() on
+  const OutputWeights& weights() const { return weights_; }
+  const Weight& table() const { return weights_.table; }  // (V_local, C): vocabulary rows from first_id() on
   std::int64_t first_id() const { return first_id_; }
   const SumBlocks& blocks() const { return blocks_; }
   double scale() const { return scale_; }  // multiplies logits
@@ -50,8 +52,11 @@ class VocabularyLogits {
 
   // Allocates (chunk, V_local), wide, for chunks of N tokens, with rows logits_row_stride() apart.
   Tensor make_chunk(std::int64_t rows) const;
-  // logits (N, V_local), wide = x (N, C) times the table.
+  // logits (N, V_local), wide = x (N, C) times the table, plus the bias, scaled and capped.
   void multiply(const Tensor& x, const Tensor& logits) const;
+  // Of x and the logits' gradients (N, V_local): adds to gradients of weights().trained(), or overwrites.
+  void add_weight_gradients(const Tensor& d_logits, const Tensor& x, std::span<const Tensor> gradients,
+                            bool onto) const;
 
   // For each row (N, wide), over the tp group.
   struct Sums {
@@ -71,8 +76,11 @@ class VocabularyLogits {
                         const Tensor& both) const;
   void sum(const Tensor& numbers, ReduceOp op) const;
 
+  // In the dtype of logits.
+  Tensor wide_bias() const;
+
   const Rank* rank_;
-  Weight table_;
+  OutputWeights weights_;
   std::int64_t first_id_;
   std::vector<std::int64_t> cut_;  // rows of the matrix on each tp rank
   double scale_, cap_;

@@ -22,18 +22,18 @@ std::int64_t first_row(const ParamSpec& part, int tp, int index) {
   return local_ranges(part, tp, index)[0].begin;
 }
 
-VocabularyLogits logits_of_part(const Rank& rank, const ModelSpec& model, Weight table) {
+VocabularyLogits logits_of_part(const Rank& rank, const ModelSpec& model, OutputWeights weights) {
   const ParamSpec part = part_of_matrix(model, rank.size(Axis::pp), rank.coordinate(Axis::pp));
-  return {rank, model, part, std::move(table),
+  return {rank, model, part, std::move(weights),
           first_row(part, rank.size(Axis::tp), rank.coordinate(Axis::tp))};
 }
 
 }  // namespace
 
-VocabularyParallel::VocabularyParallel(const Rank& rank, const Plan& plan, Weight table)
+VocabularyParallel::VocabularyParallel(const Rank& rank, const Plan& plan, OutputWeights weights)
     : rank_(&rank),
       tensor_parallel_(rank, plan.sequence_parallel),
-      logits_(logits_of_part(rank, plan.model, std::move(table))) {
+      logits_(logits_of_part(rank, plan.model, std::move(weights))) {
   const int parts = rank.size(Axis::pp);
   for (int part = 0; part < parts; ++part)
     bounds_.push_back(first_row(part_of_matrix(plan.model, parts, part), rank.size(Axis::tp), 0));
@@ -96,8 +96,7 @@ void VocabularyParallel::backward_weight(const Saved& saved, const Tensor& scale
   const Tensor x = tensor_parallel_.enter(saved.input, rows).get();
   const Tensor gradients = rank_->activation({logits_rows_at_once(*rank_, rows), saved.exponentials.cols()});
   const double factor = logits_.scale() * gradient_scale;
-  const Weight* const one[] = {&logits_.table()};
-  sums.add(one, [&](Range run, std::span<const Tensor> d_table, bool onto) {
+  sums.add(logits_.weights().trained(), [&](Range run, std::span<const Tensor> d_weights, bool onto) {
     for_each_logits_chunk(*rank_, run.size(), [&](Range of_run) {
       const Range chunk{run.begin + of_run.begin, run.begin + of_run.end};
       const Tensor d_logits = gradients.row_range(0, chunk.size()),
@@ -108,8 +107,8 @@ void VocabularyParallel::backward_weight(const Saved& saved, const Tensor& scale
       else
         kernels.cross_entropy_backward(exponentials, scale.flat_range(chunk.begin, chunk.end), of_chunk,
                                        logits_.first_id(), factor, d_logits);
-      kernels.matmul(d_logits, Transpose::yes, x.row_range(chunk.begin, chunk.end), Transpose::no, d_table[0],
-                     onto || of_run.begin > 0);
+      logits_.add_weight_gradients(d_logits, x.row_range(chunk.begin, chunk.end), d_weights,
+                                   onto || of_run.begin > 0);
     });
   });
 }

@@ -26,7 +26,7 @@ namespace echelon {
 
 class VocabularyParallel {
  public:
-  VocabularyParallel(const Rank& rank, const Plan& plan, Weight table);
+  VocabularyParallel(const Rank& rank, const Plan& plan, OutputWeights weights);
 
   // What V keeps for VW.
   struct Saved {
@@ -40,8 +40,8 @@ class VocabularyParallel {
   };
   // hidden (rows here, C): the last stage's output; targets (N, i32).
   Part forward(const Tensor& hidden, const Tensor& targets, Saved& saved) const;
-  // scale (N), wide: this part's entry of Whole::scales. Adds to the gradient of this part's rows of the
-  // table, by `sums`.
+  // scale (N), wide: this part's entry of Whole::scales. Adds to the gradients of this part's rows of the
+  // table and of its bias, by `sums`.
   void backward_weight(const Saved& saved, const Tensor& scale, const Tensor& targets, double gradient_scale,
                        const SequenceSums& sums) const;
 

@@ -104,6 +104,7 @@ void check_plain_llama(const LaunchRequest& r, bool is_megatron) {
   lacks(m.attention_sinks, "attention sinks");
   lacks(m.attention_out_bias, "a bias behind attention");
   lacks(m.mlp_bias, "biases of MLPs");
+  lacks(m.output_bias, "a bias of the output matrix");
   lacks(m.experts == Experts::gpt_oss, "experts with biases");
   lacks(m.shared_gate, "a gate of what all tokens share");
   lacks(!is_megatron && m.experts != Experts::none && m.router.scores == RouterScores::sigmoid,

@@ -385,8 +385,10 @@ void PipelineLayout::hold(const Plan& plan, const Schedule& schedule) {
   for (std::size_t i = 0; i < model->parameters.size(); ++i)
     model->places[model->parameters[i].name].index = i;
   model_ = model;
-  const Group &embedding = whole.front(), &head = whole.back(), table{embedding.front()};
+  const Group &embedding = whole.front(), table{embedding.front()}, bias = output_bias(plan.model);
   const Group norm = plan.cuts_vocabulary() ? final_norm_program(plan.model).parameters() : Group();
+  Group head = whole.back();  // without the bias
+  std::erase_if(head, [&](const ParamSpec& spec) { return !bias.empty() && spec.name == bias.front().name; });
   Groups all;
   for (int r = 0; r < schedule.num_ranks(); ++r) {
     std::set<int> held;
@@ -401,13 +403,19 @@ void PipelineLayout::hold(const Plan& plan, const Schedule& schedule) {
         groups.push_back({&whole[static_cast<std::size_t>(layer) + 1]});
       if (!slice.head) continue;
       groups.push_back({slice.vocabulary_is_cut ? &norm : &head});
-      if (shares_table_ && !held.contains(0)) groups.back().push_back(&table);
+      const bool has_table = held.contains(0);
+      if (shares_table_ && !has_table) groups.back().push_back(&table);
+      if (!slice.vocabulary_is_cut)
+        (plan.model.tied_embedding && has_table ? groups.front() : groups.back()).push_back(&bias);
     }
     Group part;
     if (plan.cuts_vocabulary()) {
-      part.push_back(output_matrix(plan.model));
-      part.front().parts = schedule.num_ranks();
-      part.front().part = r;
+      part = bias;
+      part.insert(part.begin(), output_matrix(plan.model));
+      for (ParamSpec& spec : part) {
+        spec.parts = schedule.num_ranks();
+        spec.part = r;
+      }
       groups.push_back({&part});
     }
     for (const auto& group : groups)

@@ -70,7 +70,8 @@ class PipelineLayout {
   const std::vector<int>& stages_of(int pp_rank) const { return held_[static_cast<std::size_t>(pp_rank)]; }
   // The parameters of a pipeline rank in layer groups: for each of its stages the embedding, each block and
   // the head, if it has them. A tied output matrix belongs to the head's group unless the rank holds the
-  // embedding too. Under vocabulary parallelism, the rank's part of the output layer is the last group.
+  // embedding too. The output matrix and its bias, which are used together, are in one group. Under
+  // vocabulary parallelism, the rank's part of the output layer is the last group.
   // Routed experts are those of rank `ep_index` of an expert group.
   const std::vector<std::vector<ParamSpec>>& groups_of(int pp_rank, int ep_index) const {
     return (*groups_)[static_cast<std::size_t>(pp_rank)][static_cast<std::size_t>(ep_index)];

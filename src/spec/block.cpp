@@ -338,7 +338,9 @@ int BlockBuilder::loss(int x, ParamSpec table, const char* untied) {
   const int sum = value("loss", Home::same, 1);
   BlockOp& op = product(OpKind::loss, "loss", x, sum);
   op.tied = m_.tied_embedding;
-  op.weights = {op.tied ? std::move(table) : cut_rows(untied, m_.vocab, m_.hidden, 1, m_.init_std)};
+  ParamSpec own = cut_rows(untied, m_.vocab, m_.hidden, 1, m_.init_std);
+  if (m_.output_bias) op.biases = {cut_bias(module_of(own) + ".bias", m_.vocab, own.pieces)};
+  op.weights = {op.tied ? std::move(table) : std::move(own)};
   return sum;
 }
 

@@ -99,7 +99,7 @@ struct BlockOp {
   // converts it, and another converts the gradient back (the conjugate table, layout.h).
   std::vector<Home> wants;
   std::vector<ParamSpec> weights, biases;  // of a linear op: side by side, as one matrix
-  bool tied = false;                       // an op of another block declares the weights
+  bool tied = false;                       // an op of another block declares the weights, but not the biases
   WeightOrder order = WeightOrder::out_in;
   // of a linear op, whose last output is then x A^T, what their first factors produce
   std::vector<Adapter> adapters;

@@ -63,7 +63,7 @@ class BlockBuilder {
   // that goes to the experts in place of x, or -1.
   int experts(int x, int sent, std::vector<ParamSpec> weights, std::vector<ParamSpec> biases = {});
   // Output layer and loss. `table`: the embedding's, which is also the output matrix of a model with tied
-  // embeddings. `untied`: the output matrix's name in other models.
+  // embeddings. `untied`: the output matrix's name in other models; its bias is named after it in all.
   int loss(int x, ParamSpec table, const char* untied = "lm_head.weight");
   // Loss of the token after each row's next one, through the same output matrix, times `weight` (multi-token
   // prediction).

@@ -78,6 +78,7 @@ constexpr const char* toml_keys[] = {"name",
                                      "qkv_bias",
                                      "attention_out_bias",
                                      "mlp_bias",
+                                     "output_bias",
                                      "attention_sinks",
                                      "attention_gate",
                                      "qk_norm",
@@ -468,6 +469,7 @@ ModelSpec model_from_toml(const std::string& text, const std::string& where) {
   m.qk_norm = llama_choice(reader, where, "qk_norm", m);
   m.attention_out_bias = llama_choice(reader, where, "attention_out_bias", m);
   m.mlp_bias = llama_choice(reader, where, "mlp_bias", m);
+  m.output_bias = reader.boolean_or("output_bias", false);
   m.attention_sinks = llama_choice(reader, where, "attention_sinks", m);
   m.attention_gate = llama_choice(reader, where, "attention_gate", m);
   m.q_rank = reader.integer_or("q_rank", 0);
@@ -531,6 +533,7 @@ std::string to_toml(const ModelSpec& m) {
   if (m.qkv_bias) line("qkv_bias", m.qkv_bias);
   if (m.attention_out_bias) line("attention_out_bias", m.attention_out_bias);
   if (m.mlp_bias) line("mlp_bias", m.mlp_bias);
+  if (m.output_bias) line("output_bias", m.output_bias);
   if (m.attention_sinks) line("attention_sinks", m.attention_sinks);
   if (m.attention_gate) line("attention_gate", m.attention_gate);
   if (m.qk_norm) line("qk_norm", m.qk_norm);

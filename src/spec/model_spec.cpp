@@ -329,10 +329,11 @@ void check_layers(const ModelSpec& m) {
     if (!llama)
       refuse("model {}: {} = true is not legal for the {} family; give false", m.name, field,
              name_of(m.family));
-    if (m.latent_attention() || m.fused_projections)
-      refuse("model {}: {} = true is not legal with latent attention or fused_projections; give false",
-             m.name, field);
+    if (m.latent_attention())
+      refuse("model {}: {} = true is not legal with latent attention; give false", m.name, field);
   }
+  if (m.fused_mlp && m.fused_projections)
+    refuse("model {}: fused_mlp = true is not legal with fused_projections; give false", m.name);
   const bool other_experts = m.experts != Experts::none && m.experts != Experts::deepseek;
   if (m.fused_mlp && (other_experts || m.shared_gate || !is_gated(m.activation) || m.mlp_bias))
     refuse(
@@ -392,6 +393,8 @@ void check_prediction(const ModelSpec& m) {
   if (m.family != Family::llama)
     refuse("model {}: num_mtp_layers = 1 is not legal for the {} family; give 0, or family = \"llama\"",
            m.name, name_of(m.family));
+  if (m.output_bias)
+    refuse("model {}: num_mtp_layers = 1 is not legal with output_bias = true; give 0, or false", m.name);
   if (!(m.tuning == FineTuning{}))
     refuse("model {}: num_mtp_layers = 1 is not legal with parts frozen, or adapters; give 0", m.name);
 }
@@ -612,6 +615,8 @@ std::vector<ParamSpec> block_parameters(const ModelSpec& m, std::int64_t layer) 
 std::vector<ParamSpec> head_parameters(const ModelSpec& m) { return head_program(m).parameters(); }
 
 ParamSpec output_matrix(const ModelSpec& m) { return head_program(m).find(OpKind::loss)->weights.front(); }
+
+std::vector<ParamSpec> output_bias(const ModelSpec& m) { return head_program(m).find(OpKind::loss)->biases; }
 
 std::vector<std::vector<ParamSpec>> parameter_groups(const ModelSpec& m) {
   std::vector<std::vector<ParamSpec>> groups;

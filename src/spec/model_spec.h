@@ -162,6 +162,7 @@ struct ModelSpec {
   bool qkv_bias = false;            // of a llama's query, key and value projections (Qwen2)
   bool attention_out_bias = false;  // of attention's output projection (gpt-oss)
   bool mlp_bias = false;            // of all projections of a llama's dense MLPs
+  bool output_bias = false;         // of the output matrix, tied or not: added to each token's logits (GPT-J)
   // Attention sinks: each head has a learned number that enters the softmax like a key's score but has no
   // value (gpt-oss, https://arxiv.org/abs/2508.10925; Xiao et al. 2023, https://arxiv.org/abs/2309.17453).
   bool attention_sinks = false;
@@ -175,9 +176,9 @@ struct ModelSpec {
   // Attention and MLP in parallel: the MLP reads the layer's input instead of attention's result. In a neox
   // it has a norm of its own; in a llama both share one (Cohere).
   bool parallel_residual = false;
-  // How Hugging Face's files store the weights. fused_projections: queries, keys and values as one matrix,
-  // and gate and up as another (Phi-3). fused_mlp: only gate and up (GLM). interleaved_rope: the two elements
-  // of a rotary pair are neighbours (GLM, Cohere, ERNIE); with latent attention they always are.
+  // How Hugging Face's files store the weights. fused_projections: queries, keys and values as one matrix
+  // (CodeGen), and gate and up as another (Phi-3). fused_mlp: only gate and up (GLM). interleaved_rope: the
+  // two elements of a rotary pair are neighbours (GLM, Cohere, ERNIE); with latent attention they always are.
   bool fused_projections = false;
   bool fused_mlp = false;
   bool interleaved_rope = false;
@@ -311,9 +312,11 @@ std::vector<FieldDifference> differences(const ModelSpec& first, const ModelSpec
 // The parameters of one block, with the names under which transformers saves them.
 std::vector<ParamSpec> embedding_parameters(const ModelSpec& model);
 std::vector<ParamSpec> block_parameters(const ModelSpec& model, std::int64_t layer);
-// The head's: the final norm, and the output matrix if it is untied.
+// The head's: the final norm, the output matrix if it is untied, and its bias if it has one.
 std::vector<ParamSpec> head_parameters(const ModelSpec& model);
 ParamSpec output_matrix(const ModelSpec& model);  // tied or not
+// Its bias, which is cut as it is; empty if there is none.
+std::vector<ParamSpec> output_bias(const ModelSpec& model);
 // The three above in model order: embedding, each block, head.
 std::vector<std::vector<ParamSpec>> parameter_groups(const ModelSpec& model);
 std::vector<ParamSpec> all_parameters(const ModelSpec& model);  // the same in one list

@@ -17,4 +17,18 @@ struct Weight {
   bool defined() const { return value.defined(); }
 };
 
+// The output layer's, or a part of them.
+struct OutputWeights {
+  Weight table;   // (V, C)
+  Weight bias{};  // (V); undefined if the model has none
+
+  // Those that are trained, the table first.
+  std::vector<const Weight*> trained() const {
+    std::vector<const Weight*> all;
+    for (const Weight* one : {&table, &bias})
+      if (one->gradient.defined()) all.push_back(one);
+    return all;
+  }
+};
+
 }  // namespace echelon
