@@ -82,7 +82,7 @@ TEST_P(Families, TransformersModelsComeInAndGoOut) {
   // Whose files have names of their own.
   const bool renamed = model.state_space.is_delta() || model.qk_norm_turned ||
                        model.activation == Activation::xielu || model.learned_positions ||
-                       model.short_conv.kernel > 0 ||
+                       model.short_conv.kernel > 0 || (model.output_bias && GetParam().type != nullptr) ||
                        (model.norm_place == NormPlace::both && !model.norms_less_one);
   if (renamed) {
     ModelSpec meant = model_from_hugging_face(hugging_face_config(model, DType::f32), "x");
@@ -283,6 +283,34 @@ const Row rows[] = {
       "self_attn.k_proj.bias", "self_attn.v_proj.bias", "self_attn.o_proj.bias", "mlp.c_fc.weight",
       "mlp.c_fc.bias", "mlp.c_proj.weight", "mlp.c_proj.bias"},
      "starcoder2"},
+    {"phi",
+     [](ModelSpec& m) {
+       m.norm_kind = NormKind::layer;
+       m.activation = Activation::gelu;
+       m.rotary_dim = m.head_dim - 2;
+       m.parallel_residual = m.qkv_bias = m.attention_out_bias = m.mlp_bias = m.output_bias = true;
+     },
+     {"input_layernorm.bias", "self_attn.q_proj.bias", "self_attn.k_proj.bias", "self_attn.v_proj.bias",
+      "self_attn.o_proj.bias", "mlp.c_fc.weight", "mlp.c_fc.bias", "mlp.c_proj.weight", "mlp.c_proj.bias"},
+     "phi"},
+    {"gptj",
+     [](ModelSpec& m) {
+       m.tied_embedding = true;
+       m.norm_kind = NormKind::layer;
+       m.activation = Activation::gelu;
+       m.num_kv_heads = m.num_heads;
+       m.rotary_dim = m.head_dim - 2;
+       m.parallel_residual = m.interleaved_rope = m.mlp_bias = m.output_bias = true;
+     },
+     {"input_layernorm.bias", "mlp.c_fc.weight", "mlp.c_fc.bias", "mlp.c_proj.weight", "mlp.c_proj.bias"},
+     "gptj"},
+    {"output_bias",
+     [](ModelSpec& m) {
+       m.output_bias = true;
+       m.scales.logits_divisor = 3;
+     },
+     {},
+     nullptr},
     {"gpt_neo",
      [](ModelSpec& m) {
        m.norm_kind = NormKind::layer;

@@ -106,6 +106,17 @@ class HuggingFace : public testing::TestWithParam<const char*> {
       }
     return in_file;
   }
+  // A CodeGen's: of each a fourth, values before keys, and the other fourths likewise.
+  static std::vector<double> fourth_by_fourth(const std::vector<double>& whole) {
+    const auto size = std::ssize(whole) / 12;
+    std::vector<double> in_file;
+    for (std::ptrdiff_t fourth = 0; fourth < 4; ++fourth)
+      for (const std::ptrdiff_t part : {0, 2, 1}) {
+        const auto begin = whole.begin() + (part * 4 + fourth) * size;
+        in_file.insert(in_file.end(), begin, begin + size);
+      }
+    return in_file;
+  }
   // What is turned has the two elements of a pair side by side in some files: of DeepSeek behind what is not
   // turned, of others before it.
   static std::vector<double> pairs_together(const ModelSpec& model, std::int64_t head,
@@ -250,6 +261,10 @@ class HuggingFace : public testing::TestWithParam<const char*> {
                              {"post_attention_layernorm", "ln_2"}});
       return all;
     };
+    static const Names of_gptj = of_gpt({{"self_attn.o_proj", "attn.out_proj"},
+                                         {"self_attn", "attn"},
+                                         {"mlp.c_fc", "mlp.fc_in"},
+                                         {"mlp.c_proj", "mlp.fc_out"}});
     static const std::map<std::string, Names> names{
         {"exaone",
          {{"model.embed_tokens", "transformer.wte"},
@@ -276,6 +291,14 @@ class HuggingFace : public testing::TestWithParam<const char*> {
           {"mlp.down_proj", "fc2"},
           {"model.norm", "model.final_layer_norm"},
           {"model.", "model.decoder."}}},
+        {"phi",
+         {{"self_attn.o_proj", "self_attn.dense"},
+          {"mlp.c_fc", "mlp.fc1"},
+          {"mlp.c_proj", "mlp.fc2"},
+          {"model.norm", "model.final_layernorm"}}},
+        {"gpt-j", of_gptj},
+        {"gpt-j-tied", of_gptj},
+        {"codegen", of_gptj},
         {"vaultgemma", {{"post_attention_layernorm", "pre_feedforward_layernorm"}}},
         {"hyperclovax",
          {{"post_attention_layernorm", "post_norm1"},
@@ -342,12 +365,13 @@ class HuggingFace : public testing::TestWithParam<const char*> {
     for (const auto& [ours, theirs] : {std::pair{"mlp.up_proj", "mlp.fc1"}, {"mlp.down_proj", "mlp.fc2"}})
       if (const auto at = name.find(ours); model.embedding_norm && at != std::string::npos)
         return name.replace(at, std::string(ours).size(), theirs);
-    if (!model.fused_projections) return name_of_its_own(std::move(name));
     for (const char* part : {"q_proj", "k_proj", "v_proj", "gate_proj", "up_proj"})
-      if (const auto at = name.find(part); at != std::string::npos)
-        return name.replace(at, std::string(part).size(),
-                            name.find("self_attn") != std::string::npos ? "qkv_proj" : "gate_up_proj");
-    return name;
+      if (const auto at = name.find(part); model.fused_projections && at != std::string::npos) {
+        name.replace(at, std::string(part).size(),
+                     name.find("self_attn") != std::string::npos ? "qkv_proj" : "gate_up_proj");
+        break;
+      }
+    return name_of_its_own(std::move(name));
   }
   // Parameters of one layer's experts, one expert after another, as gpt-oss's files have them: of each a row,
   // turned over, with the elements of gate and up in turn.
@@ -475,6 +499,8 @@ TEST_P(HuggingFace, LossAndGradientsAreThoseOfTransformersOnAnyMesh) {
       for (auto& [name, gradient] : gradients) {
         if (info.model.family == Family::neox && name.find("query_key_value") != std::string::npos)
           gradient = head_by_head(info.model, gradient);
+        if (info.model.output_bias && name.find("qkv_proj") != std::string::npos)
+          gradient = fourth_by_fourth(gradient);
         if (info.model.experts == Experts::gpt_oss && name.find(".experts.") != std::string::npos)
           gradient = of_all_experts(info.model, name, gradient);
         if (info.model.state_space.is_delta()) gradient = of_delta_rule(info.model, name, gradient);
@@ -912,7 +938,7 @@ INSTANTIATE_TEST_SUITE_P(
                     "falcon-h1-norm", "exaone", "hy-v3", "sarvam-moe", "qwen3-5-moe", "cwm", "vaultgemma",
                     "hyperclovax", "granite-swa", "mellum", "flex-olmo", "afmoe", "apertus", "nanochat",
                     "cohere2-moe", "cohere2-moe-shared", "gpt-neo", "opt", "gpt-bigcode", "mamba2",
-                    "mamba2-groups"),
+                    "mamba2-groups", "phi", "gpt-j", "gpt-j-tied", "codegen"),
     [](const auto& instance) {
       std::string name = instance.param;
       std::erase(name, '-');

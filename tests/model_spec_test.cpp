@@ -137,6 +137,11 @@ TEST(ModelSpec, PublishedCountsAreExact) {
                                                       {"gpt-neo-125m", 125198592},
                                                       {"opt-125m", 125239296},
                                                       {"mamba2-130m", 128989632},
+                                                      {"phi-tiny", 432129},
+                                                      {"phi-2", 2779683840},
+                                                      {"gpt-j-tiny", 430081},
+                                                      {"gpt-j-6b", 6050882784},
+                                                      {"codegen-350m", 356712448},
                                                       {"nemotron-3-nano-30b-a3b", 31577937344},
                                                       {"nemotron-3-super-120b-a12b", 120668687360}};
   std::set<std::string> names;
@@ -639,7 +644,7 @@ TEST(ModelHuggingFace, Qwen2MoeSharedExpert) {
 
 TEST(ModelHuggingFace, SaysWhatATypeHasThatIsNotHere) {
   for (const auto& [type, has] : {std::pair{"bloom", "ALiBi"},
-                                  {"phi", "bias of the output matrix"},
+                                  {"persimmon", "LayerNorm of each head"},
                                   {"recurrent_gemma", "linear recurrences"},
                                   {"gemma4", "share keys and values"},
                                   {"laguna", "gates of whole heads"}})

@@ -149,7 +149,8 @@ std::vector<FileTensor> file_tensors(const ModelSpec& model, const TransformersT
        {"mlp.shared_experts.up_proj.", "mlp.shared_experts.gate_up_proj."}}};
   constexpr std::array<const char*, 3> head_by_head{"attention.q_proj.", "attention.k_proj.",
                                                     "attention.v_proj."};
-  const bool in_two = type.name == std::string_view("qwen3_next");
+  const bool in_two = type.name == std::string_view("qwen3_next"),
+             in_fours = type.name == std::string_view("codegen");
   std::vector<FileTensor> tensors;
   std::map<std::string, std::size_t> of_experts;
   for (const ParamSpec& spec : all_parameters(model)) {
@@ -190,6 +191,7 @@ std::vector<FileTensor> file_tensors(const ModelSpec& model, const TransformersT
         name.replace(at, std::string(part).size(), "attention.query_key_value.");
         turns = model.num_heads;
       }
+    if (in_fours && name.find(".qkv_proj.") != std::string::npos) turns = 4;
     for (const DeltaNames& names : delta_names) {
       const auto at = name.find(names.ours);
       if (at == std::string::npos || !model.state_space.is_delta()) continue;
@@ -213,6 +215,9 @@ std::vector<FileTensor> file_tensors(const ModelSpec& model, const TransformersT
       tensors.push_back({name, {}, turns, 0, true, depthwise});
     tensors.back().parts.push_back(spec);
   }
+  if (in_fours)  // a fourth for each of the devices that it was trained on: queries, values, keys
+    for (FileTensor& tensor : tensors)
+      if (tensor.parts.size() > 1) std::swap(tensor.parts[1], tensor.parts[2]);
   if (model.state_space.is_delta())  // files have keys after queries, and values after both
     for (FileTensor& tensor : tensors)
       if (tensor.name.find("linear_attn.") != std::string::npos)
@@ -470,8 +475,8 @@ void write_shard(CheckpointReader& reader, const Shard& shard, const Adapters& a
 // Masks and frequencies that older versions of transformers saved beside the parameters.
 bool is_constant(const std::string& name) {
   return name.ends_with(".attn.bias") || name.ends_with(".attn.masked_bias") ||
-         name.ends_with(".attention.bias") || name.ends_with(".attention.masked_bias") ||
-         name.ends_with("rotary_emb.inv_freq");
+         name.ends_with(".attn.causal_mask") || name.ends_with(".attention.bias") ||
+         name.ends_with(".attention.masked_bias") || name.ends_with("rotary_emb.inv_freq");
 }
 
 // Modules that predict one more token come after the last layer; transformers leaves them out. Nemotron 3's
@@ -803,10 +808,11 @@ void export_adapters(const std::string& checkpoint, const std::string& directory
         model.name, what);
   };
   if (any_named({".conv.in_proj."})) refuse_as_one("what is projected to be convolved");
-  if (model.fused_projections) refuse_as_one("queries, keys and values as one matrix, and gate and up");
-  if (model.family == Family::neox && any_named({".q_proj.", ".k_proj.", ".v_proj."}))
+  if ((model.fused_projections || model.family == Family::neox) &&
+      any_named({".q_proj.", ".k_proj.", ".v_proj."}))
     refuse_as_one("queries, keys and values");
-  if (model.fused_mlp && any_named({".gate_proj.", ".up_proj."})) refuse_as_one("gate and up");
+  if ((model.fused_projections || model.fused_mlp) && any_named({".gate_proj.", ".up_proj."}))
+    refuse_as_one("gate and up");
   // PEFT would take these names for the matrices of all experts, which are one parameter in its model.
   if (model.experts != Experts::none && any_named({".gate_proj.", ".up_proj.", ".down_proj."}))
     refuse(

@@ -75,7 +75,7 @@ void add_rope(const ModelSpec& m, ordered_json& config) {
       config["no_rope_layers"].push_back(m.is_turned(layer) ? 1 : 0);
   }
   const std::string type = config["model_type"];
-  const bool always = type == "stablelm" || type == "nemotron" || type == "minimax_m2" ||
+  const bool always = type == "stablelm" || type == "phi" || type == "nemotron" || type == "minimax_m2" ||
                       type == "qwen3_next" || type == "qwen3_5_text" || type.starts_with("glm"),
              is_bamba = type == "bamba",                              // only in its rope_parameters
       partial = always || (m.rotary_dim > 0 && m.fused_projections);  // others rotate whole heads
@@ -171,6 +171,13 @@ void add_later_families(const ModelSpec& m, ordered_json& config) {
     config["use_qkv_bias"] = m.qkv_bias;
     config["use_parallel_residual"] = m.parallel_residual;
     config["qk_layernorm"] = false;
+  } else if (type == "phi") {
+    rename("rms_norm_eps", "layer_norm_eps");
+    config.erase("attention_bias");
+    config.erase("mlp_bias");
+    config["hidden_act"] = "gelu_new";
+    config["qk_layernorm"] = false;
+    config["resid_pdrop"] = config["embd_pdrop"] = config["attention_dropout"] = 0.0;
   } else if (type == "nemotron") {
     rename("rms_norm_eps", "norm_eps");
   } else if (type.starts_with("cohere")) {
@@ -478,6 +485,11 @@ std::string hugging_face_config(const ModelSpec& m, DType dtype, const TextBound
               {"rotary_emb_base", m.rope.theta},
               {"rope_parameters",
                {{"rope_type", "default"}, {"rope_theta", m.rope.theta}, {"partial_rotary_factor", part}}}};
+  } else if (type == "gptj" || type == "codegen") {
+    config = gpt2_config(m);
+    config["model_type"] = type;
+    config["architectures"] = {of.architecture};
+    config["rotary_dim"] = m.turned_width();
   } else if (m.learned_positions || type == "mamba2") {
     config = m.learned_positions ? positions_config(m, type) : mamba2_config(m);
     config["model_type"] = type;

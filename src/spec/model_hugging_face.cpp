@@ -1,7 +1,7 @@
 // Hugging Face's config.json as a ModelSpec. A missing key has the default that transformers gives it. What
 // would make transformers compute something else than Echelon does is refused. The one exception is the
-// dropout of GPT-2, StarCoder2, Granite and Seed-OSS, which published ones carry: it belongs to that training
-// run rather than to the model, and Echelon has none.
+// dropout of GPT-2, GPT-J, Phi, StarCoder2, Granite and Seed-OSS, which published ones carry: it belongs to
+// that training run rather than to the model, and Echelon has none.
 #include <algorithm>
 #include <filesystem>
 
@@ -45,6 +45,14 @@ constexpr TwoNames two_names[] = {
     {"gpt_bigcode", "n_layer", "num_hidden_layers"},
     {"gpt_neo", "num_heads", "num_attention_heads"},
     {"gpt_neo", "num_layers", "num_hidden_layers"},
+    {"gptj", "n_embd", "hidden_size"},
+    {"gptj", "n_positions", "max_position_embeddings"},
+    {"gptj", "n_head", "num_attention_heads"},
+    {"gptj", "n_layer", "num_hidden_layers"},
+    {"codegen", "n_embd", "hidden_size"},
+    {"codegen", "n_positions", "max_position_embeddings"},
+    {"codegen", "n_head", "num_attention_heads"},
+    {"codegen", "n_layer", "num_hidden_layers"},
     {"exaone", "num_hidden_layers", "num_layers"},
     {"exaone", "rms_norm_eps", "layer_norm_epsilon"},
     {"exaone", "hidden_act", "activation_function"},

@@ -31,6 +31,20 @@ std::vector<std::pair<const char*, const char*>> gpt_names(
   return all;
 }
 
+// Of GPT-J's layers.
+std::vector<std::pair<const char*, const char*>> gptj_names() {
+  return gpt_names({{".self_attn.o_proj.", ".attn.out_proj."},
+                    {".self_attn.", ".attn."},
+                    {".mlp.c_fc.", ".mlp.fc_in."},
+                    {".mlp.c_proj.", ".mlp.fc_out."}});
+}
+
+// A bias of the output matrix beside LayerNorm, GELU, and attention and MLP of the same norm.
+bool is_phi_or_gptj(const ModelSpec& m) {
+  return m.output_bias && m.norm_kind == NormKind::layer && m.activation == Activation::gelu &&
+         m.parallel_residual;
+}
+
 // Of layers of one part each.
 std::vector<std::pair<const char*, const char*>> mixer_names() {
   return {{".input_layernorm.", ".norm."},
@@ -150,6 +164,20 @@ const std::vector<ModelType>& model_types() {
          {"model.norm.", "model.final_layernorm."}}},
        read_bamba,
        [](M m) { return m.state_space.heads > 0; }},
+      {{"codegen", "CodeGenForCausalLM", gptj_names(), false, false, "transformer."},
+       read_codegen,
+       [](M m) { return is_phi_or_gptj(m) && m.fused_projections; }},
+      {{"gptj", "GPTJForCausalLM", gptj_names(), false, false, "transformer."},
+       read_gptj,
+       [](M m) { return is_phi_or_gptj(m) && m.interleaved_rope; }},
+      {{"phi",
+        "PhiForCausalLM",
+        {{".self_attn.o_proj.", ".self_attn.dense."},
+         {".mlp.c_fc.", ".mlp.fc1."},
+         {".mlp.c_proj.", ".mlp.fc2."},
+         {"model.norm.", "model.final_layernorm."}}},
+       read_phi,
+       is_phi_or_gptj},
       {{"starcoder2", "Starcoder2ForCausalLM"},
        read_starcoder2,
        [](M m) { return m.norm_kind == NormKind::layer && m.activation == Activation::gelu; }},

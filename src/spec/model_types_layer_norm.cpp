@@ -224,6 +224,44 @@ void read_jais2(const Config& config, ModelSpec& m) {
   m.mlp_bias = config.boolean_or("mlp_bias", true);
 }
 
+// Phi-1 to Phi-2: attention and MLP of the same norm, biases everywhere. Dropout is left out: Phi-2's files
+// carry it from their training.
+void read_phi(const Config& config, ModelSpec& m) {
+  m.norm_kind = NormKind::layer;
+  read_llama(config,
+             {.activation = Activation::gelu,
+              .norm_eps = 1e-5,
+              .norm_eps_key = "layer_norm_eps",
+              .rotary_part = 0.5,
+              .dropped = true},
+             m);
+  m.parallel_residual = m.qkv_bias = m.attention_out_bias = m.mlp_bias = m.output_bias = true;
+  config.only_boolean("qk_layernorm", false);
+}
+
+// Attention and MLP of the same norm, and biases of the MLP and of the output matrix alone.
+void read_gptj(const Config& config, ModelSpec& m) {
+  read_gpt2_sizes(config, m);
+  m.family = Family::llama;
+  m.norm_kind = NormKind::layer;
+  m.activation = Activation::gelu;
+  m.tied_embedding = config.boolean_or("tie_word_embeddings", false);
+  m.parallel_residual = m.interleaved_rope = m.mlp_bias = m.output_bias = true;
+  const char* const key = "rotary_dim";
+  const std::int64_t turned = config.names(key) ? config.integer(key) : 64;
+  if (turned > m.head_dim || turned % 2 != 0)
+    refuse("{}: {} = {} is not supported: only an even number up to {}, the width of a head, is",
+           config.where(), key, turned, m.head_dim);
+  m.rotary_dim = turned == m.head_dim ? 0 : turned;
+}
+
+// A GPT-J whose files have queries, keys and values as one matrix.
+void read_codegen(const Config& config, ModelSpec& m) {
+  read_gptj(config, m);
+  m.fused_projections = true;
+  if (m.hidden % 4 != 0) config.wrong("n_embd", "a multiple of 4, the parts that its files are made of,");
+}
+
 // Command-R: attention and MLP of the same norm.
 void read_cohere(const Config& config, bool typed, double theta, ModelSpec& m) {
   m.norm_kind = NormKind::layer_weight;
