@@ -223,6 +223,9 @@ TEST(FamilyChoices, OfALayerAreRefusedWhereTheyMeanNothing) {
   refused("gpt2-tiny", "parallel_residual = true\n", {"parallel_residual", "gpt2"});
   refused("llama-tiny", "parallel_residual = true\nnorm_place = \"after\"\n",
           {"parallel_residual", "norm_place"});
+  refused("gpt2-tiny", "parallel_norms = true\n", {"parallel_norms", "parallel_residual"});
+  refused("llama-tiny", "parallel_norms = true\n", {"parallel_norms", "parallel_residual"});
+  refused("mixtral-tiny", "parallel_residual = true\nparallel_norms = true\n", {"parallel_norms", "experts"});
   refused("gpt2-tiny", "interleaved_rope = true\n", {"interleaved_rope", "gpt2"});
   refused("deepseek-v3", "interleaved_rope = true\n", {"interleaved_rope", "latent attention"});
   refused("phi-4", "fused_mlp = true\n", {"fused_mlp", "fused_projections"});
@@ -255,9 +258,9 @@ TEST(FamilyChoices, AnActivationIsRefusedWhereItMeansNothing) {
   };
   expect_refusal([&] { model_from_toml(text("gpt2-tiny"), "x"); }, {"activation = \"relu2\"", "gpt2 family"});
   expect_refusal([&] { model_from_toml(text("mixtral-tiny"), "x"); }, {"activation = \"relu2\"", "experts"});
-  expect_refusal(
-      [] { model_from_toml(to_toml(load_model("llama-tiny")) + "activation = \"tanh\"\n", "x"); },
-      {"activation = \"tanh\"", "\"swiglu\", \"geglu\", \"relu\", \"relu2\", \"gelu\" or \"xielu\""});
+  expect_refusal([] { model_from_toml(to_toml(load_model("llama-tiny")) + "activation = \"tanh\"\n", "x"); },
+                 {"activation = \"tanh\"",
+                  "\"swiglu\", \"geglu\", \"relu\", \"relu2\", \"gelu\", \"gelu_erf\" or \"xielu\""});
 }
 
 }  // namespace

@@ -83,6 +83,7 @@ TEST_P(Families, TransformersModelsComeInAndGoOut) {
   const bool renamed = model.state_space.is_delta() || model.qk_norm_turned ||
                        model.activation == Activation::xielu || model.learned_positions ||
                        model.short_conv.kernel > 0 || (model.output_bias && GetParam().type != nullptr) ||
+                       model.activation == Activation::gelu_erf ||
                        (model.norm_place == NormPlace::both && !model.norms_less_one);
   if (renamed) {
     ModelSpec meant = model_from_hugging_face(hugging_face_config(model, DType::f32), "x");
@@ -304,6 +305,14 @@ const Row rows[] = {
      },
      {"input_layernorm.bias", "mlp.c_fc.weight", "mlp.c_fc.bias", "mlp.c_proj.weight", "mlp.c_proj.bias"},
      "gptj"},
+    {"falcon",
+     [](ModelSpec& m) {
+       m.norm_kind = NormKind::layer;
+       m.activation = Activation::gelu_erf;
+       m.parallel_residual = m.parallel_norms = true;
+     },
+     {"input_layernorm.bias", "post_attention_layernorm.bias"},
+     "falcon"},
     {"output_bias",
      [](ModelSpec& m) {
        m.output_bias = true;

@@ -95,15 +95,19 @@ class HuggingFace : public testing::TestWithParam<const char*> {
     if (info.model.family == Family::gpt2) return 1e-13;
     return (info.model.qk_norm ? 6.0 : 4.0) * static_cast<double>(info.model.num_layers + 1) * 0x1p-24;
   }
-  // A GPT-NeoX's queries, keys and values, one behind the other, as its files have them: head by head.
+  // A GPT-NeoX's or a Falcon's queries, keys and values, one behind the other, as its files have them: of
+  // each head of keys and values the queries that see it, and it.
   static std::vector<double> head_by_head(const ModelSpec& model, const std::vector<double>& whole) {
-    const auto heads = static_cast<std::size_t>(model.num_heads), size = whole.size() / 3 / heads;
+    const std::ptrdiff_t heads = model.num_kv_heads, all = model.num_heads + 2 * heads,
+                         head = std::ssize(whole) / all;
     std::vector<double> in_file;
-    for (std::size_t head = 0; head < heads; ++head)
-      for (std::size_t part = 0; part < 3; ++part) {
-        const auto begin = whole.begin() + static_cast<std::ptrdiff_t>((part * heads + head) * size);
-        in_file.insert(in_file.end(), begin, begin + static_cast<std::ptrdiff_t>(size));
-      }
+    for (std::ptrdiff_t h = 0; h < heads; ++h) {
+      const std::ptrdiff_t queries = model.num_heads / heads;
+      for (const auto& [first, count] : {std::pair{h * queries, queries},
+                                         {model.num_heads + h, std::ptrdiff_t{1}},
+                                         {model.num_heads + heads + h, std::ptrdiff_t{1}}})
+        in_file.insert(in_file.end(), whole.begin() + first * head, whole.begin() + (first + count) * head);
+    }
     return in_file;
   }
   // A CodeGen's: of each a fourth, values before keys, and the other fourths likewise.
@@ -261,6 +265,18 @@ class HuggingFace : public testing::TestWithParam<const char*> {
                              {"post_attention_layernorm", "ln_2"}});
       return all;
     };
+    const auto of_falcon = [](Names all) {
+      all.insert(all.end(), {{"self_attn.q_proj", "self_attention.query_key_value"},
+                             {"self_attn.k_proj", "self_attention.query_key_value"},
+                             {"self_attn.v_proj", "self_attention.query_key_value"},
+                             {"self_attn.o_proj", "self_attention.dense"},
+                             {"mlp.up_proj", "mlp.dense_h_to_4h"},
+                             {"mlp.down_proj", "mlp.dense_4h_to_h"},
+                             {"model.embed_tokens", "transformer.word_embeddings"},
+                             {"model.layers", "transformer.h"},
+                             {"model.norm", "transformer.ln_f"}});
+      return all;
+    };
     static const Names of_gptj = of_gpt({{"self_attn.o_proj", "attn.out_proj"},
                                          {"self_attn", "attn"},
                                          {"mlp.c_fc", "mlp.fc_in"},
@@ -299,6 +315,10 @@ class HuggingFace : public testing::TestWithParam<const char*> {
         {"gpt-j", of_gptj},
         {"gpt-j-tied", of_gptj},
         {"codegen", of_gptj},
+        {"falcon", of_falcon({})},
+        {"falcon-serial", of_falcon({})},
+        {"falcon-grouped",
+         of_falcon({{"input_layernorm", "ln_attn"}, {"post_attention_layernorm", "ln_mlp"}})},
         {"vaultgemma", {{"post_attention_layernorm", "pre_feedforward_layernorm"}}},
         {"hyperclovax",
          {{"post_attention_layernorm", "post_norm1"},
@@ -497,7 +517,7 @@ TEST_P(HuggingFace, LossAndGradientsAreThoseOfTransformersOnAnyMesh) {
         whole.insert(whole.end(), gradient.begin(), gradient.end());
       }
       for (auto& [name, gradient] : gradients) {
-        if (info.model.family == Family::neox && name.find("query_key_value") != std::string::npos)
+        if (name.find("query_key_value") != std::string::npos && GetParam() != std::string_view("sarvam-moe"))
           gradient = head_by_head(info.model, gradient);
         if (info.model.output_bias && name.find("qkv_proj") != std::string::npos)
           gradient = fourth_by_fourth(gradient);
@@ -938,7 +958,8 @@ INSTANTIATE_TEST_SUITE_P(
                     "falcon-h1-norm", "exaone", "hy-v3", "sarvam-moe", "qwen3-5-moe", "cwm", "vaultgemma",
                     "hyperclovax", "granite-swa", "mellum", "flex-olmo", "afmoe", "apertus", "nanochat",
                     "cohere2-moe", "cohere2-moe-shared", "gpt-neo", "opt", "gpt-bigcode", "mamba2",
-                    "mamba2-groups", "phi", "gpt-j", "gpt-j-tied", "codegen"),
+                    "mamba2-groups", "phi", "gpt-j", "gpt-j-tied", "codegen", "falcon", "falcon-grouped",
+                    "falcon-serial"),
     [](const auto& instance) {
       std::string name = instance.param;
       std::erase(name, '-');
@@ -949,6 +970,7 @@ INSTANTIATE_TEST_SUITE_P(
 TEST(HuggingFaceConfig, KeysHaveBothTheirNames) {
   for (const auto& [fixture, name, other] : {std::tuple{"gpt2", "n_head", "num_attention_heads"},
                                              {"gpt-neo", "num_layers", "num_hidden_layers"},
+                                             {"codegen", "n_embd", "hidden_size"},
                                              {"mixtral", "num_local_experts", "num_experts"},
                                              {"deepseek-v3", "n_routed_experts", "num_local_experts"},
                                              {"glm4-moe-lite", "qk_rope_head_dim", "head_dim"},
@@ -1049,6 +1071,13 @@ TEST(HuggingFaceConfig, IsOfTheTypeThatSaysTheModel) {
   EXPECT_EQ(written("granite-hybrid", {{"layer_types", {"attention", "attention", "attention"}}}),
             "granitemoehybrid");
   EXPECT_EQ(written("glm4-moe-lite", {{"mlp_layer_types", {"sparse", "sparse"}}}), "deepseek_v3");
+  EXPECT_EQ(written("phi", {{"num_key_value_heads", nullptr}, {"resid_pdrop", 0.1}}), "phi");
+  EXPECT_EQ(written("gpt-j", {{"rotary_dim", 6}, {"n_inner", nullptr}}), "gptj");
+  EXPECT_EQ(written("falcon", {{"num_kv_heads", 4}, {"max_position_embeddings", "left out"}}), "falcon");
+  EXPECT_EQ(written("falcon", {{"parallel_attn", false}}), "falcon");
+  EXPECT_EQ(written("falcon-grouped", {{"num_ln_in_parallel_attn", 1}}), "falcon");
+  EXPECT_EQ(written("falcon-grouped", {{"num_kv_heads", 1}, {"num_ln_in_parallel_attn", 1}}), "falcon");
+  EXPECT_EQ(written("falcon-grouped", {{"num_kv_heads", 4}}), "falcon");
   // Which layers have a window by default is said layer by layer: of few layers another rule says it too.
   for (const char* fixture : {"cwm", "gemma2", "gemma3", "vaultgemma", "olmo3", "gpt-oss", "granite-swa"})
     for (const int layers : {1, 2, 3, 6})
@@ -1093,6 +1122,14 @@ TEST(HuggingFaceConfig, IsOfTheTypeThatSaysTheModel) {
       "phi3",
       {{"rope_parameters", {{"rope_type", "default"}, {"rope_theta", 1e4}, {"partial_rotary_factor", 0.1}}}},
       {"partial_rotary_factor = 0.1", "turns 0 of", "even number"});
+  refused("phi", {{"qk_layernorm", true}}, {"qk_layernorm = true", "only false is"});
+  for (const json& other : {json(), json(3), json(8)})
+    refused("gpt-j", {{"rotary_dim", other}}, {"rotary_dim = " + other.dump()});
+  refused("codegen", {{"n_embd", 18}, {"n_head", 3}}, {"n_embd = 18", "a multiple of 4"});
+  refused("falcon", {{"alibi", true}}, {"alibi = true", "only false is"});
+  refused("falcon", {{"num_ln_in_parallel_attn", 2}}, {"num_ln_in_parallel_attn = 2", "only 1 is"});
+  refused("falcon-grouped", {{"parallel_attn", false}}, {"parallel_attn = false", "only true is"});
+  refused("falcon-serial", {{"num_kv_heads", 2}}, {"num_kv_heads = 2", "only 4"});
   refused("gpt-neo", {{"attention_layers", {"global", "global"}}}, {"attention_layers", "attention_types"});
   refused("deepseek-v3", {{"head_dim", 2}}, {"head_dim = 2", "qk_rope_head_dim = 4"});
   refused("youtu", {{"head_dim", 2}}, {"head_dim = 2", "qk_rope_head_dim = 4"});

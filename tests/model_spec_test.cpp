@@ -142,6 +142,9 @@ TEST(ModelSpec, PublishedCountsAreExact) {
                                                       {"gpt-j-tiny", 430081},
                                                       {"gpt-j-6b", 6050882784},
                                                       {"codegen-350m", 356712448},
+                                                      {"falcon-tiny", 361664},
+                                                      {"falcon-7b", 6921720704},
+                                                      {"falcon-40b", 41303293952},
                                                       {"nemotron-3-nano-30b-a3b", 31577937344},
                                                       {"nemotron-3-super-120b-a12b", 120668687360}};
   std::set<std::string> names;

@@ -150,7 +150,8 @@ std::vector<FileTensor> file_tensors(const ModelSpec& model, const TransformersT
   constexpr std::array<const char*, 3> head_by_head{"attention.q_proj.", "attention.k_proj.",
                                                     "attention.v_proj."};
   const bool in_two = type.name == std::string_view("qwen3_next"),
-             in_fours = type.name == std::string_view("codegen");
+             in_fours = type.name == std::string_view("codegen"),
+             by_groups = type.name == std::string_view("falcon");
   std::vector<FileTensor> tensors;
   std::map<std::string, std::size_t> of_experts;
   for (const ParamSpec& spec : all_parameters(model)) {
@@ -184,6 +185,11 @@ std::vector<FileTensor> file_tensors(const ModelSpec& model, const TransformersT
         name.erase(part, name.find('.', part) + 1 - part);
         depthwise = spec.shape.size() > 1 && whole == convolved;
       }
+    if (model.parallel_norms)
+      for (const auto& [ours, theirs] :
+           {std::pair{".input_layernorm.", ".ln_attn."}, {".post_attention_layernorm.", ".ln_mlp."}})
+        if (const auto at = name.find(ours); at != std::string::npos)
+          name.replace(at, std::string(ours).size(), theirs);
     name = renamed(type, name);
     std::int64_t turns = 1;
     for (const char* part : head_by_head)
@@ -192,6 +198,8 @@ std::vector<FileTensor> file_tensors(const ModelSpec& model, const TransformersT
         turns = model.num_heads;
       }
     if (in_fours && name.find(".qkv_proj.") != std::string::npos) turns = 4;
+    // Of each head of keys and values the queries that see it, and it.
+    if (by_groups && name.find(".query_key_value.") != std::string::npos) turns = model.num_kv_heads;
     for (const DeltaNames& names : delta_names) {
       const auto at = name.find(names.ours);
       if (at == std::string::npos || !model.state_space.is_delta()) continue;

@@ -457,6 +457,34 @@ ordered_json nemotron_h_config(const ModelSpec& m) {
   return config;
 }
 
+// Several heads of keys and values are those of its new architecture, as is a norm for attention and one for
+// the MLP.
+ordered_json falcon_config(const ModelSpec& m) {
+  const bool one_head = m.num_kv_heads == 1 && !m.parallel_norms,
+             grouped = m.parallel_residual && !one_head && (m.parallel_norms || m.num_kv_heads < m.num_heads);
+  ordered_json config{{"model_type", "falcon"},
+                      {"architectures", {transformers_type(m).architecture}},
+                      {"num_hidden_layers", m.num_layers},
+                      {"hidden_size", m.hidden},
+                      {"ffn_hidden_size", m.mlp_hidden},
+                      {"num_attention_heads", m.num_heads},
+                      {"num_kv_heads", m.num_kv_heads},
+                      {"max_position_embeddings", m.max_seq},
+                      {"layer_norm_epsilon", m.norm_eps},
+                      {"rope_theta", m.rope.theta},
+                      {"activation", "gelu"},
+                      {"bias", m.mlp_bias},
+                      {"alibi", false},
+                      {"new_decoder_architecture", grouped},
+                      {"multi_query", one_head},
+                      {"parallel_attn", m.parallel_residual},
+                      {"hidden_dropout", 0.0},
+                      {"attention_dropout", 0.0}};
+  if (grouped) config["num_ln_in_parallel_attn"] = m.parallel_norms ? 2 : 1;
+  add_rope(m, config);
+  return config;
+}
+
 }  // namespace
 
 std::string hugging_face_config(const ModelSpec& m, DType dtype, const TextBounds& bounds) {
@@ -485,6 +513,8 @@ std::string hugging_face_config(const ModelSpec& m, DType dtype, const TextBound
               {"rotary_emb_base", m.rope.theta},
               {"rope_parameters",
                {{"rope_type", "default"}, {"rope_theta", m.rope.theta}, {"partial_rotary_factor", part}}}};
+  } else if (type == "falcon") {
+    config = falcon_config(m);
   } else if (type == "gptj" || type == "codegen") {
     config = gpt2_config(m);
     config["model_type"] = type;

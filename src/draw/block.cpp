@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <iterator>
 #include <set>
+#include <utility>
 
 #include "draw/bars.h"
 #include "spec/block_passes.h"
@@ -140,15 +141,15 @@ class SvgBlock {
         std::back_inserter(out_),
         "<rect class=\"op{}\" x=\"{:.0f}\" y=\"{:.0f}\" width=\"{:.0f}\" height=\"{:.0f}\" rx=\"5\"/>\n",
         again_.contains(i) ? " again" : "", x_, top(i), box_width, box_height);
-    std::int64_t weights = 0;
-    for (const std::vector<ParamSpec>* list : {&op.weights, &op.biases})
-      for (const ParamSpec& spec : *list) weights += spec.numel();
-    for (const Adapter& adapter : op.adapters) weights += adapter.a.numel() + adapter.b.numel();
+    std::int64_t tied = 0, own = 0;
+    for (const ParamSpec& spec : op.weights) (op.tied ? tied : own) += spec.numel();
+    for (const ParamSpec& spec : op.biases) own += spec.numel();
+    for (const Adapter& adapter : op.adapters) own += adapter.a.numel() + adapter.b.numel();
     const std::string kind = op.name == name_of(op.kind) ? "" : name_of(op.kind);
     text(x_ + 10, top(i) + 17, "name", op.name);
     std::string below = kind;
-    if (weights > 0)
-      below += fmt::format("{}{} {}weights", kind.empty() ? "" : ", ", weights, op.tied ? "tied " : "");
+    for (const auto& [count, what] : {std::pair{tied, "tied weights"}, {own, "weights"}})
+      if (count > 0) below += fmt::format("{}{} {}", below.empty() ? "" : ", ", count, what);
     text(x_ + 10, top(i) + 32, "kind", below);
     // What no other op reads is for the backward pass.
     double y = top(i) + 14;

@@ -86,6 +86,7 @@ void check_plain_llama(const LaunchRequest& r, bool is_megatron) {
         m.norm_kind == NormKind::rms_plain ? "norms without weights" : "LayerNorm");
   lacks(m.learned_positions, "learned positions in layers of Llama's kind");
   lacks(m.activation == Activation::relu, "ReLU");
+  lacks(m.activation == Activation::gelu_erf, "GELU (erf form)");
   lacks(m.embedding_norm, "a norm behind the embedding");
   lacks(m.parallel_residual, "attention and MLP of the same input");
   lacks(m.interleaved_rope, "rotary positions that turn neighbours");

@@ -349,6 +349,8 @@ int layer_ops(BlockBuilder& b, const ModelSpec& m, std::int64_t layer, int x) {
   if (m.state_space.beside_attention) return side_by_side(b, m, layer, x, at);
   const bool before = m.norm_place != NormPlace::after, after = m.norm_place != NormPlace::before;
   const int first = before ? norm(b, m, "norm1", x, at + "input_layernorm") : x;
+  // Ahead of attention: a norm's gradient is added to what the products of both branches have read by then.
+  const int beside = m.parallel_norms ? norm(b, m, "norm2", x, at + "post_attention_layernorm") : first;
   const bool attends = m.has_attention(layer);
   int y = attends                    ? attention(b, m, layer, first, at)
           : m.has_short_conv(layer)  ? short_conv(b, m, first, at + "conv.")
@@ -359,7 +361,7 @@ int layer_ops(BlockBuilder& b, const ModelSpec& m, std::int64_t layer, int x) {
   if (m.attention_out_bias && attends) out_bias = {whole_bias(at + "self_attn.o_proj.bias", m.hidden)};
   const int middle = residual(b, m, 1, x, y, std::move(out_bias));
   if (m.parallel_residual)
-    y = first;
+    y = beside;
   else if (before)
     y = norm(b, m, "norm2", middle, at + (after ? "pre_feedforward_layernorm" : "post_attention_layernorm"));
   else

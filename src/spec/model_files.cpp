@@ -70,6 +70,7 @@ constexpr const char* toml_keys[] = {"name",
                                      "fused_mlp",
                                      "interleaved_rope",
                                      "parallel_residual",
+                                     "parallel_norms",
                                      "norms_less_one",
                                      "init_std",
                                      "layer_pattern",
@@ -346,14 +347,14 @@ bool llama_choice(const Reader& reader, const std::string& where, const char* ke
 }
 
 Activation read_activation(const Reader& reader, const std::string& where, const ModelSpec& m) {
-  const char* legal = "\"swiglu\", \"geglu\", \"relu\", \"relu2\", \"gelu\" or \"xielu\"";
+  const char* legal = "\"swiglu\", \"geglu\", \"relu\", \"relu2\", \"gelu\", \"gelu_erf\" or \"xielu\"";
   if (!reader.has("activation")) return Activation::swiglu;
   const std::string name = reader.text("activation", legal);
   if (m.family != Family::llama)
     refuse("{}: activation = \"{}\" is not legal for the {} family, whose activation is GELU", where, name,
            name_of(m.family));
   if (name != "swiglu" && name != "geglu" && name != "relu" && name != "relu2" && name != "gelu" &&
-      name != "xielu")
+      name != "gelu_erf" && name != "xielu")
     refuse("{}: activation = \"{}\" is not legal: give {}", where, name, legal);
   return parse_choice<Activation>(name, where);
 }
@@ -444,6 +445,7 @@ ModelSpec model_from_toml(const std::string& text, const std::string& where) {
   m.fused_mlp = reader.boolean_or("fused_mlp", false);
   m.interleaved_rope = reader.boolean_or("interleaved_rope", false);
   m.parallel_residual = reader.boolean_or("parallel_residual", false);
+  m.parallel_norms = reader.boolean_or("parallel_norms", false);
   m.norms_less_one = reader.boolean_or("norms_less_one", false);
   m.qk_norm_whole = reader.boolean_or("qk_norm_whole", false);
   m.qk_norm_turned = reader.boolean_or("qk_norm_turned", false);
@@ -519,6 +521,7 @@ std::string to_toml(const ModelSpec& m) {
   if (m.fused_mlp) line("fused_mlp", m.fused_mlp);
   if (m.interleaved_rope) line("interleaved_rope", m.interleaved_rope);
   if (m.parallel_residual) line("parallel_residual", m.parallel_residual);
+  if (m.parallel_norms) line("parallel_norms", m.parallel_norms);
   if (m.norms_less_one) line("norms_less_one", m.norms_less_one);
   if (m.norm_kind != NormKind::rms) line("norm_kind", quoted(name_of(m.norm_kind)));
   if (m.norm_place != NormPlace::before) line("norm_place", quoted(name_of(m.norm_place)));

@@ -53,6 +53,7 @@ constexpr TwoNames two_names[] = {
     {"codegen", "n_positions", "max_position_embeddings"},
     {"codegen", "n_head", "num_attention_heads"},
     {"codegen", "n_layer", "num_hidden_layers"},
+    {"falcon", "hidden_size", "n_embed"},
     {"exaone", "num_hidden_layers", "num_layers"},
     {"exaone", "rms_norm_eps", "layer_norm_epsilon"},
     {"exaone", "hidden_act", "activation_function"},

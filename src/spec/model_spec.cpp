@@ -323,6 +323,11 @@ void check_layers(const ModelSpec& m) {
         "model {}: parallel_residual = true is not legal with norm_place = \"{}\" or expert_latent = {}; give "
         "false, or \"before\" and 0",
         m.name, name_of(m.norm_place), m.expert_latent);
+  if (m.parallel_norms && (!llama || !m.parallel_residual || m.experts != Experts::none))
+    refuse(
+        "model {}: parallel_norms = true is legal for the llama family with parallel_residual = true and "
+        "without experts alone; give false",
+        m.name);
   for (const auto& [field, chosen] :
        {std::pair{"interleaved_rope", m.interleaved_rope}, {"fused_mlp", m.fused_mlp}}) {
     if (!chosen) continue;

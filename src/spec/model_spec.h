@@ -174,8 +174,10 @@ struct ModelSpec {
   bool qk_norm_turned = false;  // of each head, after the rotation (Hunyuan)
 
   // Attention and MLP in parallel: the MLP reads the layer's input instead of attention's result. In a neox
-  // it has a norm of its own; in a llama both share one (Cohere).
+  // it has a norm of its own; in a llama both share one (Cohere), or have one each with parallel_norms
+  // (Falcon 40B).
   bool parallel_residual = false;
+  bool parallel_norms = false;
   // How Hugging Face's files store the weights. fused_projections: queries, keys and values as one matrix
   // (CodeGen), and gate and up as another (Phi-3). fused_mlp: only gate and up (GLM). interleaved_rope: the
   // two elements of a rotary pair are neighbours (GLM, Cohere, ERNIE); with latent attention they always are.

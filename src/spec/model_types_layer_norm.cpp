@@ -248,7 +248,8 @@ void read_gptj(const Config& config, ModelSpec& m) {
   m.tied_embedding = config.boolean_or("tie_word_embeddings", false);
   m.parallel_residual = m.interleaved_rope = m.mlp_bias = m.output_bias = true;
   const char* const key = "rotary_dim";
-  const std::int64_t turned = config.names(key) ? config.integer(key) : 64;
+  if (config.names(key) && !config.has(key)) config.wrong(key, "a whole number");
+  const std::int64_t turned = config.integer_or(key, 64);
   if (turned > m.head_dim || turned % 2 != 0)
     refuse("{}: {} = {} is not supported: only an even number up to {}, the width of a head, is",
            config.where(), key, turned, m.head_dim);
@@ -260,6 +261,40 @@ void read_codegen(const Config& config, ModelSpec& m) {
   read_gptj(config, m);
   m.fused_projections = true;
   if (m.hidden % 4 != 0) config.wrong("n_embd", "a multiple of 4, the parts that its files are made of,");
+}
+
+// Falcon: of 7B one head of keys and values; of 40B several, and a norm for attention and one for the MLP;
+// of 11B several, and one norm for both.
+void read_falcon(const Config& config, ModelSpec& m) {
+  m.family = Family::llama;
+  m.norm_kind = NormKind::layer;
+  m.activation = Activation::gelu_erf;
+  m.num_layers = config.integer("num_hidden_layers");
+  m.hidden = config.integer("hidden_size");
+  m.num_heads = config.integer("num_attention_heads");
+  m.head_dim = even_head_dim(config, "num_attention_heads", "hidden_size");
+  m.mlp_hidden = config.integer_or("ffn_hidden_size", 4 * m.hidden);
+  m.vocab = config.integer("vocab_size");
+  m.max_seq = config.integer_or("max_position_embeddings", 2048);
+  m.tied_embedding = config.boolean_or("tie_word_embeddings", true);
+  m.norm_eps = config.real_or("layer_norm_epsilon", 1e-5);
+  m.qkv_bias = m.attention_out_bias = m.mlp_bias = config.boolean_or("bias", false);
+  read_rope(config, 1e4, {}, true, m);
+  const bool grouped = config.boolean_or("new_decoder_architecture", false),
+             one_head = !grouped && config.boolean_or("multi_query", true);
+  const std::int64_t kv_heads = config.integer_or("num_kv_heads", m.num_heads),
+                     norms = config.integer_or("num_ln_in_parallel_attn", grouped ? 2 : 1);
+  m.num_kv_heads = one_head ? 1 : kv_heads;
+  m.parallel_residual = config.boolean_or("parallel_attn", true);
+  m.parallel_norms = norms == 2;
+  if (!grouped && !one_head && kv_heads != m.num_heads)
+    config.wrong("num_kv_heads", fmt::format("{}, as num_attention_heads,", m.num_heads));
+  if (grouped) config.only_boolean("parallel_attn", true);
+  if (norms > (grouped ? 2 : 1)) config.wrong("num_ln_in_parallel_attn", grouped ? "1 or 2" : "1");
+  config.only_boolean("alibi", false);
+  config.only_text("activation", "gelu", {"gelu"});
+  config.only_real("hidden_dropout", 0.0);
+  config.only_real("attention_dropout", 0.0);
 }
 
 // Command-R: attention and MLP of the same norm.

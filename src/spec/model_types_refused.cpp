@@ -19,8 +19,6 @@ struct OtherType {
 
 constexpr OtherType other_types[] = {
     {"bloom", "scores that fall with the distance of a key (ALiBi)"},
-    {"falcon",
-     "GELU (erf form) in layers of a Llama's kind, and in some sizes scores that fall with distance"},
     {"mpt", "scores that fall with the distance of a key (ALiBi)"},
     {"llama4_text", "positions and chunks of attention of its own"},
     {"llama4", "positions and chunks of attention of its own"},
