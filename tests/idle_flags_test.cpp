@@ -193,8 +193,8 @@ TEST_F(IdleFlags, OfTheOtherVerbs) {
                                      {{"--system", "a"}, "without --chat"}};
   expect_refused({"generate", "--checkpoint", "ck"}, generating);
   expect_known({"generate"}, generating,
-               {"--threads", "--device", "--checkpoint", "--max-tokens", "--temperature", "--stop", "--chat",
-                "--dp", "--tp", "--pp"});
+               {"--threads", "--device", "--dtype", "--checkpoint", "--max-tokens", "--temperature", "--stop",
+                "--chat", "--dp", "--tp", "--pp"});
   const std::vector<Line> launching{
       {{"--agent", "ssh", "--", "train"}, "without --hosts"},
       {{"--elastic", "--max-restarts", "0", "--", "train"}, "with --max-restarts 0"}};
