@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstring>
 #include <limits>
 #include <string>
 #include <vector>
@@ -117,7 +118,7 @@ class AttentionColumns : public ::testing::Test {
           }
         }
     const std::int64_t room_step = product_scratch_bytes() / 64 * 64;
-    ASSERT_TRUE(is_made_by_columns(s, static_cast<std::size_t>(room_step)));
+    ASSERT_TRUE(is_made_by_columns(s, false, room_step) && is_made_by_columns(s, true, room_step));
     const Tensor rooms = make(DType::u8, 1, team.threads() * room_step);
     std::fill_n(rooms.host<std::uint8_t>(), rooms.numel(), 0xff);  // not a number
     attention_forward_by_columns(kernel, q, k, v, s, out, lse,
@@ -177,12 +178,54 @@ class AttentionColumns : public ::testing::Test {
     }
   }
 
+  // One head's gradients by one thread; and as separate tasks, since there are several threads, or since the
+  // sums of all keys have no room.
+  void check_tasks(const MicroKernel& kernel, std::int64_t length) {
+    AttentionShape s{.q_len = length, .kv_len = length, .num_heads = 2, .num_kv_heads = 1, .head_dim = 40};
+    s.scale = 1 / std::sqrt(static_cast<double>(s.head_dim));
+    s.first_keys = {arena_, MemoryCategory::activations, DType::i32, {s.q_len}};
+    for (const bool has_documents : {false, true}) {
+      for (std::int64_t i = 0; i < s.q_len; ++i)
+        s.first_keys.host<std::int32_t>()[i] = has_documents && i >= 270 ? 270 : 0;
+      const std::int64_t d = s.head_dim;
+      const Tensor q = random(s.q_len, 2 * d), k = random(s.kv_len, d), v = random(s.kv_len, d),
+                   dout = random(s.q_len, 2 * d), out = random(s.q_len, 2 * d);
+      const Tensor lse = make(DType::f32, 1, 2 * s.q_len), delta = make(DType::f32, 1, 2 * s.q_len);
+      std::fill_n(delta.host<float>(), delta.numel(), 0.25f);
+      const auto gradients = [&](int threads, std::int64_t room_step) {
+        const Tensor rooms = make(DType::u8, 1, threads * room_step);
+        auto* const begin = reinterpret_cast<std::byte*>(rooms.host<std::uint8_t>());
+        const ThreadTeam team(threads);
+        if (threads == 1) attention_forward_by_columns(kernel, q, k, v, s, out, lse, begin, room_step, team);
+        std::vector<Tensor> made{make(DType::bf16, s.q_len, 2 * d), make(DType::bf16, s.kv_len, d),
+                                 make(DType::bf16, s.kv_len, d)};
+        attention_backward_by_columns(kernel, q, k, v, dout, lse, delta, s, made[0], made[1], made[2], begin,
+                                      room_step, team);
+        return made;
+      };
+      const std::int64_t whole = product_scratch_bytes() / 64 * 64;
+      std::int64_t least = 64;
+      while (!is_made_by_columns(s, true, least)) least += 64;
+      const std::vector<Tensor> one = gradients(1, whole);
+      for (const auto& [threads, room] : {std::pair{3, whole}, {1, least}, {2, least}}) {
+        const std::vector<Tensor> other = gradients(threads, room);
+        for (std::size_t i = 0; i < one.size(); ++i)
+          EXPECT_EQ(std::memcmp(one[i].host_bytes(), other[i].host_bytes(),
+                                static_cast<std::size_t>(one[i].bytes())),
+                    0)
+              << threads << " threads, gradient " << i;
+      }
+    }
+  }
+
  private:
   std::uint64_t draws_ = 0;
   Arena arena_{Device::cpu, std::size_t{0}};
 };
 
 TEST_F(AttentionColumns, AreTheSumsPlayed) { check_all(played_kernel, 18); }
+
+TEST_F(AttentionColumns, HaveTheSameBitsAsSeparateTasksPlayed) { check_tasks(played_kernel, 300); }
 
 TEST_F(AttentionColumns, KeepWhatIsNotANumberPlayed) { check_spoiled(played_kernel); }
 
@@ -192,6 +235,7 @@ TEST_F(AttentionColumns, AreTheSumsByTheProcessor) {
     if (kernel != nullptr) {
       check_all(*kernel, 6);
       check_spoiled(*kernel);
+      check_tasks(*kernel, 1100);
     }
 }
 

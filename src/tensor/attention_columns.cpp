@@ -27,13 +27,13 @@ constexpr Size most_depth = 256;
 
 Size rounded_up(Size n, Size multiple) { return (n + multiple - 1) / multiple * multiple; }
 
-// Lengths of what is packed of a head.
+// Lengths of what is packed of so many keys of a head.
 struct Lengths {
-  explicit Lengths(const AttentionShape& s)
-      : depth(s.head_dim),
+  Lengths(Size head_dim, Size keys)
+      : depth(head_dim),
         words((depth + 2 * group - 1) / (2 * group) * group),
         tiles((depth + panel - 1) / panel),
-        key_blocks((s.kv_len + keys_at_once - 1) / keys_at_once) {}
+        key_blocks((keys + keys_at_once - 1) / keys_at_once) {}
 
   Size depth, words, tiles;  // words of a row; tiles below each other that make up the depth
   Size key_blocks;
@@ -55,20 +55,21 @@ class Room {
     taken_ += rounded_up(count * static_cast<Size>(sizeof(T)), line) + line;
     return reinterpret_cast<T*>(here);
   }
-  std::size_t taken() const { return static_cast<std::size_t>(taken_); }
+  Size taken() const { return taken_; }
 
  private:
   std::byte* begin_;
   Size taken_ = 0;
 };
 
-// The memory in which a thread works.
+// The memory in which a thread works: on the output, or on gradients.
 struct Work {
-  Work(const Lengths& l, std::byte* begin) : room(begin) {
+  Work(const Lengths& l, bool output, WantedGradients wanted, std::byte* begin) : room(begin) {
     keys = room.take<Word>(l.along());
-    values = room.take<Word>(std::max(l.along(), l.across()));
-    keys_across = room.take<Word>(l.across());
-    dk = room.take<float>(l.sums()), dv = room.take<float>(l.sums());
+    values = room.take<Word>(output ? l.across() : l.along());
+    keys_across = room.take<Word>(wanted.queries ? l.across() : 0);
+    const Size key_sums = wanted.keys ? l.sums() : 0;
+    dk = room.take<float>(key_sums), dv = room.take<float>(key_sums);
     for (Size g = 0; g < panels_at_once; ++g) {
       queries[g] = room.take<Word>(l.words * panel), douts[g] = room.take<Word>(l.words * panel);
       sums[g] = room.take<float>(l.tiles * MicroKernel::most_tile);
@@ -162,12 +163,21 @@ struct Seen {
   std::int32_t first_here[panel], end_here[panel];
 };
 
+constexpr WantedGradients no_gradients{false, false};
+
 class Columns {
  public:
-  Columns(const MicroKernel& kernel, const AttentionShape& s, std::byte* room)
-      : kernel_(kernel), s_(s), l_(s), w_(l_, room) {}
+  // For some keys of a head, which begin with a block.
+  Columns(const MicroKernel& kernel, const AttentionShape& s, Range keys, WantedGradients wanted,
+          std::byte* room)
+      : kernel_(kernel),
+        s_(s),
+        keys_(keys),
+        wanted_(wanted),
+        l_(s.head_dim, keys.size()),
+        w_(l_, !wanted.keys && !wanted.queries, wanted, room) {}
 
-  // For query blocks `first`, first + step, ... of a head.
+  // For query blocks `first`, first + step, ... of a head, and all keys.
   void forward(const Mask& mask, Head<const bf16> q, Head<const bf16> k, Head<const bf16> v, Head<bf16> out,
                float* lse, Size first, Size step) {
     pack_rows(k, s_.kv_len, l_, w_.keys);
@@ -180,25 +190,24 @@ class Columns {
   struct Given {
     Head<const bf16> q, dout;
     const float *lse, *delta;
-    Head<bf16> dq;  // data null: not wanted
+    Head<bf16> dq;
   };
 
-  // For a key/value head; each_head() calls its argument for each of the head's query heads, in order.
-  template <class Each>
+  // For these queries, from a block on, of some query heads of a key/value head: head(h) gives query head h.
+  template <class HeadOf>
   void backward(const Mask& mask, Head<const bf16> k, Head<const bf16> v, Head<bf16> dk, Head<bf16> dv,
-                const Each& each_head) {
-    pack_rows(k, s_.kv_len, l_, w_.keys);
-    pack_rows(v, s_.kv_len, l_, w_.values);
-    pack_blocks_across(k, s_.kv_len, l_, w_.keys_across);
-    wants_keys_ = dk.data != nullptr;
-    if (wants_keys_) std::fill_n(w_.dk, l_.sums(), 0.0f), std::fill_n(w_.dv, l_.sums(), 0.0f);
-    each_head([&](const Given& head) {
-      for (Size begin = 0; begin < s_.q_len; begin += queries_at_once)
-        backward_queries(mask, head, begin, std::min(queries_at_once, s_.q_len - begin));
-    });
-    if (!wants_keys_) return;
-    store_keys(w_.dk, static_cast<float>(s_.scale), dk);
-    store_keys(w_.dv, 1, dv);
+                Range heads, const HeadOf& head, Range queries) {
+    const Size keys = keys_.size();
+    pack_rows(k.from(keys_.begin), keys, l_, w_.keys);
+    pack_rows(v.from(keys_.begin), keys, l_, w_.values);
+    if (wanted_.queries) pack_blocks_across(k.from(keys_.begin), keys, l_, w_.keys_across);
+    if (wanted_.keys) std::fill_n(w_.dk, l_.sums(), 0.0f), std::fill_n(w_.dv, l_.sums(), 0.0f);
+    for (Size h = heads.begin; h < heads.end; ++h)
+      for (Size begin = queries.begin; begin < queries.end; begin += queries_at_once)
+        backward_queries(mask, head(h), begin, std::min(queries_at_once, queries.end - begin));
+    if (!wanted_.keys) return;
+    store_keys(w_.dk, static_cast<float>(s_.scale), dk.from(keys_.begin));
+    store_keys(w_.dv, 1, dv.from(keys_.begin));
   }
 
  private:
@@ -207,10 +216,8 @@ class Columns {
     kernel_.column(
         {.words = words, .a = a, .b = b, .a_tile = a_tile, .tiles = tiles, .before = before, .sums = sums});
   }
-  // The number of keys of a block up to `end`, rounded up to whole tiles.
-  static Size rows_of(Size block, Size end) {
-    return rounded_up(std::min(keys_at_once, end - block * keys_at_once), panel);
-  }
+  // The number of keys up to `end` of the block that begins with `key`, rounded up to whole tiles.
+  static Size rows_up_to(Size end, Size key) { return rounded_up(std::min(keys_at_once, end - key), panel); }
   void score(const Word* keys, Size block, Size rows, const Word* panel_of, float* to) const {
     column(l_.words, keys + block * keys_at_once * l_.words, panel * l_.words, rows / panel, panel_of,
            nullptr, to);
@@ -231,7 +238,7 @@ class Columns {
     if (kernel_.begin != nullptr) kernel_.begin();
     bool has_sums = false;
     for (Size block = 0; block * keys_at_once < seen.end_of_all; ++block) {
-      const Size key = block * keys_at_once, here = rows_of(block, seen.end_of_all);
+      const Size key = block * keys_at_once, here = rows_up_to(seen.end_of_all, key);
       if (!seen.sees(key, here)) continue;
       score(w_.keys, block, here, w_.queries[0], w_.scores);
       wide_simd().softmax_columns(seen.columns(w_.scores, key, here, static_cast<float>(s_.scale)), max, sum,
@@ -261,19 +268,22 @@ class Columns {
     std::copy_n(h.lse + begin, rows, lse), std::copy_n(h.delta + begin, rows, delta);
     bool has_sums[panels_at_once] = {};
     Size first = std::numeric_limits<Size>::max(), end = 0;
+    for (Size g = 0; g < panels; ++g)
+      first = std::min(first, seen[g].first_of_all), end = std::max(end, seen[g].end_of_all);
+    end = std::min(end, keys_.end);
+    if (!wanted_.queries && (first >= keys_.end || end <= keys_.begin)) return;
     for (Size g = 0; g < panels; ++g) {
       pack_panel(h.q.from(begin + g * panel), rows_in(g), l_, w_.queries[g]);
       pack_panel(h.dout.from(begin + g * panel), rows_in(g), l_, w_.douts[g]);
-      first = std::min(first, seen[g].first_of_all), end = std::max(end, seen[g].end_of_all);
     }
-    if (wants_keys_) {
+    if (wanted_.keys) {
       pack_panels_across(h.q.from(begin), rows, l_, w_.queries_across);
       pack_panels_across(h.dout.from(begin), rows, l_, w_.douts_across);
     }
     constexpr Size tile_step = panels_at_once * panel * panel;  // of p and ds
     if (kernel_.begin != nullptr) kernel_.begin();
-    for (Size block = 0; block * keys_at_once < end; ++block) {
-      const Size key = block * keys_at_once, here = rows_of(block, end);
+    for (Size block = 0; keys_.begin + block * keys_at_once < end; ++block) {
+      const Size key = keys_.begin + block * keys_at_once, here = rows_up_to(end, key);
       if (first >= key + here) continue;
       for (Size g = 0; g < panels; ++g) {
         bf16 *const p = w_.p + g * panel * panel, *const ds = w_.ds + g * panel * panel;
@@ -288,16 +298,16 @@ class Columns {
         wide_simd().softmax_gradient_columns(
             seen[g].columns(w_.scores, key, here, static_cast<float>(s_.scale)), w_.gradients,
             lse + g * panel, delta + g * panel, p, ds, tile_step, w_.pairs);
-        if (h.dq.data == nullptr) continue;
+        if (!wanted_.queries) continue;
         weigh(w_.keys_across, block, here, w_.sums[g], has_sums[g]);
         has_sums[g] = true;
       }
-      if (!wants_keys_) continue;
+      if (!wanted_.keys) continue;
       add_to_keys(w_.p, w_.douts_across, block, here, panels, w_.dv);
       add_to_keys(w_.ds, w_.queries_across, block, here, panels, w_.dk);
     }
     if (kernel_.end != nullptr) kernel_.end();
-    if (h.dq.data == nullptr) return;
+    if (!wanted_.queries) return;
     float scale[panel];
     std::fill_n(scale, panel, static_cast<float>(s_.scale));
     for (Size g = 0; g < panels; ++g) {
@@ -318,7 +328,7 @@ class Columns {
     }
   }
   void store_keys(const float* sums, float scale, Head<bf16> to) const {
-    for (Size i = 0; i < s_.kv_len; ++i)
+    for (Size i = 0; i < keys_.size(); ++i)
       for (Size t = 0; t < l_.tiles; ++t)
         simd<bf16>().scale_wide(
             sums + ((i / keys_at_once * l_.tiles + t) * keys_at_once + i % keys_at_once) * panel, scale,
@@ -327,18 +337,26 @@ class Columns {
 
   const MicroKernel& kernel_;
   const AttentionShape& s_;
-  Lengths l_;
-  Work w_;
-  bool wants_keys_ = false;
+  const Range keys_;
+  const WantedGradients wanted_;
+  const Lengths l_;
+  const Work w_;
 };
+
+Size room_of(const AttentionShape& s, Size keys, bool output, WantedGradients wanted) {
+  return Work(Lengths(s.head_dim, keys), output, wanted, nullptr).room.taken();
+}
 
 }  // namespace
 }  // namespace attention_columns
 
-bool is_made_by_columns(const AttentionShape& s, std::size_t room) {
+bool is_made_by_columns(const AttentionShape& s, bool backward, std::int64_t room) {
   using namespace attention_columns;
   if (s.accumulate || s.cap != 0 || s.head_dim > most_depth || s.q_len < panel) return false;
-  return Work(Lengths(s), nullptr).room.taken() <= room;
+  // Gradients of keys can be computed block by block, but those of a query need all keys that it sees.
+  const WantedGradients of_keys{false, true}, of_queries{true, false};
+  if (!backward) return room_of(s, s.kv_len, true, no_gradients) <= room;
+  return room_of(s, s.kv_len, false, of_queries) <= room && room_of(s, keys_at_once, false, of_keys) <= room;
 }
 
 void attention_forward_by_columns(const MicroKernel& kernel, const Tensor& q, const Tensor& k,
@@ -354,7 +372,7 @@ void attention_forward_by_columns(const MicroKernel& kernel, const Tensor& q, co
              parts = std::clamp<Size>((enough * team.threads() + heads - 1) / heads, 1, blocks);
   team.each_task(heads * parts, [&](Size i, int thread) {
     const Size sequence = i / parts / s.num_heads, head = i / parts % s.num_heads;
-    Columns(kernel, s, rooms + thread * room_step)
+    Columns(kernel, s, {0, s.kv_len}, no_gradients, rooms + thread * room_step)
         .forward(Mask(s, sequence), query_head<const bf16>(q, s, sequence, head),
                  key_head<const bf16>(k, s, sequence, head / group_heads),
                  key_head<const bf16>(v, s, sequence, head / group_heads),
@@ -369,24 +387,55 @@ void attention_backward_by_columns(const MicroKernel& kernel, const Tensor& q, c
                                    const Tensor& dk, const Tensor& dv, std::byte* rooms,
                                    std::int64_t room_step, const ThreadTeam& team) {
   using namespace attention_columns;
-  const Size group_heads = s.num_heads / s.num_kv_heads;
-  team.each_task(s.batch * s.num_kv_heads, [&](Size i, int thread) {
-    const Size sequence = i / s.num_kv_heads, kv_head = i % s.num_kv_heads;
+  const Size group_heads = s.num_heads / s.num_kv_heads, heads = s.batch * s.num_kv_heads;
+  // For key/value head `of`, with some of its query heads, queries and keys.
+  const auto add = [&](Size of, Range some_heads, Range queries, Range keys, WantedGradients wanted,
+                       int thread) {
+    const Size sequence = of / s.num_kv_heads, kv_head = of % s.num_kv_heads;
     const auto keys_of = [&](const Tensor& x) {
-      return x.defined() ? key_head<bf16>(x, s, sequence, kv_head) : Head<bf16>{};
+      return wanted.keys ? key_head<bf16>(x, s, sequence, kv_head) : Head<bf16>{};
     };
-    Columns(kernel, s, rooms + thread * room_step)
+    Columns(kernel, s, keys, wanted, rooms + thread * room_step)
         .backward(
             Mask(s, sequence), key_head<const bf16>(k, s, sequence, kv_head),
-            key_head<const bf16>(v, s, sequence, kv_head), keys_of(dk), keys_of(dv), [&](const auto& use) {
-              for (Size head = kv_head * group_heads; head < (kv_head + 1) * group_heads; ++head) {
-                const Size at = (sequence * s.num_heads + head) * s.q_len;
-                use(Columns::Given{query_head<const bf16>(q, s, sequence, head),
-                                   query_head<const bf16>(dout, s, sequence, head), lse.host<float>() + at,
-                                   delta.host<float>() + at,
-                                   dq.defined() ? query_head<bf16>(dq, s, sequence, head) : Head<bf16>{}});
-              }
-            });
+            key_head<const bf16>(v, s, sequence, kv_head), keys_of(dk), keys_of(dv), some_heads,
+            [&](Size i) {
+              const Size head = kv_head * group_heads + i, at = (sequence * s.num_heads + head) * s.q_len;
+              return Columns::Given{query_head<const bf16>(q, s, sequence, head),
+                                    query_head<const bf16>(dout, s, sequence, head), lse.host<float>() + at,
+                                    delta.host<float>() + at,
+                                    wanted.queries ? query_head<bf16>(dq, s, sequence, head) : Head<bf16>{}};
+            },
+            queries);
+  };
+  const Range all_heads{0, group_heads}, all_queries{0, s.q_len}, all_keys{0, s.kv_len};
+  const WantedGradients wanted{dq.defined(), dk.defined()}, of_keys{false, true}, of_queries{true, false};
+  if (room_of(s, s.kv_len, false, wanted) <= room_step && !are_better_apart(heads, team.threads(), wanted)) {
+    team.each_task(heads,
+                   [&](Size of, int thread) { add(of, all_heads, all_queries, all_keys, wanted, thread); });
+    return;
+  }
+  // What the other gradients need is packed again for each task.
+  constexpr Size queries_of_task = 4 * queries_at_once;
+  Size keys_of_task = 4 * keys_at_once;
+  while (room_of(s, keys_of_task, false, of_keys) > room_step) keys_of_task -= keys_at_once;
+  const Size key_tasks = wanted.keys ? (s.kv_len + keys_of_task - 1) / keys_of_task : 0,
+             blocks = (s.q_len + queries_of_task - 1) / queries_of_task,
+             query_tasks = wanted.queries ? group_heads * blocks : 0;
+  team.each_task(heads * (key_tasks + query_tasks), [&](Size i, int thread) {
+    const Size of = i % heads, part = i / heads;
+    if (part < key_tasks) {
+      const Size begin = part * keys_of_task;
+      return add(of, all_heads, all_queries, {begin, std::min(begin + keys_of_task, s.kv_len)}, of_keys,
+                 thread);
+    }
+    // Later queries see more keys.
+    const Size head = (part - key_tasks) % group_heads, block = blocks - 1 - (part - key_tasks) / group_heads,
+               begin = block * queries_of_task, end = std::min(begin + queries_of_task, s.q_len);
+    const Mask mask(s, of / s.num_kv_heads);
+    const Size last = std::max<Size>(mask.end_key(end - 1), 0),
+               first = std::min(mask.first_key(begin, end), last) / keys_at_once * keys_at_once;
+    add(of, {head, head + 1}, {begin, end}, {first, last}, of_queries, thread);
   });
 }
 

@@ -15,7 +15,7 @@ namespace echelon {
 struct MicroKernel;
 
 // Whether a head's packed data fit in `room` bytes, and the shape is supported: no cap, no accumulation.
-bool is_made_by_columns(const AttentionShape& shape, std::size_t room);
+bool is_made_by_columns(const AttentionShape& shape, bool backward, std::int64_t room);
 
 // Like attention_forward() and attention_backward(), in bf16. Thread i's work space begins i * room_step
 // bytes after `rooms`. dq, or dk and dv, may be undefined.

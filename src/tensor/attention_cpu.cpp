@@ -206,10 +206,6 @@ struct QueryHead {
   const float *lse, *delta;
 };
 
-struct WantedGradients {
-  bool queries, keys;
-};
-
 // The backward pass of a key/value head of one sequence.
 template <class T>
 class BackwardOfHead {
@@ -347,17 +343,6 @@ bool forward(const Tensor& q, const Tensor& k, const Tensor& v, const AttentionS
   });
 }
 
-// A key/value head's gradients are sums over its query heads, which one thread adds in order. If there are
-// too few heads for all threads, keys and queries become separate tasks, with the same order of sums: then
-// two products, of the scores and of their gradients, are computed twice.
-bool are_better_apart(std::int64_t heads, int threads, WantedGradients wanted) {
-  const int of_keys = wanted.keys ? 2 : 0, of_queries = wanted.queries ? 1 : 0,
-            together = 2 + of_keys + of_queries,
-            apart = (wanted.keys ? 2 + of_keys : 0) + (wanted.queries ? 2 + of_queries : 0);
-  const std::int64_t turns = (heads + threads - 1) / threads;
-  return apart * heads < together * turns * threads;
-}
-
 template <class T>
 bool backward(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& dout, const Tensor& lse,
               const Tensor& delta, const AttentionShape& s, const Tensor& dq, const Tensor& dk,
@@ -419,11 +404,10 @@ bool backward(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& d
 }
 
 // Null if this is computed like f32.
-const MicroKernel* kernel_of_columns(DType dtype, Numerics numerics, const AttentionShape& s) {
+const MicroKernel* kernel_of_columns(DType dtype, Numerics numerics, const AttentionShape& s, bool backward) {
   const MicroKernel* const kernel = bf16_column_kernel();
   const bool is_one = dtype == DType::bf16 && numerics == Numerics::ordinary && kernel != nullptr;
-  return is_one && is_made_by_columns(s, static_cast<std::size_t>(attention_scratch_bytes(dtype))) ? kernel
-                                                                                                   : nullptr;
+  return is_one && is_made_by_columns(s, backward, attention_scratch_bytes(dtype)) ? kernel : nullptr;
 }
 
 }  // namespace
@@ -436,7 +420,7 @@ std::int64_t attention_scratch_bytes(DType dtype) {
 void attention_forward(const Tensor& q, const Tensor& k, const Tensor& v, const AttentionShape& s,
                        const Tensor& out, const Tensor& lse, const Tensor& scratch, const ThreadTeam& team,
                        Numerics numerics) {
-  if (const MicroKernel* const kernel = kernel_of_columns(out.dtype(), numerics, s))
+  if (const MicroKernel* const kernel = kernel_of_columns(out.dtype(), numerics, s, false))
     return attention_forward_by_columns(*kernel, q, k, v, s, out, lse, scratch.host<std::byte>(),
                                         attention_scratch_bytes(DType::bf16), team);
   const auto run = out.dtype() == DType::f32 ? forward<float> : forward<bf16>;
@@ -448,7 +432,7 @@ void attention_backward(const Tensor& q, const Tensor& k, const Tensor& v, const
                         const Tensor& lse, const Tensor& delta, const AttentionShape& s, const Tensor& dq,
                         const Tensor& dk, const Tensor& dv, const Tensor& scratch, const ThreadTeam& team,
                         Numerics numerics) {
-  if (const MicroKernel* const kernel = kernel_of_columns(dout.dtype(), numerics, s))
+  if (const MicroKernel* const kernel = kernel_of_columns(dout.dtype(), numerics, s, true))
     return attention_backward_by_columns(*kernel, q, k, v, dout, lse, delta, s, dq, dk, dv,
                                          scratch.host<std::byte>(), attention_scratch_bytes(DType::bf16),
                                          team);

@@ -36,6 +36,21 @@ Head<T> key_head(const Tensor& x, const AttentionShape& s, std::int64_t sequence
                     s.head_dim);
 }
 
+struct WantedGradients {
+  bool queries, keys;
+};
+
+// A key/value head's gradients are sums over its query heads, which one thread adds in order. If there are
+// too few heads for all threads, keys and queries become separate tasks, with the same order of sums: then
+// two products, of the scores and of their gradients, are computed twice.
+inline bool are_better_apart(std::int64_t heads, int threads, WantedGradients wanted) {
+  const int of_keys = wanted.keys ? 2 : 0, of_queries = wanted.queries ? 1 : 0,
+            together = 2 + of_keys + of_queries,
+            apart = (wanted.keys ? 2 + of_keys : 0) + (wanted.queries ? 2 + of_queries : 0);
+  const std::int64_t turns = (heads + threads - 1) / threads;
+  return apart * heads < together * turns * threads;
+}
+
 // Which keys each query of one sequence sees.
 class Mask {
  public:
