@@ -198,7 +198,7 @@ std::vector<FileTensor> file_tensors(const ModelSpec& model, const TransformersT
         turns = model.num_heads;
       }
     if (in_fours && name.find(".qkv_proj.") != std::string::npos) turns = 4;
-    // Of each head of keys and values the queries that see it, and it.
+    // For each key/value head: the queries that see it, then its keys and its values.
     if (by_groups && name.find(".query_key_value.") != std::string::npos) turns = model.num_kv_heads;
     for (const DeltaNames& names : delta_names) {
       const auto at = name.find(names.ours);

@@ -349,7 +349,7 @@ int layer_ops(BlockBuilder& b, const ModelSpec& m, std::int64_t layer, int x) {
   if (m.state_space.beside_attention) return side_by_side(b, m, layer, x, at);
   const bool before = m.norm_place != NormPlace::after, after = m.norm_place != NormPlace::before;
   const int first = before ? norm(b, m, "norm1", x, at + "input_layernorm") : x;
-  // Ahead of attention: a norm's gradient is added to what the products of both branches have read by then.
+  // Placed before attention, so that the backward pass reaches it after the products of both branches.
   const int beside = m.parallel_norms ? norm(b, m, "norm2", x, at + "post_attention_layernorm") : first;
   const bool attends = m.has_attention(layer);
   int y = attends                    ? attention(b, m, layer, first, at)
