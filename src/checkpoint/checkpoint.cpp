@@ -88,12 +88,36 @@ CheckpointInfo read_checkpoint_info(const std::string& path, const std::string& 
   return read_manifest(find_checkpoint(path, field)).info;
 }
 
-// The same numbers in another type, each rounded once.
-static Tensor in_dtype(const Rank& rank, const Tensor& tensor, DType dtype) {
-  if (tensor.dtype() == dtype) return tensor;
-  const Tensor other(rank.arena(), MemoryCategory::other, dtype, tensor.shape());
-  copy_numbers_from_host(copy_numbers_to_host(tensor), other);
-  return other;
+// Calls use(numbers), of their type.
+template <class Use>
+static void with_numbers(std::span<const std::byte> bytes, DType type, const Use& use) {
+  const auto of_type = [&]<class F>(F) {
+    use(std::span(reinterpret_cast<const F*>(bytes.data()), bytes.size() / sizeof(F)));
+  };
+  if (type == DType::f64) return of_type(double());
+  if (type == DType::f32) return of_type(float());
+  check(type == DType::bf16, "checkpoints hold f64, f32 and bf16");
+  of_type(bf16());
+}
+
+// Stored numbers as a tensor of `dtype`, each rounded at most once.
+static Tensor tensor_of(const Rank& rank, std::span<const std::byte> bytes, DType stored,
+                        const std::vector<std::int64_t>& shape, DType dtype) {
+  Tensor tensor(rank.arena(), MemoryCategory::other, dtype, shape);
+  if (stored == dtype) {
+    copy_bytes_from_host(bytes, tensor);
+    return tensor;
+  }
+  // Piece by piece, since the numbers take eight bytes each on the way.
+  constexpr std::int64_t piece = 1 << 20;
+  with_numbers(bytes, stored, [&](auto numbers) {
+    for (std::int64_t begin = 0; begin < tensor.numel(); begin += piece) {
+      const std::int64_t end = std::min(begin + piece, tensor.numel());
+      const std::vector<double> wide(numbers.begin() + begin, numbers.begin() + end);
+      copy_numbers_from_host(wide, tensor.flat_range(begin, end));
+    }
+  });
+  return tensor;
 }
 
 std::string save_checkpoint(const Rank& rank, const ParameterStore& parameters, const std::string& directory,
@@ -123,15 +147,16 @@ RouterBiases load_checkpoint(const Rank& rank, const ParameterStore& parameters,
       // Adapters that the checkpoint lacks keep their initial values.
       if (values_only && p.spec.adapter && info.model.tuning.lora.rank == 0) continue;
       if ((values_only || p.spec.frozen) && which != ParameterTensor::value) continue;
-      const auto bytes = reader.read(p.spec.name + suffix, p.spec, info.dtype);
-      Tensor logical(rank.arena(), MemoryCategory::other, info.dtype, p.spec.shape);
-      copy_bytes_from_host(std::as_bytes(std::span(bytes)), logical);
-      if (which == ParameterTensor::value)
-        with_stored_type(logical, [&]<class F>(F) {
-          refuse_nonfinite<F>(info.path, p.spec.name, std::span<const F>(copy_to_host<F>(logical)));
-        });
+      std::vector<std::byte> bytes = reader.read(p.spec.name + suffix, p.spec, info.dtype);
       const bool is_value = which == ParameterTensor::value;
-      scatter_logical(rank, is_value ? in_dtype(rank, logical, rank.precision().master) : logical, p, which);
+      if (is_value)
+        with_numbers(bytes, info.dtype, [&]<class F>(std::span<const F> numbers) {
+          refuse_nonfinite<F>(info.path, p.spec.name, numbers);
+        });
+      const Tensor logical =
+          tensor_of(rank, bytes, info.dtype, p.spec.shape, is_value ? rank.precision().master : info.dtype);
+      bytes = {};
+      scatter_logical(rank, logical, p, which);
     }
   if (!values_only && info.residual_ranks > 0) load_carried(rank, parameters, reader, info, carried);
   return read_router_biases(reader);
