@@ -200,7 +200,7 @@ void add_bench(CLI::App& program, int& status) {
   app.require_subcommand(0, 1);
   app.callback([&app] {
     if (app.get_subcommands().empty())
-      refuse("bench: what to measure is missing; legal: train, comm, context");
+      refuse("bench: what to measure is missing; legal: train, kernels, comm, context");
   });
 
   auto train_flags = std::make_shared<BenchTrainFlags>();
@@ -212,6 +212,7 @@ void add_bench(CLI::App& program, int& status) {
   train_flags->run.add_to(train);
   train.callback([train_flags, &status] { status = bench_train(*train_flags); });
 
+  add_bench_kernels(app, status);
   add_bench_comm(app, status);
   add_bench_context(app, status);
 }

@@ -23,6 +23,8 @@ inline constexpr int most_bench_ranks = 256;  // threads of this process
 
 // Adds `comm` to the verb bench.
 void add_bench_comm(CLI::App& bench, int& status);
+// Adds `kernels`.
+void add_bench_kernels(CLI::App& bench, int& status);
 // Adds `context`.
 void add_bench_context(CLI::App& bench, int& status);
 

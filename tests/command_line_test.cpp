@@ -31,8 +31,8 @@ TEST_F(CommandLine, WrongWordsAreRefusedByName) {
       {"frob"},
       {"frob",
        "train, verify, plan, calibrate, devices, simulate, checkpoint, data, launch, generate, bench, view"});
-  refused({"bench"}, {"bench", "train, comm"});
-  refused({"bench", "x"}, {"x", "train, comm"});
+  refused({"bench"}, {"bench", "train, kernels, comm"});
+  refused({"bench", "x"}, {"x", "train, kernels, comm"});
   refused({"train"}, {"--data"});
   refused({"train", "--nope"}, {"--nope", "no such flag"});
   refused({"verify", "stray"}, {"stray"});
@@ -174,6 +174,8 @@ TEST_F(CommandLine, WrongValuesAreRefusedWithTheLegalOnes) {  // long
   refused({"generate", "--checkpoint", "ck", "--prompt-tokens", "1,,2"}, {"--prompt-tokens"});
   refused({"verify", "--steps", "0"}, {"--steps 0"});
   refused({"bench", "context", "--ranks", "257"}, {"--ranks 257: must be from 1 to 256"});
+  refused({"bench", "kernels", "--precision", "fp8"}, {"--precision fp8", "legal: f32, bf16"});
+  refused({"bench", "kernels", "--seq-len", "0"}, {"--seq-len 0", "1 to"});
   refused({"bench", "comm", "--ranks", "0"}, {"--ranks 0", "256"});
   refused({"bench", "comm", "--ranks", "256", "--size", "16384"}, {"--size 16384", "this machine"});
   refused({"bench", "comm", "--size", "nan"}, {"--size nan"});
@@ -217,6 +219,7 @@ TEST_F(CommandLine, HelpBeginsWithTheCommonFlagsAndFitsATerminal) {
                                               {"generate"},
                                               {"bench", "train"},
                                               {"bench", "comm"},
+                                              {"bench", "kernels"},
                                               {"bench", "context"},
                                               {"view"}}) {
     const Result r = run(joined(verb, {"--help"}));

@@ -284,6 +284,11 @@ class Small {
       *value_of("--repeats") = "1";
       *value_of("--size") = "0.1";
       change("--ranks", [](std::int64_t n) { return std::min<std::int64_t>(n, 4); });
+    } else if (verb == "bench kernels") {
+      add("--model", "gpt2-tiny");
+      add("--repeats", "1");
+      take_a_tiny_model();
+      shorten_sequences();
     } else if (verb == "bench context") {
       add("--repeats", "1");
       shorten_sequences();

@@ -210,6 +210,8 @@ TEST_F(IdleFlags, OfTheOtherVerbs) {
   expect_refused({"calibrate"}, calibrating);
   expect_known({"calibrate"}, calibrating, {"--out", "--from"});
   expect_known({"bench", "comm"}, {}, {"--ranks", "--size", "--repeats"});
+  expect_known({"bench", "kernels"}, {},
+               {"--model", "--precision", "--seq-len", "--micro-batch", "--threads", "--repeats"});
   expect_known({"bench", "context"}, {},
                {"--ranks", "--seq-len", "--heads", "--kv-heads", "--head-dim", "--repeats"});
   const std::vector<Line> exporting{{{"--shard-bytes", "9", "--adapters"}, "with --adapters"}};

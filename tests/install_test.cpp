@@ -34,19 +34,20 @@ std::set<std::string> flags_of(const std::string& verb) {
   return flags;
 }
 // The verbs that have flags, by the page that is to tell of them.
-const std::map<std::string, Words> pages{{"echelon", {}},
-                                         {"echelon-train", {"train"}},
-                                         {"echelon-verify", {"verify"}},
-                                         {"echelon-plan", {"plan"}},
-                                         {"echelon-calibrate", {"calibrate"}},
-                                         {"echelon-devices", {"devices"}},
-                                         {"echelon-simulate", {"simulate"}},
-                                         {"echelon-checkpoint", {"checkpoint export", "checkpoint import"}},
-                                         {"echelon-data", {"data tokenize"}},
-                                         {"echelon-launch", {"launch"}},
-                                         {"echelon-generate", {"generate"}},
-                                         {"echelon-bench", {"bench train", "bench comm", "bench context"}},
-                                         {"echelon-view", {"view"}}};
+const std::map<std::string, Words> pages{
+    {"echelon", {}},
+    {"echelon-train", {"train"}},
+    {"echelon-verify", {"verify"}},
+    {"echelon-plan", {"plan"}},
+    {"echelon-calibrate", {"calibrate"}},
+    {"echelon-devices", {"devices"}},
+    {"echelon-simulate", {"simulate"}},
+    {"echelon-checkpoint", {"checkpoint export", "checkpoint import"}},
+    {"echelon-data", {"data tokenize"}},
+    {"echelon-launch", {"launch"}},
+    {"echelon-generate", {"generate"}},
+    {"echelon-bench", {"bench train", "bench kernels", "bench comm", "bench context"}},
+    {"echelon-view", {"view"}}};
 
 std::string version_of_project() {
   const std::string text = read_bytes(fs::path(ECHELON_SOURCE_DIR) / "CMakeLists.txt");
@@ -163,7 +164,7 @@ const std::vector<Completion> completions{
     {"echelon plan --machine b", {"b200", "b300"}, "h100"},
     {"echelon simulate --schedule zb", {"zb-h1", "zb-v"}, "1f1b"},
     {"echelon train --resume --sp o", {"on", "off"}, "--"},
-    {"echelon bench ", {"train", "comm", "context"}, "verify"},
+    {"echelon bench ", {"train", "kernels", "comm", "context"}, "verify"},
     {"echelon bench comm --r", {"--ranks", "--repeats"}, "--seq-len"},
     {"echelon checkpoint exp", {"export"}, "import"},
     {"echelon help zer", {"zero"}, "pipeline"},

@@ -299,6 +299,17 @@ TEST_F(TrainingCommands, BenchAnswersInOneObject) {
                        "--json"};
     EXPECT_GT(one_object(run(joined(common, flags))).at("final_loss"), 0) << flags.front();
   }
+  const json kernels = one_object(run({"bench", "kernels", "--model", "tiny.toml", "--seq-len", "8",
+                                       "--repeats", "1", "--precision", "bf16", "--json"}));
+  has(kernels, {"cpu", "matmul_flops", "step_seconds", "share_of_peak", "rows"});
+  std::map<std::string, json> products;
+  for (const json& row : kernels["rows"]) products[row["name"]] = row;
+  for (const char* name : {"attention_in forward", "attention_in dx", "attention_in dW", "attention backward",
+                           "mlp_out dW", "output forward", "output dx"}) {
+    EXPECT_GT(products[name]["seconds"], 0) << name;
+    EXPECT_GE(products[name]["count"], 1) << name;
+  }
+  EXPECT_TRUE(products["output dW"]["by"].is_string());
   const Result collectives =
       run({"bench", "comm", "--ranks", "4", "--size", "0.0625", "--repeats", "1", "--json"});
   std::istringstream table(collectives.err);

@@ -500,6 +500,13 @@ std::unique_ptr<Kernels> make_cpu_kernels(Arena& arena, DType dtype, int threads
                                           Numerics numerics = Numerics::ordinary);
 // What multiplies matrices of this dtype here; null in a build without CPU kernels.
 const char* cpu_products(DType dtype);
+// What multiplies op(a) (m, k) and op(b) (k, n) of type `factors` here, on so many threads; null likewise.
+struct ProductShape {
+  Transpose ta = Transpose::no, tb = Transpose::no;
+  std::int64_t m = 0, n = 0, k = 0;
+  DType factors = DType::f32, result = DType::f32;
+};
+const char* cpu_product(const ProductShape& shape, int threads);
 inline bool has_cpu_kernels() { return cpu_products(DType::f32) != nullptr; }
 // What these take from the arena for `threads` threads.
 std::int64_t cpu_kernels_scratch_bytes(DType dtype, int threads);

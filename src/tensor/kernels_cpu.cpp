@@ -949,6 +949,18 @@ std::unique_ptr<Kernels> make_cpu_kernels(Arena& arena, DType dtype, int threads
 
 const char* cpu_products(DType dtype) { return products_in(dtype); }
 
+const char* cpu_product(const ProductShape& s, int threads) {
+  return multiplied_by({.ta = s.ta,
+                        .tb = s.tb,
+                        .m = s.m,
+                        .n = s.n,
+                        .k = s.k,
+                        .a = {nullptr, 0, s.factors},
+                        .b = {nullptr, 0, s.factors},
+                        .c = {nullptr, 0, s.result}},
+                       threads);
+}
+
 std::int64_t cpu_kernels_scratch_bytes(DType dtype, int threads) {
   return threads * attention_scratch_bytes(dtype) + 4 * column_sums_size;
 }

@@ -676,6 +676,12 @@ const char* products_in(DType dtype) {
   return bf16_micro_kernel() != nullptr ? bf16_micro_kernel()->name : "our FMA kernel, bf16 widened";
 }
 
+const char* multiplied_by(const Product& p, int threads) {
+  const Grid g = grid(p, threads);
+  const Product first = part(p, aligned_range(p.m, g.rows, 0), aligned_range(p.n, g.cols, 0));
+  return by_onednn(first) ? "oneDNN" : kernel_for(p).name;
+}
+
 void keep_products_to_their_thread() {
   if (onednn_adds_in_one_order()) keep_onednn_to_its_thread();
 }

@@ -68,7 +68,9 @@ void multiply_together(const MicroKernel& kernel, const Product& product, std::b
 void multiply(std::span<const Product> products, std::byte* scratch, std::int64_t scratch_per_thread,
               const ThreadTeam& team);
 
-// What computes products of this type on this machine, in words.
+// What computes products of this type on this machine, in words; and this product, on so many threads, whose
+// data may be absent.
 const char* products_in(DType dtype);
+const char* multiplied_by(const Product& product, int threads);
 
 }  // namespace echelon

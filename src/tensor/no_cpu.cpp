@@ -14,6 +14,7 @@ std::unique_ptr<Kernels> make_cpu_kernels(Arena&, DType, int, Numerics) {
 
 const char* cpu_products(DType) { return nullptr; }
 
+const char* cpu_product(const ProductShape&, int) { return nullptr; }
 std::int64_t cpu_kernels_scratch_bytes(DType, int) { return 0; }
 
 void fill_normals(const Philox& random, double deviation, std::uint64_t first, std::span<float> out) {
