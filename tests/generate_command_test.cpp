@@ -237,6 +237,27 @@ TEST_F(GenerateCommand, WeightsAreRoundedToTheTypeThatIsAskedFor) {
   EXPECT_NE(r.err.find("--dtype fp8: no such type; legal: f32, f64, bf16"), std::string::npos) << r.err;
 }
 
+// A number that f32 holds, and bf16 does not.
+TEST_F(GenerateCommand, WeightsThatTheTypeDoesNotHoldAreNamed) {
+  write_chain("hf", {});
+  const auto imported_with = [&](float last_of_head) {
+    std::string file = read_bytes(at("hf/model.safetensors"));
+    std::memcpy(file.data() + file.size() - sizeof last_of_head, &last_of_head, sizeof last_of_head);
+    write("hf/model.safetensors", file);
+    import("hf", "ck");
+  };
+  const auto generated = [&](const std::string& prompt, const std::string& dtype) {
+    return run(generating("ck", {"--prompt-tokens", prompt, "--max-tokens", "2", "--dtype", dtype}));
+  };
+  imported_with(3.4e38f);
+  EXPECT_EQ(generated("5", ECHELON_TEST_DTYPE).status, 0);
+  const Result large = generated("5", "bf16");
+  EXPECT_EQ(large.status, 1) << large.out;
+  EXPECT_NE(large.err.find("lm_head.weight in bf16: 1 of its 73984 values is NaN or infinite"),
+            std::string::npos)
+      << large.err;
+}
+
 TEST_F(GenerateCommand, AnEmptyPromptIsTheBeginningOfADocument) {
   write_chain("hf", {{256, 'x'}, {257, 'y'}});
   write_tokenizer("hf", {"<s>", "</s>"});

@@ -149,12 +149,18 @@ RouterBiases load_checkpoint(const Rank& rank, const ParameterStore& parameters,
       if ((values_only || p.spec.frozen) && which != ParameterTensor::value) continue;
       std::vector<std::byte> bytes = reader.read(p.spec.name + suffix, p.spec, info.dtype);
       const bool is_value = which == ParameterTensor::value;
-      if (is_value)
-        with_numbers(bytes, info.dtype, [&]<class F>(std::span<const F> numbers) {
+      const DType type = is_value ? rank.precision().master : info.dtype;
+      const Tensor logical = tensor_of(rank, bytes, info.dtype, p.spec.shape, type);
+      // Weights are checked as they are used: a large f32 is infinite in bf16.
+      if (is_value && type == info.dtype)
+        with_numbers(bytes, type, [&]<class F>(std::span<const F> numbers) {
           refuse_nonfinite<F>(info.path, p.spec.name, numbers);
         });
-      const Tensor logical =
-          tensor_of(rank, bytes, info.dtype, p.spec.shape, is_value ? rank.precision().master : info.dtype);
+      else if (is_value)
+        with_stored_type(logical, [&]<class F>(F) {
+          refuse_nonfinite<F>(info.path, fmt::format("{} in {}", p.spec.name, dtype_name(type)),
+                              std::span<const F>(copy_to_host<F>(logical)));
+        });
       bytes = {};
       scatter_logical(rank, logical, p, which);
     }
