@@ -237,7 +237,7 @@ TEST_F(GenerateCommand, WeightsAreRoundedToTheTypeThatIsAskedFor) {
   EXPECT_NE(r.err.find("--dtype fp8: no such type; legal: f32, f64, bf16"), std::string::npos) << r.err;
 }
 
-// A number that f32 holds, and bf16 does not.
+// A number that f32 holds, and bf16 does not; and one that both hold, whose product is infinite.
 TEST_F(GenerateCommand, WeightsThatTheTypeDoesNotHoldAreNamed) {
   write_chain("hf", {});
   const auto imported_with = [&](float last_of_head) {
@@ -256,6 +256,11 @@ TEST_F(GenerateCommand, WeightsThatTheTypeDoesNotHoldAreNamed) {
   EXPECT_NE(large.err.find("lm_head.weight in bf16: 1 of its 73984 values is NaN or infinite"),
             std::string::npos)
       << large.err;
+  imported_with(3e38f);
+  EXPECT_EQ(generated("5", "bf16").status, 0);
+  const Result product = generated("271", "bf16");
+  EXPECT_EQ(product.status, 1) << product.out;
+  EXPECT_NE(product.err.find("NaN or infinite values in bf16\n"), std::string::npos) << product.err;
 }
 
 TEST_F(GenerateCommand, AnEmptyPromptIsTheBeginningOfADocument) {

@@ -123,7 +123,7 @@ std::vector<std::int32_t> generate(const Rank& rank, const Plan& plan, const Par
       throw NotFinite(
           fmt::format("position {}: no token can be chosen, since what {} says of them has NaN or infinite "
                       "values in {}",
-                      position, plan.model.name, plan.precision.name));
+                      position, plan.model.name, dtype_name(plan.precision.master)));
     if (std::find(options.stop_tokens.begin(), options.stop_tokens.end(), next) != options.stop_tokens.end())
       break;
     text.push_back(next);
