@@ -66,7 +66,8 @@ bool ours_is_faster(const Product& p) {
   constexpr std::int64_t fewest_rows = 64, many_rows = 1024, fewest_cols = 384, fewest_deep = 512;
   const bool onednn_packs = 1 / static_cast<double>(p.m) + 1 / static_cast<double>(p.n) < packs_below;
   const bool turns_b = p.tb == Transpose::yes && p.m >= fewest_rows && p.k >= fewest_deep;
-  return !onednn_packs && p.n >= fewest_cols && (turns_b || p.m >= many_rows);
+  // With another alpha the bits differ: oneDNN multiplies it into a, and we multiply the sums.
+  return p.alpha == 1 && !onednn_packs && p.n >= fewest_cols && (turns_b || p.m >= many_rows);
 }
 
 // Whether our kernel gives the same bits as oneDNN: then a product may be made by either, whichever is faster

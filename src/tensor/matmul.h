@@ -1,6 +1,6 @@
 // Matrix products in f32 and bf16. Each element is one sum in the order of k, cut at places that depend on k
 // alone: its bits do not depend on how a product is cut, by threads or by the caller. With AVX-512, f32
-// products are oneDNN's where it is faster than our kernel. Both give the same bits if alpha is 1, which do
+// products are oneDNN's, or our kernel's if it is faster and alpha is 1. Both give the same bits, which do
 // not depend on threads here; but in oneDNN a product of few rows or columns, or with another alpha, may have
 // other bits than as part of a larger one, so invariant numerics do not use oneDNN. Blocking and packing
 // follow Goto & van de Geijn 2008 (https://doi.org/10.1145/1356052.1356053).
