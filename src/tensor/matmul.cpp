@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <atomic>
 #include <cstring>
+#include <optional>
 #include <utility>
 #include <vector>
 
@@ -408,6 +409,45 @@ bool is_short(const MicroKernel& kernel, const Product& p) {
   return p.m <= rows_of_block(kernel, words, p.m);
 }
 
+// Blocks of a that threads take one after the other, each in `groups` parts. A thread packs the block that it
+// works on, so threads keep to blocks of their own until none is left, and then help others with theirs.
+class BlockQueue {
+ public:
+  struct Task {
+    std::int64_t block, group;
+  };
+
+  BlockQueue(std::int64_t blocks, std::int64_t groups)
+      : groups_(groups), taken_(static_cast<std::size_t>(blocks)) {}
+
+  // A part of the block that the thread works on (-1: none yet), or else of another; empty if all are taken.
+  std::optional<Task> take(std::int64_t block) {
+    if (block >= 0)
+      if (const auto task = take_of(block)) return task;
+    if (begun_ < std::ssize(taken_)) {
+      const std::int64_t fresh = begun_++;
+      if (fresh < std::ssize(taken_))
+        if (const auto task = take_of(fresh)) return task;
+    }
+    for (std::int64_t other = std::ssize(taken_) - 1; other >= 0; --other)
+      if (const auto task = take_of(other)) return task;
+    return {};
+  }
+
+ private:
+  std::optional<Task> take_of(std::int64_t block) {
+    std::atomic<std::int64_t>& taken = taken_[static_cast<std::size_t>(block)];
+    if (taken >= groups_) return {};
+    const std::int64_t group = taken++;
+    if (group >= groups_) return {};
+    return Task{block, group};
+  }
+
+  std::int64_t groups_;
+  std::atomic<std::int64_t> begun_{0};              // blocks
+  std::vector<std::atomic<std::int64_t>> taken_;  // of each block
+};
+
 // A product that the threads of a team compute together, rather than one part each. b is packed once for all
 // of them, and they take small parts, so that a thread whose core has other work leaves more to the others.
 class TeamProduct {
@@ -485,27 +525,29 @@ class TeamProduct {
     const std::int64_t panels = pieces(cols.size(), kernel_.cols), of_room = panels_of_room(cols);
     const std::int64_t groups =
         std::clamp<std::int64_t>(panels / fewest_panels, 1, pieces(parts_of_thread * threads(), blocks));
-    std::vector<std::int64_t> packed(rooms_.size(), -1);  // the block that each thread has packed
-    team_.each_task(pieces(rows.size(), block_rows) * groups, [&](std::int64_t t, int thread) {
-      const std::int64_t block = t / groups, i = rows.begin + block * block_rows,
-                         here = std::min(block_rows, rows.end - i);
+    BlockQueue queue(pieces(rows.size(), block_rows), groups);
+    team_.each_task(threads(), [&](std::int64_t, int thread) {
       const Scratch& mine = room(thread);
-      if (std::exchange(packed[static_cast<std::size_t>(thread)], block) != block)
-        pack(p_.a, p_.ta == Transpose::no, packing_of_a(kernel_), i, here, k, filled, words, mine.a);
-      const Range part = split_range(panels, groups, t % groups);
-      for (std::int64_t panel = part.begin; panel < part.end;) {
-        const std::int64_t owner = panel / of_room, end = std::min(part.end, (owner + 1) * of_room);
-        const Range columns = columns_of(cols, panel, end);
-        Scratch both = mine;
-        both.b = room(owner).b + panel % of_room * words * kernel_.cols;
-        const bool is_first = k.begin == 0;
-        if (waits)
-          multiply_block(kernel_, words, both, here, columns.size(), 1, is_first ? 0.0f : 1.0f, false,
-                         at(sums_of(owner), i - rows.begin, panel % of_room * kernel_.cols), Ahead());
-        else
-          multiply_block(kernel_, words, both, here, columns.size(), p_.alpha, is_first ? p_.beta : 1.0f,
-                         past_caches_, at(p_.c, i, columns.begin), Ahead());
-        panel = end;
+      std::int64_t packed = -1;  // the block that is in `mine`
+      while (const auto task = queue.take(packed)) {
+        const std::int64_t i = rows.begin + task->block * block_rows, here = std::min(block_rows, rows.end - i);
+        if (std::exchange(packed, task->block) != task->block)
+          pack(p_.a, p_.ta == Transpose::no, packing_of_a(kernel_), i, here, k, filled, words, mine.a);
+        const Range part = split_range(panels, groups, task->group);
+        for (std::int64_t panel = part.begin; panel < part.end;) {
+          const std::int64_t owner = panel / of_room, end = std::min(part.end, (owner + 1) * of_room);
+          const Range columns = columns_of(cols, panel, end);
+          Scratch both = mine;
+          both.b = room(owner).b + panel % of_room * words * kernel_.cols;
+          const bool is_first = k.begin == 0;
+          if (waits)
+            multiply_block(kernel_, words, both, here, columns.size(), 1, is_first ? 0.0f : 1.0f, false,
+                           at(sums_of(owner), i - rows.begin, panel % of_room * kernel_.cols), Ahead());
+          else
+            multiply_block(kernel_, words, both, here, columns.size(), p_.alpha, is_first ? p_.beta : 1.0f,
+                           past_caches_, at(p_.c, i, columns.begin), Ahead());
+          panel = end;
+        }
       }
     });
   }
