@@ -548,7 +548,8 @@ TEST_F(DeviceRuns, HoldALargeChunkOfLogitsAsPredicted) {
   request.plan.micro_batch = request.plan.global_batch = 2;
   request.optimizer.total_steps = 1;
   request.sample_tokens = request.eval_samples = 0;
-  ASSERT_GT(request.plan.micro_batch * request.plan.seq_len, logits_chunk_rows(Device::cpu));
+  ASSERT_GT(request.plan.micro_batch * request.plan.seq_len,
+            logits_chunk_rows(Device::cpu, element_bytes(request.plan.precision.activations)));
   expect_predicted_memory(run(request));
 }
 

@@ -226,39 +226,46 @@ TEST(PrecisionTraining, IsPredictedToTheByte) {
     }
 }
 
-TEST(LogitsRoom, HoldsTheGradientsOfAllPiecesAndTheLogitsOfOne) {
+TEST(LogitsRoom, HoldsTheGradientsOfAllRowsAndTheLogitsOfAPiece) {
   const Plan plan = plan_in("bf16", odd_gpt2(), 1, 1);
   on_mesh(plan, [](const Rank& rank) {
-    for (std::int64_t rows : {1, 2, 3, 4, 7, 62, 512}) {
-      const std::int64_t width = 53;
-      {
-        const LogitsRoom all(rank, rows, width, true);
-        int pieces = 0;
-        all.each_piece(rows, [&](Range, const Tensor&, const Tensor&) { ++pieces; });
-        EXPECT_EQ(pieces, 1);
+    for (const std::int64_t rows : {1, 2, 3, 4, 7, 62, 512})
+      for (const bool in_one_piece : {false, true}) {
+        constexpr std::int64_t width = 53;
+        const LogitsRoom room(rank, rows, width, in_one_piece);
+        const std::int64_t wide = in_one_piece ? rows : wide_logits_rows(rows);
+        EXPECT_EQ(rank.arena().live()[MemoryCategory::activations],
+                  (std::min<std::int64_t>(rows, 16) + 2 * wide) * logits_row_stride(width) * 2);
+        for (const std::int64_t here : {rows, (rows + 1) / 2}) {
+          std::int64_t next = 0;
+          int pieces = 0;
+          std::vector<double> expected;  // each row's number
+          room.each_piece(here, [&](const LogitsRoom::Piece& piece) {
+            ++pieces;
+            EXPECT_EQ(piece.rows.begin, next);
+            EXPECT_EQ(piece.logits.rows(), piece.rows.size());
+            rank.kernels().fill(piece.logits, 7.0);
+            std::int64_t next_of_piece = 0;
+            room.each_group(piece, [&](Range group) {
+              EXPECT_EQ(group.begin, next_of_piece);
+              EXPECT_GT(group.size(), 0);
+              const Tensor gradients = room.gradients(here).row_range(next + group.begin, next + group.end);
+              // Neither do a group's gradients overwrite its own logits, nor those of later groups.
+              const double number = static_cast<double>(expected.size() / width);
+              rank.kernels().fill(gradients, number);
+              for (const double x : as_doubles(piece.logits.row_range(group.begin, piece.rows.size())))
+                ASSERT_EQ(x, 7);
+              expected.insert(expected.end(), static_cast<std::size_t>(group.size() * width), number);
+              next_of_piece = group.end;
+            });
+            EXPECT_EQ(next_of_piece, piece.rows.size());
+            next = piece.rows.end;
+          });
+          EXPECT_EQ(next, here);
+          EXPECT_EQ(as_doubles(room.gradients(here)), expected) << rows << " rows, " << here << " here";
+          EXPECT_LE(pieces, in_one_piece ? 1 : 2);
+        }
       }
-      const LogitsRoom room(rank, rows, width, false);
-      EXPECT_LE(rank.arena().live()[MemoryCategory::activations],
-                (rows + std::max<std::int64_t>(2, rows)) * logits_row_stride(width) * 2 + 64);
-      for (const std::int64_t here : {rows, (rows + 1) / 2}) {
-        std::int64_t next = 0;
-        double number = 0;  // of a piece
-        std::vector<double> expected;
-        room.each_piece(here, [&](Range piece, const Tensor& logits, const Tensor& gradients) {
-          EXPECT_EQ(piece.begin, next);
-          EXPECT_GT(piece.size(), 0);
-          EXPECT_EQ(logits.rows(), piece.size());
-          rank.kernels().fill(gradients, -1.0);  // whose rows nobody reads any more
-          rank.kernels().fill(logits, 7.0);
-          for (double x : as_doubles(logits)) ASSERT_EQ(x, 7);
-          rank.kernels().fill(gradients, ++number);
-          expected.insert(expected.end(), static_cast<std::size_t>(piece.size() * width), number);
-          next = piece.end;
-        });
-        EXPECT_EQ(next, here);
-        EXPECT_EQ(as_doubles(room.gradients(here)), expected) << rows << " rows, " << here << " here";
-      }
-    }
   });
 }
 

@@ -159,6 +159,19 @@ class LossOp final : public OpRunner {
   }
   bool has_part() const { return !part_ || mine_.size() > 0; }
 
+  // What belongs to the rows of a chunk, or to some of them.
+  struct ChunkRows {
+    Tensor x, dx;                 // (rows, C)
+    Tensor targets, sum, target;  // (rows): the sum of exponentials, and the target's logit
+    Tensor gradients;             // of logits: (rows, V_local)
+
+    ChunkRows range(Range r) const {
+      const auto of = [&](const Tensor& t) { return t.flat_range(r.begin, r.end); };
+      const auto rows = [&](const Tensor& t) { return t.row_range(r.begin, r.end); };
+      return {rows(x), rows(dx), of(targets), of(sum), of(target), rows(gradients)};
+    }
+  };
+
   // For these rows: all rows, or those of a sequence.
   void add_loss_of(const BlockRun& run, Range rows, const Term& term, const LogitsRoom& room,
                    std::span<const Tensor> of_weights, bool onto) const {
@@ -167,40 +180,23 @@ class LossOp final : public OpRunner {
     const double weight = term.next || !op().next ? op().scale : 1,
                  gradient_scale = logits_.scale() * weight * run.loss().gradient_scale;
     each_chunk(run, rows, [&](Range range) {
-      const Tensor x = term.given.x.row_range(range.begin, range.end),
-                   dx_here = term.dx.row_range(range.begin, range.end),
-                   targets = term.given.targets.flat_range(range.begin, range.end),
-                   sum = run.statistic({range.size()}), target = run.statistic({range.size()});
-      room.each_piece(range.size(), [&](Range piece, const Tensor& of_piece, const Tensor& d_logits) {
-        const auto of = [&](const Tensor& numbers) { return numbers.flat_range(piece.begin, piece.end); };
-        if (has_part()) logits().multiply(x.row_range(piece.begin, piece.end), of_piece);
-        if (softmax_) {
-          const SoftmaxBlocks::Whole whole = merged(run, of_piece, of(targets));
-          kernels.copy(whole.sum, of(sum));
-          kernels.copy(whole.target, of(target));
-          if (has_part())
-            make_gradients(run, of_piece, whole.scales, of(targets), gradient_scale, d_logits,
-                           dx_here.row_range(piece.begin, piece.end));
-        } else if (logits().is_whole()) {
-          kernels.cross_entropy(of_piece, of(targets), gradient_scale, logits_.cap(),
-                                run.statistic({piece.size()}), of(sum), of(target), d_logits);
-        } else {
-          const VocabularyLogits::Sums sums = logits().exponentials(of_piece, of(targets));
-          kernels.copy(sums.sum, of(sum));
-          kernels.copy(sums.target, of(target));
-          if (has_part())
-            kernels.cross_entropy_backward(of_piece, sums.sum, of(targets), logits().first_id(),
-                                           gradient_scale, d_logits, {logits_.cap(), sums.max});
-        }
+      const ChunkRows chunk{term.given.x.row_range(range.begin, range.end),
+                            term.dx.row_range(range.begin, range.end),
+                            term.given.targets.flat_range(range.begin, range.end),
+                            run.statistic({range.size()}),
+                            run.statistic({range.size()}),
+                            room.gradients(range.size())};
+      room.each_piece(range.size(), [&](const LogitsRoom::Piece& piece) {
+        make_gradients(run, room, piece, chunk.range(piece.rows), gradient_scale);
       });
-      kernels.add_losses(sum, target, targets, loss_sum);
-      if (!has_part()) return kernels.fill(dx_here, -0.0);
-      const Tensor d_logits = room.gradients(range.size());
+      kernels.add_losses(chunk.sum, chunk.target, chunk.targets, loss_sum);
+      if (!has_part()) return kernels.fill(chunk.dx, -0.0);
       if (!softmax_)
-        kernels.matmul(d_logits, Transpose::no, logits().table().value, Transpose::no, dx_here, false,
+        kernels.matmul(chunk.gradients, Transpose::no, logits().table().value, Transpose::no, chunk.dx, false,
                        logits().blocks());
       if (!of_weights.empty())
-        logits().add_weight_gradients(d_logits, x, of_weights, onto || range.begin > rows.begin);
+        logits().add_weight_gradients(chunk.gradients, chunk.x, of_weights,
+                                      onto || range.begin > rows.begin);
     });
     if (!counts_losses_) return;
     const std::int64_t place = rows.begin == 0 ? 0 : rows.begin / rows.size();
@@ -226,30 +222,62 @@ class LossOp final : public OpRunner {
            std::vector(static_cast<std::size_t>(run.rank().size(Axis::tp)), std::ssize(logits_.blocks())));
     return softmax_->merge(numbers, targets);
   }
-  // For a softmax in blocks: also computes the input's gradient, from the exponentials in the type of
-  // products.
-  void make_gradients(const BlockRun& run, const Tensor& exponentials, const Tensor& all_scales,
-                      const Tensor& targets, double factor, const Tensor& d_logits, const Tensor& dx) const {
-    const std::int64_t rows = targets.numel();
-    const Tensor scales = all_scales.flat_range(softmax_->here().begin * rows, softmax_->here().end * rows);
-    if (d_logits.dtype() != exponentials.dtype()) run.kernels().copy(exponentials, d_logits);
-    add_terms(run, d_logits, scales, targets, factor, dx);
-    softmax_->make_gradients(exponentials, scales, targets, factor, d_logits);
+  // The gradients of a piece's logits, and the sums that its losses need. `rows`: the piece's.
+  void make_gradients(const BlockRun& run, const LogitsRoom& room, const LogitsRoom::Piece& piece,
+                      const ChunkRows& rows, double factor) const {
+    Kernels& kernels = run.kernels();
+    if (has_part()) logits().multiply(rows.x, piece.logits);
+    // make(group, its logits, its rows)
+    const auto each_group = [&](const auto& make) {
+      if (has_part())
+        room.each_group(piece, [&](Range group) {
+          make(group, piece.logits.row_range(group.begin, group.end), rows.range(group));
+        });
+    };
+    if (softmax_) {
+      const SoftmaxBlocks::Whole whole = merged(run, piece.logits, rows.targets);
+      kernels.copy(whole.sum, rows.sum);
+      kernels.copy(whole.target, rows.target);
+      const std::int64_t all = piece.rows.size();
+      const Tensor scales =
+          whole.scales.flat_range(softmax_->here().begin * all, softmax_->here().end * all);
+      each_group([&](Range group, const Tensor& exponentials, const ChunkRows& here) {
+        if (here.gradients.dtype() != exponentials.dtype()) kernels.copy(exponentials, here.gradients);
+        add_terms(run, here, scales, group, all, factor);
+        softmax_->make_gradients(exponentials, scales, here.targets, factor, here.gradients, group.begin);
+      });
+    } else if (logits().is_whole()) {
+      each_group([&](Range group, const Tensor& of_group, const ChunkRows& here) {
+        kernels.cross_entropy(of_group, here.targets, factor, logits_.cap(), run.statistic({group.size()}),
+                              here.sum, here.target, here.gradients);
+      });
+    } else {
+      const VocabularyLogits::Sums sums = logits().exponentials(piece.logits, rows.targets);
+      kernels.copy(sums.sum, rows.sum);
+      kernels.copy(sums.target, rows.target);
+      each_group([&](Range group, const Tensor& exponentials, const ChunkRows& here) {
+        kernels.cross_entropy_backward(exponentials, here.sum, here.targets, logits().first_id(), factor,
+                                       here.gradients,
+                                       {logits_.cap(), sums.max.flat_range(group.begin, group.end)});
+      });
+    }
   }
   static void add_losses(const BlockRun& run, const SoftmaxBlocks::Whole& whole, const Tensor& targets,
                          const Tensor& loss_sum) {
     run.kernels().add_losses(whole.sum, whole.target, targets, loss_sum);
   }
-  // The input's gradient from the blocks here, from the exponentials in the type of products.
-  void add_terms(const BlockRun& run, const Tensor& rounded, const Tensor& scales, const Tensor& targets,
-                 double factor, const Tensor& dx) const {
-    const std::int64_t rows = targets.numel();
+  // For a softmax in blocks: the input's gradient from the blocks here, from the exponentials in the type of
+  // products, which `rows.gradients` holds. `rows` are those of `group` among `all`; scales are all rows',
+  // block by block.
+  void add_terms(const BlockRun& run, const ChunkRows& rows, const Tensor& scales, Range group,
+                 std::int64_t all, double factor) const {
+    const Tensor& dx = rows.dx;
     const auto room = [&] { return run.statistic(dx.shape()); };
     const Tensor product = room(), sum = dx.dtype() == product.dtype() && dx.contiguous() ? dx : room();
     sum_by_blocks(run.kernels(), softmax_->count(), sum, room, [&](std::int64_t b, const Tensor& to) {
-      softmax_->multiply(b, rounded, product);
-      softmax_->make_term(product, scales.flat_range(b * rows, (b + 1) * rows),
-                          softmax_->target_rows(b, targets), targets, factor, to);
+      softmax_->multiply(b, rows.gradients, product);
+      softmax_->make_term(product, scales.flat_range(b * all + group.begin, b * all + group.end),
+                          softmax_->target_rows(b, rows.targets), rows.targets, factor, to);
     });
     if (!sum.begins_with(dx)) run.kernels().copy(sum, dx);
   }

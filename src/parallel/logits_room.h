@@ -1,9 +1,9 @@
 // Memory in which the logits of a chunk of tokens become their gradients. If both have the same width,
 // gradients overwrite logits. If logits are wider (f32, with gradients in bf16), they exist for a piece of
-// the chunk's rows at a time, placed after the gradients of the rows before; each piece has as many rows as
-// fit. With twice the memory of the gradients, all rows pass in two products, each of which reads the whole
-// table. If each piece would have to wait for other ranks, which hold parts of the vocabulary, there is
-// memory for all rows at once.
+// the chunk's rows at a time, behind the gradients of the rows before, and a piece's gradients overwrite
+// those of its logits that have been read. With three quarters of the memory of all logits, all rows pass in
+// two products, each of which reads the whole table. If each piece would have to wait for other ranks, which
+// hold parts of the vocabulary, there is memory for all rows at once.
 #pragma once
 
 #include <algorithm>
@@ -20,36 +20,52 @@ class LogitsRoom {
         narrow_(rank.precision().activations),
         width_(width),
         stride_(logits_row_stride(width)),
-        room_(rows + (wide_ == narrow_ ? 0
-                      : in_one_piece   ? ratio() * rows
-                                       : std::max(ratio(), rows))),
-        bytes_(rank.arena(), MemoryCategory::activations, DType::u8,
-               {room_ * row_bytes() + (wide_ == narrow_ ? 0 : alignment)}) {}
+        room_(wide_ == narrow_ ? rows
+              : in_one_piece   ? before(rows) + ratio() * rows
+                               : before(rows) + ratio() * wide_logits_rows(rows)),
+        bytes_(rank.arena(), MemoryCategory::activations, DType::u8, {room_ * row_bytes()}) {}
 
-  // The gradients (rows, width), after visit() has computed them.
+  // The gradients (rows, width), as far as each_group() has passed.
   Tensor gradients(std::int64_t rows) const { return matrix(0, narrow_, rows); }
 
-  // Calls visit(piece, logits, gradients) for all rows of a chunk, in order. It turns the piece's logits,
-  // which are then discarded, into gradients, which stay.
+  struct Piece {
+    Range rows;     // of the chunk
+    Tensor logits;  // of these rows
+    std::int64_t distance;  // from the first row of their gradients to that of the logits, in rows of gradients
+  };
+  // Calls visit(piece) for all rows of a chunk, in order. It turns the piece's logits, which are then
+  // discarded, into gradients, which stay.
   template <class Visit>
   void each_piece(std::int64_t rows, const Visit& visit) const {
-    if (wide_ == narrow_) return visit(Range{0, rows}, gradients(rows), gradients(rows));
-    for (std::int64_t begin = 0; begin < rows;) {
-      const std::int64_t here = std::min(rows - begin, (room_ - begin) / (1 + ratio()));
-      // At the end of the memory, since only there is alignment certain.
-      const std::int64_t at = (bytes_.numel() - here * ratio() * row_bytes()) / alignment * alignment;
-      visit(Range{begin, begin + here}, matrix(at, wide_, here),
-            gradients(rows).row_range(begin, begin + here));
-      begin += here;
+    if (wide_ == narrow_) return visit(Piece{{0, rows}, gradients(rows), 0});
+    for (Range here; here.end < rows;) {
+      here.begin = here.end;
+      here.end = std::min(rows, here.begin + (room_ - before(rows) - here.begin) / ratio());
+      const std::int64_t at = room_ - ratio() * here.size();
+      visit(Piece{here, matrix(at, wide_, here.size()), at - here.begin});
+    }
+  }
+
+  // Calls visit(group) for all rows of the piece (0: its first), in groups in order. It makes the gradients
+  // of a group; then only logits of later groups are intact.
+  template <class Visit>
+  void each_group(const Piece& piece, const Visit& visit) const {
+    const std::int64_t rows = piece.rows.size();
+    if (wide_ == narrow_) return visit(Range{0, rows});
+    for (Range group; group.end < rows;) {
+      group.begin = group.end;
+      group.end = std::min(rows, piece.distance + ratio() * group.begin);
+      visit(group);
     }
   }
 
  private:
-  static constexpr std::int64_t alignment = 64;
+  // How far logits are at least behind their gradients. Each group has twice as many rows as the one before.
+  static std::int64_t before(std::int64_t rows) { return std::min<std::int64_t>(rows, 16); }
   std::int64_t ratio() const { return element_bytes(wide_) / element_bytes(narrow_); }
   std::int64_t row_bytes() const { return stride_ * element_bytes(narrow_); }
-  Tensor matrix(std::int64_t at, DType dtype, std::int64_t rows) const {
-    return bytes_.typed(at, dtype, {rows, stride_}).column_range(0, width_);
+  Tensor matrix(std::int64_t row, DType dtype, std::int64_t rows) const {
+    return bytes_.typed(row * row_bytes(), dtype, {rows, stride_}).column_range(0, width_);
   }
 
   DType wide_, narrow_;

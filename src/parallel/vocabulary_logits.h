@@ -15,7 +15,8 @@
 namespace echelon {
 
 inline std::int64_t logits_rows_at_once(const Rank& rank, std::int64_t rows) {
-  return std::min(rows, logits_chunk_rows(rank.arena().stands_for()));
+  return std::min(rows,
+                  logits_chunk_rows(rank.arena().stands_for(), element_bytes(rank.precision().activations)));
 }
 
 // All tp ranks iterate over the same chunks, since all hold whole rows here.

@@ -248,9 +248,11 @@ SavedBytes saved_bytes(const Workload& work, const Plan& c, const Recompute& rec
   }
   // This trainer computes the logits of a limited number of tokens at a time, unless each pipeline rank has a
   // part of all logits.
-  const double rows = s.is_this_trainer && !c.cuts_vocabulary()
-                          ? std::min(tokens, real(logits_chunk_rows(work.machine.device())))
-                          : tokens;
+  double rows = tokens;
+  if (s.is_this_trainer && !c.cuts_vocabulary()) {
+    rows = std::min(tokens, real(logits_chunk_rows(work.machine.device(), std::llround(width))));
+    if (width < 4 && tp == 1) rows = real(wide_logits_rows(std::llround(rows)));
+  }
   saved.head = work.output_passes * rows * real(m.vocab) / tp * s.logit_bytes + 2 * whole;
   // The module that predicts one more token runs its forward and backward passes beside it.
   if (m.num_mtp_layers > 0) saved.head += all_of_prediction + saved.working[predicts];

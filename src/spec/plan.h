@@ -21,9 +21,15 @@
 
 namespace echelon {
 
-// Tokens whose logits exist at once in the output layer: enough for an efficient matrix product, few enough
-// to take little memory. A GPU needs at least this many to be busy.
-inline std::int64_t logits_chunk_rows(Device device) { return device == Device::cpu ? 512 : 2048; }
+// How many tokens the output layer takes at once: enough for efficient matrix products, few enough to take
+// little memory. With gradients of logits in two bytes, more, since products are then fast, and each chunk
+// reads the table and adds to its gradient. A GPU needs more to be busy.
+inline std::int64_t logits_chunk_rows(Device device, std::int64_t gradient_bytes) {
+  if (device != Device::cpu) return 2048;
+  return gradient_bytes == 2 ? 1024 : 512;
+}
+// For how many rows of a chunk logits exist at once that are wider than their gradients.
+inline std::int64_t wide_logits_rows(std::int64_t chunk_rows) { return (3 * chunk_rows + 3) / 4; }
 
 // Gradients are reduced in buckets of this size: large enough to amortize the latency of a collective (Li et
 // al. 2020).
