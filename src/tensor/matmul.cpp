@@ -19,7 +19,7 @@ namespace {
 
 // The piece of a bf16 c that is summed in f32 before it is rounded, if k is deeper than what is packed at
 // once.
-constexpr std::int64_t piece_rows = 512, piece_cols = 512;
+constexpr std::int64_t piece_rows = 512, piece_cols = 512, piece_floats = 1024 * 384;
 // How much of b is packed at once: whole weights of common models, since a is packed again for each part of
 // b. Packing may write one vector more (`behind`).
 constexpr std::int64_t b_words = 1184 * 1024, behind = 16;
@@ -28,7 +28,6 @@ constexpr std::int64_t b_words = 1184 * 1024, behind = 16;
 constexpr std::int64_t most_column_rows = 1024;
 
 constexpr std::int64_t a_room = MicroKernel::most_a_words + behind, b_room = b_words + behind,
-                       piece_floats = piece_rows * piece_cols,
                        column_floats = most_column_rows * MicroKernel::most_cols;
 
 struct Scratch {
@@ -140,18 +139,24 @@ struct Packing {
   decltype(MatmulPasses::floats_along) floats[2];
   decltype(MatmulPasses::pairs_along) narrow[2];
   std::int64_t width;  // lines in a panel
-  bool pads;           // packing fills the last words with zeros itself
+  // Across k, this many elements of each panel are packed before more of the first.
+  std::int64_t rows;
+  bool pads;  // packing fills the last words with zeros itself
 };
 
 Packing packing_of_b(const MicroKernel& kernel) {
   const MatmulPasses& to = matmul_passes();
-  if (kernel.pairs) return {{}, {to.pairs_across, to.pairs_along}, kernel.cols, false};
-  return {{to.floats_across, to.floats_along}, {to.widened_across, to.widened_along}, kernel.cols, false};
+  if (kernel.pairs) return {{}, {to.pairs_across, to.pairs_along}, kernel.cols, kernel.pack_rows, false};
+  return {{to.floats_across, to.floats_along},
+          {to.widened_across, to.widened_along},
+          kernel.cols,
+          kernel.pack_rows,
+          false};
 }
 
 Packing packing_of_a(const MicroKernel& kernel) {
   const MatmulPasses& to = matmul_passes();
-  if (kernel.group > 1) return {{}, {to.groups_across, to.groups_along}, kernel.rows, true};
+  if (kernel.group > 1) return {{}, {to.groups_across, to.groups_along}, kernel.rows, 2 * kernel.group, true};
   Packing packing = packing_of_b(kernel);
   packing.width = kernel.rows;
   return packing;
@@ -163,7 +168,7 @@ void pack(const ConstPanel& x, bool along, const Packing& packing, std::int64_t 
           Range k, std::int64_t filled, std::int64_t words, std::uint32_t* to) {
   const std::int64_t width = packing.width, elements = filled < k.size() ? 2 : 1;  // in a word
   // Lines along k are read one panel after the other.
-  const std::int64_t at_once = along ? std::max<std::int64_t>(k.size(), 1) : MatmulPasses::rows_together;
+  const std::int64_t at_once = along ? std::max<std::int64_t>(k.size(), 1) : packing.rows;
   for (std::int64_t begin = 0; begin < k.size(); begin += at_once)
     for (std::int64_t done = 0; done < lines; done += width) {
       const std::int64_t depth_here = std::min(at_once, k.size() - begin);
@@ -444,7 +449,7 @@ class BlockQueue {
   }
 
   std::int64_t groups_;
-  std::atomic<std::int64_t> begun_{0};              // blocks
+  std::atomic<std::int64_t> begun_{0};            // blocks
   std::vector<std::atomic<std::int64_t>> taken_;  // of each block
 };
 
@@ -467,19 +472,32 @@ class TeamProduct {
 
   void make() {
     if (is_summed_where_it_lies(kernel_, p_)) return make_columns({0, p_.m});
-    for (std::int64_t i = 0; i < p_.m; i += piece_rows) make_columns({i, std::min(i + piece_rows, p_.m)});
+    // As many rows as there is memory for sums, but about as many each time.
+    const std::int64_t times = pieces(p_.m, piece_floats / sums_stride()),
+                       most = pieces(pieces(p_.m, times), kernel_.rows) * kernel_.rows;
+    for (std::int64_t i = 0; i < p_.m; i += most) make_columns({i, std::min(i + most, p_.m)});
   }
 
  private:
   std::int64_t threads() const { return std::ssize(rooms_); }
   Scratch& room(std::int64_t thread) { return rooms_[static_cast<std::size_t>(thread)]; }
 
-  void make_columns(Range rows) {
-    const bool waits = !is_summed_where_it_lies(kernel_, p_);
+  // The most columns whose panels are in a thread's room.
+  std::int64_t most_cols(bool waits) const {
     const std::int64_t deep = depth_of(kernel_, waits ? DType::f32 : p_.c.type);
     const std::int64_t most_words = words_of(kernel_, filled_words(kernel_, std::min(deep, p_.k)));
-    std::int64_t most = multiple_below(b_words / most_words, kernel_.cols);
-    if (waits) most = std::min(most, multiple_below(piece_cols, kernel_.cols));
+    const std::int64_t most = multiple_below(b_words / most_words, kernel_.cols);
+    return waits ? std::min(most, multiple_below(piece_cols, kernel_.cols)) : most;
+  }
+  // From a row of sums that wait to the next: all columns in a thread's room.
+  std::int64_t sums_stride() const {
+    const std::int64_t most = most_cols(true);
+    return std::min(most, panels_of_room({0, std::min(p_.n, most * threads())}) * kernel_.cols);
+  }
+
+  void make_columns(Range rows) {
+    const bool waits = !is_summed_where_it_lies(kernel_, p_);
+    const std::int64_t most = most_cols(waits);
     for (std::int64_t first = 0; first < p_.n; first += most * threads()) {
       const Range cols{first, std::min(first + most * threads(), p_.n)};
       for (Range k; k.end < p_.k;) {
@@ -530,7 +548,8 @@ class TeamProduct {
       const Scratch& mine = room(thread);
       std::int64_t packed = -1;  // the block that is in `mine`
       while (const auto task = queue.take(packed)) {
-        const std::int64_t i = rows.begin + task->block * block_rows, here = std::min(block_rows, rows.end - i);
+        const std::int64_t i = rows.begin + task->block * block_rows,
+                           here = std::min(block_rows, rows.end - i);
         if (std::exchange(packed, task->block) != task->block)
           pack(p_.a, p_.ta == Transpose::no, packing_of_a(kernel_), i, here, k, filled, words, mine.a);
         const Range part = split_range(panels, groups, task->group);
@@ -553,7 +572,7 @@ class TeamProduct {
   }
 
   // The sums for the columns whose panels are in a thread's room.
-  Panel sums_of(std::int64_t thread) { return {room(thread).piece, piece_cols}; }
+  Panel sums_of(std::int64_t thread) { return {room(thread).piece, sums_stride()}; }
   void store_sums(Range rows, Range cols) {
     const std::int64_t of_room = panels_of_room(cols);
     constexpr std::int64_t at_once = 32;
@@ -561,7 +580,7 @@ class TeamProduct {
     team_.each_task(parts * threads(), [&](std::int64_t t, int) {
       const std::int64_t thread = t / parts, i = t % parts * at_once;
       const Range mine = columns_of(cols, thread * of_room, (thread + 1) * of_room);
-      store(static_cast<const float*>(at(sums_of(thread), i, 0).data), piece_cols,
+      store(static_cast<const float*>(at(sums_of(thread), i, 0).data), sums_stride(),
             target_of(at(p_.c, rows.begin + i, mine.begin), std::min(at_once, rows.size() - i), mine.size(),
                       p_.alpha, p_.beta));
     });

@@ -143,6 +143,7 @@ constexpr MicroKernel amx_kernel_by(const char* name, void (*begin)(), void (*en
           .whole_depth = 2048,
           .column_words = 256,
           .a_words = MicroKernel::most_a_words,
+          .pack_rows = 8,
           .past_caches = std::int64_t{1} << 20,
           .column = amx_column_by<Unit>,
           .begin = begin,

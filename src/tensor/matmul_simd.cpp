@@ -178,13 +178,13 @@ void pack_across(const typename From::Stored* x, Size stride, Size there, Size k
   const Words d;
   const Four four;
   const Size lines = std::min(there, width);
+  constexpr Size most_ahead = 32;
   for (Size at = 0; at < k; at += From::elements) {
     const auto* row = x + at * stride;
     const bool alone = k - at < From::elements;
-    // Hardware does not prefetch these rows: there are many, and other panels' parts of them are read in
-    // between.
+    // The processor does not prefetch rows of which only a part is read; nor those that the next call packs.
     for (Size i = 0; i < From::elements; ++i)
-      __builtin_prefetch(row + (MatmulPasses::rows_together + i) * stride);
+      __builtin_prefetch(row + (std::min(k, most_ahead) + i) * stride);
     Size r = 0;
     const auto words = [&](auto tag, const auto* from) HWY_ATTR {
       if constexpr (From::elements == 1)
@@ -206,23 +206,27 @@ constexpr Size group = 16;  // contiguous words of a line
 
 void groups_along(const bf16* x, Size stride, Size there, Size k, Size width, Word* to) {
   const Words d;
-  const Size lines = std::min(there, width);
-  for (Size at = 0; at < k; at += 2 * group, to += width * group) {
-    const auto bytes = static_cast<std::size_t>(2 * std::min(2 * group, k - at));
-    for (Size r = 0; r < lines; ++r) {
-      const bf16* const from = x + r * stride + at;
-      Word* const line = to + r * group;
-      if (bytes == 4 * group) {
-        // Hardware does not prefetch this many streams.
-        __builtin_prefetch(from + 8 * group);
+  const Size lines = std::min(there, width), whole = k / (2 * group) * 2 * group;
+  // Few lines at a time, since hardware does not prefetch many streams.
+  constexpr Size at_once = 4;
+  for (Size begin = 0; begin < lines; begin += at_once) {
+    const Size end = std::min(begin + at_once, lines);
+    for (Size at = 0; at < whole; at += 2 * group)
+      for (Size r = begin; r < end; ++r) {
+        const bf16* const from = x + r * stride + at;
+        Word* const line = to + at / 2 * width + r * group;
+        __builtin_prefetch(from + 16 * group);
         for (Size w = 0; w < group; w += lanes) hn::StoreU(Pairs::along(d, from + 2 * w), d, line + w);
-      } else {
-        std::memset(line, 0, 4 * group);
-        std::memcpy(line, from, bytes);
       }
-    }
-    std::fill(to + lines * group, to + width * group, 0u);
   }
+  if (whole < k)
+    for (Size r = 0; r < lines; ++r) {
+      Word* const line = to + whole / 2 * width + r * group;
+      std::memset(line, 0, 4 * group);
+      std::memcpy(line, x + r * stride + whole, static_cast<std::size_t>(2 * (k - whole)));
+    }
+  for (Size at = 0; at < k; at += 2 * group)
+    std::fill(to + at / 2 * width + lines * group, to + at / 2 * width + width * group, 0u);
 }
 
 void groups_across(const bf16* x, Size stride, Size lines, Size k, Size width, Word* to) {

@@ -140,6 +140,9 @@ struct MicroKernel {
   // How many words of a are packed at once: they stay in the L2 cache while they are multiplied by a block of
   // b.
   std::int64_t a_words = 64 * 1024;
+  // Across k, this many elements of each panel are packed before more of the first: few, where the processor
+  // prefetches whole rows better than many parts of them.
+  std::int64_t pack_rows = 32;
   // Results of at least this many bytes are stored past the caches.
   std::int64_t past_caches = std::numeric_limits<std::int64_t>::max();
   // Element (i, j) = the sum of word w of a's row i times b[w * cols + j], in the order of w < words. A whole
@@ -173,10 +176,6 @@ const MicroKernel* bf16_column_kernel();
 
 struct MatmulPasses {
   using Size = std::int64_t;
-  // Across k, this many elements of each panel are packed before more of the first: a panel's part of a row
-  // is shorter than what the processor prefetches.
-  static constexpr Size rows_together = 32;
-
   // to[w * width + r] = word w of line r < lines; zero for other r < width. Along: line r begins at x + r *
   // stride and runs along k; may write up to 64 bytes beyond the last word. Across: element k of line r is
   // x[k * stride + r]. Lines beyond `width` may be read, but are ignored.
