@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
+#include <type_traits>
 #include <vector>
 
 #include "tensor/reference_view.h"
@@ -368,7 +369,7 @@ class NoisyKernels final : public RoundingNoise {
   static double units(std::int64_t terms) { return std::sqrt(1 + static_cast<double>(terms) / 32); }
 
   // SplitMix64 (Steele et al. 2014), one bit for each element.
-  double sign() {
+  float sign() {
     if (left_ == 0) {
       std::uint64_t z = state_ += 0x9e3779b97f4a7c15;
       z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9;
@@ -377,29 +378,36 @@ class NoisyKernels final : public RoundingNoise {
       left_ = 64;
     }
     --left_;
-    const double sign = (bits_ & 1) != 0 ? 1 : -1;
+    const float sign = static_cast<float>(bits_ & 1) * 2 - 1;
     bits_ >>= 1;
     return sign;
   }
 
+  // x = each(x, epsilon), in double; for bf16 in float, which is faster and holds x (1 +- epsilon) exactly.
   template <class Each>
   void visit(const Tensor& t, const Each& each) {
     if (!on_ || !t.defined() || t.numel() == 0) return;
     if (t.dtype() == DType::bf16 && !moves_narrow_) return;
     with_stored_type(t, [&]<class F>(F) {
+      using Number = std::conditional_t<std::is_same_v<F, bf16>, float, double>;
+      const auto epsilon = static_cast<Number>(std::numeric_limits<F>::epsilon());
       const Matrix<F> x(t);
       for (std::int64_t i = 0; i < x.rows; ++i)
         for (std::int64_t j = 0; j < x.cols; ++j)
-          x[i][j] =
-              static_cast<F>(each(static_cast<double>(x[i][j]), double{std::numeric_limits<F>::epsilon()}));
+          x[i][j] = static_cast<F>(each(static_cast<Number>(x[i][j]), epsilon));
     });
   }
 
   // The same in place, for a result.
   void move(const Tensor& x, std::int64_t terms = 1) {
     // The error of bf16 sums in f32 is far below a unit of bf16.
-    const double size = x.dtype() == DType::bf16 ? 1 : units(terms);
-    visit(x, [&](double value, double epsilon) { return value + sign() * size * epsilon * value; });
+    const double size = units(terms);
+    visit(x, [&]<class Number>(Number value, Number epsilon) {
+      if constexpr (std::is_same_v<Number, float>)
+        return value + sign() * epsilon * value;
+      else
+        return value + sign() * size * epsilon * value;
+    });
   }
 
   // Split weights are treated as the f32 numbers that they represent.
@@ -429,7 +437,7 @@ class NoisyKernels final : public RoundingNoise {
   Tensor moved_operand(const Tensor& x, std::int64_t terms) {
     const Tensor copy = moved(x, terms);
     if (of_operands_ > 0 && x.dtype() == DType::f32)
-      visit(copy, [&](double value, double) { return value + sign() * of_operands_ * value; });
+      visit(copy, [&](auto value, auto) { return value + sign() * of_operands_ * value; });
     return copy;
   }
 
@@ -438,7 +446,7 @@ class NoisyKernels final : public RoundingNoise {
     if (!on_ || !x.defined() || x.numel() == 0) return x;
     const Tensor copy(arena_, MemoryCategory::other, x.dtype(), x.shape());
     exact_.copy(x, copy);
-    visit(copy, [&](double value, double epsilon) {
+    visit(copy, [&](auto value, auto epsilon) {
       return std::isfinite(value) ? value + sign() * epsilon * (1 + std::abs(value)) : value;
     });
     return copy;
