@@ -6,6 +6,8 @@
 #include <bit>
 #include <cmath>
 #include <limits>
+#include <tuple>
+#include <utility>
 
 // The build chooses the instruction sets (CMakeLists.txt).
 #undef HWY_TARGET_INCLUDE
@@ -42,6 +44,31 @@ HWY_INLINE void each(Size n, F f) {
   Size i = 0;
   for (; i + lanes(d) <= n; i += lanes(d)) f(d, i);
   for (; i < n; ++i) f(One(), i);
+}
+
+// Operands to prefetch, since the processor follows the several streams of a pass over large operands too
+// late.
+template <class... T>
+HWY_INLINE std::tuple<const T*...> fetching(const T*... from) {
+  return {from...};
+}
+// How far ahead, in bytes. Rows mostly lie one behind the other: behind the end of a row the next one begins.
+constexpr Size ahead = 2048;
+
+// Prefetches are written where the loop is: GCC takes a function that only prefetches for one without effect.
+template <class... T, std::size_t... k, class F>
+HWY_INLINE void each(Size n, const std::tuple<const T*...>& fetched, std::index_sequence<k...>, F f) {
+  const Full d;
+  Size i = 0;
+  for (; i + lanes(d) <= n; i += lanes(d)) {
+    (__builtin_prefetch(reinterpret_cast<const char*>(std::get<k>(fetched) + i) + ahead), ...);
+    f(d, i);
+  }
+  for (; i < n; ++i) f(One(), i);
+}
+template <class... T, class F>
+HWY_INLINE void each(Size n, const std::tuple<const T*...>& fetched, F f) {
+  each(n, fetched, std::index_sequence_for<T...>(), f);
 }
 
 // The sum of the vectors f(d, i): four running sums, so that additions need not wait for each other.
@@ -111,7 +138,8 @@ HWY_INLINE V sigmoid(D d, V x) {
 
 template <class X, class Y>
 void add(const X* x, Y* y, Size n) {
-  each(n, [=](auto d, Size i) HWY_ATTR { store(Add(load(d, x + i), load(d, y + i)), d, y + i); });
+  each(n, fetching(x, y),
+       [=](auto d, Size i) HWY_ATTR { store(Add(load(d, x + i), load(d, y + i)), d, y + i); });
 }
 
 template <class T>
@@ -121,11 +149,12 @@ void add_scaled(const T* x, float factor, float* y, Size n) {
 }
 template <class X, class Y>
 void scaled(const X* x, float factor, Y* y, Size n) {
-  each(n, [=](auto d, Size i) HWY_ATTR { store(Mul(load(d, x + i), Set(d, factor)), d, y + i); });
+  each(n, fetching(x, y),
+       [=](auto d, Size i) HWY_ATTR { store(Mul(load(d, x + i), Set(d, factor)), d, y + i); });
 }
 template <class X, class Y>
 void copy(const X* x, Y* y, Size n) {
-  each(n, [=](auto d, Size i) HWY_ATTR { store(load(d, x + i), d, y + i); });
+  each(n, fetching(x), [=](auto d, Size i) HWY_ATTR { store(load(d, x + i), d, y + i); });
 }
 
 template <class T>
@@ -223,10 +252,12 @@ float dot(const T* x, const T* y, Size n) {
 template <class T>
 void residual(const T* x, const T* y, const T* bias, T* out, Size n) {
   if (bias == nullptr) {
-    each(n, [=](auto d, Size i) HWY_ATTR { store(Add(load(d, x + i), load(d, y + i)), d, out + i); });
+    each(n, fetching(x, y),
+         [=](auto d, Size i) HWY_ATTR { store(Add(load(d, x + i), load(d, y + i)), d, out + i); });
   } else {
-    each(n, [=](auto d, Size i)
-                HWY_ATTR { store(Add(Add(load(d, x + i), load(d, y + i)), load(d, bias + i)), d, out + i); });
+    each(n, fetching(x, y), [=](auto d, Size i) HWY_ATTR {
+      store(Add(Add(load(d, x + i), load(d, y + i)), load(d, bias + i)), d, out + i);
+    });
   }
 }
 
@@ -492,7 +523,7 @@ HWY_INLINE hn::Vec<D> biased(D d, T* h, const T* bias, Size i) {
 
 template <class T>
 void gelu(T* h, const T* bias, T* y, Size n) {
-  each(n, [=](auto d, Size i) HWY_ATTR {
+  each(n, fetching(h), [=](auto d, Size i) HWY_ATTR {
     const auto v = biased(d, h, bias, i);
     const auto u2 = Mul(v, MulAdd(Set(d, k1), Mul(v, v), Set(d, k0)));
     store(Mul(v, sigmoid(d, u2)), d, y + i);
@@ -501,7 +532,7 @@ void gelu(T* h, const T* bias, T* y, Size n) {
 
 template <class T>
 void gelu_backward(T* h, T* dy, Size n) {
-  each(n, [=](auto d, Size i) HWY_ATTR {
+  each(n, fetching(h, dy), [=](auto d, Size i) HWY_ATTR {
     const auto v = load(d, h + i), square = bounded_square(d, v);
     const auto s = sigmoid(d, Mul(v, MulAdd(Set(d, k1), square, Set(d, k0))));
     const auto y = Mul(v, s);
@@ -536,7 +567,7 @@ HWY_INLINE V normal_distribution(D d, V x) {
 
 template <class T>
 void gelu_erf(T* h, const T* bias, T* y, Size n) {
-  each(n, [=](auto d, Size i) HWY_ATTR {
+  each(n, fetching(h), [=](auto d, Size i) HWY_ATTR {
     const auto v = biased(d, h, bias, i);
     store(Mul(v, normal_distribution(d, v)), d, y + i);
   });
@@ -544,7 +575,7 @@ void gelu_erf(T* h, const T* bias, T* y, Size n) {
 
 template <class T>
 void gelu_erf_backward(T* h, T* dy, Size n) {
-  each(n, [=](auto d, Size i) HWY_ATTR {
+  each(n, fetching(h, dy), [=](auto d, Size i) HWY_ATTR {
     const auto v = load(d, h + i), below = normal_distribution(d, v), power = Mul(Set(d, -0.5f), Mul(v, v));
     const auto density = Mul(Set(d, 0.39894228f), exponential_within(d, hn::Max(Set(d, -88.0f), power)));
     store(Mul(v, below), d, h + i);
@@ -560,12 +591,13 @@ HWY_INLINE V positive_part(D d, V v) {
 }
 template <class T>
 void relu(T* h, const T* bias, T* y, Size n) {
-  each(n, [=](auto d, Size i) HWY_ATTR { store(positive_part(d, biased(d, h, bias, i)), d, y + i); });
+  each(n, fetching(h),
+       [=](auto d, Size i) HWY_ATTR { store(positive_part(d, biased(d, h, bias, i)), d, y + i); });
 }
 
 template <class T>
 void relu_backward(T* h, T* dy, Size n) {
-  each(n, [=](auto d, Size i) HWY_ATTR {
+  each(n, fetching(h, dy), [=](auto d, Size i) HWY_ATTR {
     const auto v = load(d, h + i);
     store(positive_part(d, v), d, h + i);
     const auto slope = hn::IfThenElseZero(hn::Gt(v, Zero(d)), Set(d, 1.0f));
@@ -575,7 +607,7 @@ void relu_backward(T* h, T* dy, Size n) {
 
 template <class T>
 void relu2(T* h, const T* bias, T* y, Size n) {
-  each(n, [=](auto d, Size i) HWY_ATTR {
+  each(n, fetching(h), [=](auto d, Size i) HWY_ATTR {
     const auto positive = positive_part(d, biased(d, h, bias, i));
     store(Mul(positive, positive), d, y + i);
   });
@@ -583,7 +615,7 @@ void relu2(T* h, const T* bias, T* y, Size n) {
 
 template <class T>
 void relu2_backward(T* h, T* dy, Size n) {
-  each(n, [=](auto d, Size i) HWY_ATTR {
+  each(n, fetching(h, dy), [=](auto d, Size i) HWY_ATTR {
     const auto positive = positive_part(d, load(d, h + i));
     store(Mul(positive, positive), d, h + i);
     store(Mul(load(d, dy + i), Add(positive, positive)), d, dy + i);
@@ -601,7 +633,7 @@ ActivationPasses<T> activation(Activation a) {
 
 template <class T>
 void swiglu(const T* gate, const T* up, T* y, Size n, float, float) {
-  each(n, [=](auto d, Size i) HWY_ATTR {
+  each(n, fetching(gate, up), [=](auto d, Size i) HWY_ATTR {
     const auto g = load(d, gate + i);
     store(Mul(Mul(g, sigmoid(d, g)), load(d, up + i)), d, y + i);
   });
@@ -609,7 +641,7 @@ void swiglu(const T* gate, const T* up, T* y, Size n, float, float) {
 
 template <class T, class Y>
 void swiglu_backward(T* gate, T* up, Y* dy, Size n, float, float) {
-  each(n, [=](auto d, Size i) HWY_ATTR {
+  each(n, fetching(gate, up, dy), [=](auto d, Size i) HWY_ATTR {
     const auto g = load(d, gate + i), u = load(d, up + i), grad = load(d, dy + i);
     const auto s = sigmoid(d, g), silu = Mul(g, s);
     const auto slope = MulAdd(silu, Sub(Set(d, 1.0f), s), s);
@@ -621,7 +653,7 @@ void swiglu_backward(T* gate, T* up, Y* dy, Size n, float, float) {
 
 template <class T>
 void geglu(const T* gate, const T* up, T* y, Size n, float, float) {
-  each(n, [=](auto d, Size i) HWY_ATTR {
+  each(n, fetching(gate, up), [=](auto d, Size i) HWY_ATTR {
     const auto g = load(d, gate + i);
     const auto u2 = Mul(g, MulAdd(Set(d, k1), Mul(g, g), Set(d, k0)));
     store(Mul(Mul(g, sigmoid(d, u2)), load(d, up + i)), d, y + i);
@@ -630,7 +662,7 @@ void geglu(const T* gate, const T* up, T* y, Size n, float, float) {
 
 template <class T>
 void geglu_backward(T* gate, T* up, T* dy, Size n, float, float) {
-  each(n, [=](auto d, Size i) HWY_ATTR {
+  each(n, fetching(gate, up, dy), [=](auto d, Size i) HWY_ATTR {
     const auto g = load(d, gate + i), u = load(d, up + i), grad = load(d, dy + i),
                square = bounded_square(d, g);
     const auto s = sigmoid(d, Mul(g, MulAdd(Set(d, k1), square, Set(d, k0)))), gelu = Mul(g, s);
@@ -644,7 +676,7 @@ void geglu_backward(T* gate, T* up, T* dy, Size n, float, float) {
 
 template <class T>
 void clamped_swiglu(const T* gate, const T* up, T* y, Size n, float alpha, float limit) {
-  each(n, [=](auto d, Size i) HWY_ATTR {
+  each(n, fetching(gate, up), [=](auto d, Size i) HWY_ATTR {
     const auto most = Set(d, limit), g = at_most(load(d, gate + i), most);
     const auto u = at_least(at_most(load(d, up + i), most), hn::Neg(most));
     store(Mul(Mul(g, sigmoid(d, Mul(Set(d, alpha), g))), Add(u, Set(d, 1.0f))), d, y + i);
@@ -653,7 +685,7 @@ void clamped_swiglu(const T* gate, const T* up, T* y, Size n, float alpha, float
 
 template <class T, class Y>
 void clamped_swiglu_backward(T* gate, T* up, Y* dy, Size n, float alpha, float limit) {
-  each(n, [=](auto d, Size i) HWY_ATTR {
+  each(n, fetching(gate, up, dy), [=](auto d, Size i) HWY_ATTR {
     const auto most = Set(d, limit), one = Set(d, 1.0f), grad = load(d, dy + i);
     const auto gate_here = load(d, gate + i), up_here = load(d, up + i);
     const auto g = at_most(gate_here, most), turned = Mul(Set(d, alpha), g);
@@ -732,12 +764,12 @@ HWY_INLINE V open_of(D d, V gate) {
 }
 template <class T>
 void sigmoid_gate(const T* x, const T* gate, T* y, Size n) {
-  each(n,
+  each(n, fetching(x, gate),
        [=](auto d, Size i) HWY_ATTR { store(Mul(load(d, x + i), open_of(d, load(d, gate + i))), d, y + i); });
 }
 template <class T>
 void sigmoid_gate_backward(const T* x, T* gate, T* dy, T* y, Size n) {
-  each(n, [=](auto d, Size i) HWY_ATTR {
+  each(n, fetching(x, gate, dy), [=](auto d, Size i) HWY_ATTR {
     const auto open = open_of(d, load(d, gate + i)), value = load(d, x + i), grad = load(d, dy + i);
     const auto made = Mul(value, open);
     store(made, d, y + i);
@@ -762,6 +794,8 @@ float max(const float* x, Size n) {
   const Size step = lanes(d);
   Size i = 0;
   for (; i + 2 * step <= n; i += 2 * step) {
+    __builtin_prefetch(reinterpret_cast<const char*>(x + i) + ahead);
+    __builtin_prefetch(reinterpret_cast<const char*>(x + i + step) + ahead);
     a = hn::Max(a, load(d, x + i));
     b = hn::Max(b, load(d, x + i + step));
   }
@@ -803,7 +837,7 @@ HWY_INLINE AdamWStepped<V> adamw_step(D d, V weights, const float* g, T* m, cons
 }
 
 void adamw(float* p, const float* g, float* m, float* v, const AdamWFactors& f, Size n) {
-  each(n, [=](auto d, Size i) HWY_ATTR {
+  each(n, fetching(p, g, m, v), [=](auto d, Size i) HWY_ATTR {
     const auto updated = adamw_step(d, load(d, p + i), g, m, v, f, i);
     store(updated.weights, d, p + i);
     store(updated.square, d, v + i);
@@ -812,7 +846,7 @@ void adamw(float* p, const float* g, float* m, float* v, const AdamWFactors& f, 
 
 void adamw_split(bf16* p, std::int16_t* remainder, const float* g, float* m, float* v, const AdamWFactors& f,
                  Size n) {
-  each(n, [=](auto d, Size i) HWY_ATTR {
+  each(n, fetching(p, remainder, g, m, v), [=](auto d, Size i) HWY_ATTR {
     const auto updated = adamw_step(d, load_split(d, p + i, remainder + i), g, m, v, f, i);
     store_split(updated.weights, d, p + i, remainder + i);
     store(updated.square, d, v + i);
@@ -830,7 +864,7 @@ HWY_INLINE void store_at_random(V x, W random, D d, bf16* to) {
 
 void adamw_at_random(bf16* p, const float* g, bf16* m, bf16* v, const std::uint32_t* random,
                      const AdamWFactors& f, Size n) {
-  each(n, [=](auto d, Size i) HWY_ATTR {
+  each(n, fetching(p, g, m, v), [=](auto d, Size i) HWY_ATTR {
     const hn::RebindToUnsigned<decltype(d)> words;
     const auto updated = adamw_step(d, load(d, p + i), g, m, v, f, i);
     const auto word = hn::LoadU(words, random + i);
