@@ -165,6 +165,7 @@ double sum_squares(const T* x, Size n) {
   auto a = Zero(dd), b = a;
   Size i = 0;
   for (; i + 2 * step <= n; i += 2 * step) {
+    __builtin_prefetch(reinterpret_cast<const char*>(x + i) + ahead);
     const auto u = hn::PromoteTo(dd, load(df, x + i)), v = hn::PromoteTo(dd, load(df, x + i + step));
     a = MulAdd(u, u, a);
     b = MulAdd(v, v, b);
@@ -309,7 +310,7 @@ void short_convolution_taps(const ConvolvedRow<T>& r, const T* dy, float* sums, 
 // LayerNorm and RMSNorm share this code: RMSNorm has mean 0 and no b.
 template <bool centered, bool weighted, bool biased, class T>
 HWY_INLINE void normalise(const T* x, const T* w, const T* b, float mean, float rstd, T* y, Size n) {
-  each(n, [=](auto d, Size i) HWY_ATTR {
+  each(n, fetching(x), [=](auto d, Size i) HWY_ATTR {
     auto v = load(d, x + i);
     if constexpr (centered) v = Sub(v, Set(d, mean));
     v = Mul(v, Set(d, rstd));
@@ -348,6 +349,8 @@ HWY_INLINE void norm_dx(const T* dy, const T* x, const T* w, float mean, float r
   const Size step = lanes(d);
   Size done = 0;
   for (; done + 2 * step <= n; done += 2 * step) {
+    for (const T* const from : {dy, x, static_cast<const T*>(dx)})
+      __builtin_prefetch(reinterpret_cast<const char*>(from + done) + ahead);
     both(d, done, levels, alongs);
     both(d, done + step, levels2, alongs2);
   }
@@ -373,7 +376,10 @@ void column_sums(const T* x, Size stride, Size rows, float* sum, Size n) {
     const T* first = x + r * stride;
     each(n, [=](auto d, Size i) HWY_ATTR {
       auto total = load(d, sum + i);
-      for (Size k = 0; k < streams; ++k) total = Add(total, load(d, first + k * stride + i));
+      for (Size k = 0; k < streams; ++k) {
+        __builtin_prefetch(first + (streams + k) * stride + i);
+        total = Add(total, load(d, first + k * stride + i));
+      }
       store(total, d, sum + i);
     });
   }
@@ -388,6 +394,10 @@ HWY_INLINE void norm_dw_rows(const T* dy, Size dy_stride, const T* x, Size x_str
     auto weight = load(d, dw + i);
     auto level = Zero(d);
     for (Size r = 0; r < count; ++r) {
+      if constexpr (count > 1) {  // the next rows'
+        __builtin_prefetch(dy + (count + r) * dy_stride + i);
+        __builtin_prefetch(x + (count + r) * x_stride + i);
+      }
       const auto g = load(d, dy + r * dy_stride + i);
       auto xhat = load(d, x + r * x_stride + i);
       if constexpr (centered) {
