@@ -200,15 +200,6 @@ void store(const float* sums, std::int64_t stride, const TileTarget& target) {
   matmul_passes().store(sums, stride, 0, target.rows, target);
 }
 
-// Prefetches the memory to which a tile will be stored, while the tile is computed.
-void fetch_ahead(const TileTarget& target) {
-  const std::int64_t line_bytes = target.cols * (target.narrow ? 2 : 4);
-  constexpr std::int64_t line = 64;
-  for (std::int64_t i = 0; i < target.rows; ++i)
-    for (std::int64_t byte = 0; byte < line_bytes; byte += line)
-      __builtin_prefetch(target.data + i * target.stride + byte, 1);
-}
-
 const MicroKernel& kernel_for(const Product& p) {
   const MicroKernel* const pairs = bf16_micro_kernel();
   return pairs != nullptr && p.a.type == DType::bf16 && p.b.type == DType::bf16 ? *pairs : f32_micro_kernel();
@@ -278,7 +269,6 @@ void make_column(const MicroKernel& kernel, const TileColumn& column) {
     TileTarget target = all;
     target.data += t * kernel.rows * all.stride;
     target.rows = std::min<std::int64_t>(kernel.rows, all.rows - t * kernel.rows);
-    fetch_ahead(target);
     const bool is_stored = kernel.tile({.words = column.words,
                                         .a = column.a + t * column.a_tile,
                                         .b = column.b,
@@ -637,8 +627,7 @@ void multiply_segments(const MicroKernel& kernel, const Product& p, const std::v
   const Simd<float>& pass = simd<float>();
   const std::int64_t tile_size = kernel.rows * kernel.cols;
   alignas(64) float sums[most_levels + 1][MicroKernel::most_rows * MicroKernel::most_cols];
-  const auto sum_tile = [&](std::int64_t i, std::int64_t rows, std::int64_t j, std::int64_t cols,
-                            const TileTarget& c) {
+  const auto sum_tile = [&](std::int64_t i, std::int64_t rows, std::int64_t j, std::int64_t cols) {
     int level = -1;
     std::int64_t block = -1;
     TreePlace place;
@@ -652,7 +641,6 @@ void multiply_segments(const MicroKernel& kernel, const Product& p, const std::v
         level = place.waiting;
       }
       float* const to = s.begins_block ? sums[level] : sums[most_levels];
-      if (&s == &segments.back()) fetch_ahead(c);
       make_tile(kernel, s.words, scratch.a + s.before * whole(rows, kernel.rows) + i * s.words,
                 scratch.b + s.before * whole(cols, kernel.cols) + j * s.words, to);
       if (!s.begins_block) pass.add(to, sums[level], tile_size);
@@ -675,7 +663,7 @@ void multiply_segments(const MicroKernel& kernel, const Product& p, const std::v
           const TileTarget c =
               target_of(at(p.c, i + ii, j + jj), std::min<std::int64_t>(kernel.rows, rows - ii),
                         std::min<std::int64_t>(kernel.cols, cols - jj), p.alpha, p.beta);
-          sum_tile(ii, rows, jj, cols, c);
+          sum_tile(ii, rows, jj, cols);
           store(sums[0], kernel.cols, c);
         }
       if (kernel.end != nullptr) kernel.end();
