@@ -18,7 +18,7 @@ namespace echelon {
 namespace {
 
 // The piece of a bf16 c that is summed in f32 before it is rounded, if k is deeper than what is packed at
-// once.
+// once; and for how many sums a thread has memory.
 constexpr std::int64_t piece_rows = 512, piece_cols = 512, piece_floats = 1024 * 384;
 // How much of b is packed at once: whole weights of common models, since a is packed again for each part of
 // b. Packing may write one vector more (`behind`).
