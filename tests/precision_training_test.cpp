@@ -209,8 +209,15 @@ TEST(PrecisionTraining, Fp8MultipliesTheLayers) {
 }
 
 TEST(PrecisionTraining, IsPredictedToTheByte) {
-  for (const char* precision : {"bf16", "bf16-lean", "fp8"})
-    for (const Plan& plan : plans_in(precision)) {
+  for (const char* precision : {"bf16", "bf16-lean", "fp8"}) {
+    std::vector<Plan> plans = plans_in(precision);
+    for (const int tp : {1, 2}) {  // with several chunks of logits
+      Plan& plan = plans.emplace_back(plan_in(precision, odd_llama(false, 2, 1), 1, tp));
+      plan.model.max_seq = plan.seq_len = 551;
+      ASSERT_GT(plan.micro_batch * plan.seq_len,
+                logits_chunk_rows(Device::cpu, element_bytes(plan.precision.activations)));
+    }
+    for (const Plan& plan : plans) {
       if (plan.mesh.ep > 1) continue;  // what travels is decided by data
       const PipelineLayout pipeline(plan);
       on_mesh(plan, [&](const Rank& rank) {
@@ -224,6 +231,7 @@ TEST(PrecisionTraining, IsPredictedToTheByte) {
         EXPECT_EQ(dry.traffic, rank.traffic() - before) << describe(plan) << " " << plan.mesh.describe();
       });
     }
+  }
 }
 
 TEST(LogitsRoom, HoldsTheGradientsOfAllRowsAndTheLogitsOfAPiece) {

@@ -601,17 +601,15 @@ TEST(Prediction, IsExactForOtherShapes) {
 
 // More tokens than one chunk of logits.
 TEST(Prediction, IsExactForSeveralChunksOfLogits) {
-  for (const char* precision : {"f64", "bf16"})
-    for (int tp : {1, 2}) {
-      Plan plan = odd_plan(odd_llama(false, 2, 1), 1, tp, tp > 1);
-      plan.precision = recipe(precision);
-      plan.model.max_seq = 600;
-      plan.seq_len = 551;
-      plan.global_batch = 3;
-      ASSERT_GT(plan.micro_batch * plan.seq_len,
-                logits_chunk_rows(Device::cpu, element_bytes(plan.precision.activations)));
-      expect_predicted(plan);
-    }
+  for (int tp : {1, 2}) {
+    Plan plan = odd_plan(odd_llama(false, 2, 1), 1, tp, tp > 1);
+    plan.model.max_seq = 400;
+    plan.seq_len = 301;
+    plan.global_batch = 3;
+    ASSERT_GT(plan.micro_batch * plan.seq_len,
+              logits_chunk_rows(Device::cpu, element_bytes(plan.precision.activations)));
+    expect_predicted(plan);
+  }
 }
 
 // Bytes that all ranks send in a step, or in its compute_gradients alone, together.
