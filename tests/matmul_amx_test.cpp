@@ -175,34 +175,39 @@ TEST_F(MatmulAmx, TheProcessorsTilesMultiply) {
 
 // For which b is not packed.
 TEST_F(MatmulAmx, FewRowsHaveTheBitsOfMany) {
-  if (avx512_micro_kernel() == nullptr) GTEST_SKIP() << "this processor has no AVX-512 for bf16";
-  constexpr std::int64_t many = 6;
-  for (const std::int64_t k : {1, 33, 700, 1025, 5000})
-    for (const std::int64_t n : {15, 100, 300})
-      for (const bool turn_b : {false, true})
-        for (const DType type : {DType::f32, DType::bf16}) {
-          const std::int64_t b_stride = (turn_b ? k : n) + 5, element = element_bytes(type);
-          const auto a = random(many, k, k), b = random(turn_b ? n : k, turn_b ? k : n, b_stride);
-          const auto product = [&](std::int64_t rows) {
-            std::vector<std::byte> c(static_cast<std::size_t>(rows * n * element));
-            multiply_by(*avx512_micro_kernel(),
-                        {.tb = turn_b ? Transpose::yes : Transpose::no,
-                         .m = rows,
-                         .n = n,
-                         .k = k,
-                         .a = {a.data(), k, DType::bf16},
-                         .b = {b.data(), b_stride, DType::bf16},
-                         .beta = 0,
-                         .c = {c.data(), n, type}},
-                        scratch());
-            return c;
-          };
-          const std::vector<std::byte> all = product(many);
-          for (const std::int64_t rows : {1, 2, 3, 4}) {
-            const std::vector<std::byte> few = product(rows);
-            EXPECT_TRUE(std::equal(few.begin(), few.end(), all.begin())) << rows << ", " << n << ", " << k;
+  constexpr std::int64_t many = 40;
+  const MicroKernel* const kernels[] = {&played_kernel, amx_micro_kernel(), avx512_micro_kernel(),
+                                        avx512_column_kernel()};
+  for (const MicroKernel* kernel : kernels)
+    for (const std::int64_t k : {1, 33, 64, 700, 1025, 1056, 4992})
+      for (const std::int64_t n : {15, 32, 100, 300})
+        for (const bool turn_b : {false, true})
+          for (const DType type : {DType::f32, DType::bf16}) {
+            if (kernel == nullptr || !checks::is_taken(kernel == &played_kernel ? 24 : 4)) continue;
+            // An odd stride is not read where it lies.
+            const std::int64_t b_stride = (turn_b ? k : n) + 6, element = element_bytes(type);
+            const auto a = random(many, k, k), b = random(turn_b ? n : k, turn_b ? k : n, b_stride);
+            const auto product = [&](std::int64_t rows) {
+              std::vector<std::byte> c(static_cast<std::size_t>(rows * n * element));
+              multiply_by(*kernel,
+                          {.tb = turn_b ? Transpose::yes : Transpose::no,
+                           .m = rows,
+                           .n = n,
+                           .k = k,
+                           .a = {a.data(), k, DType::bf16},
+                           .b = {b.data(), b_stride, DType::bf16},
+                           .beta = 0,
+                           .c = {c.data(), n, type}},
+                          scratch());
+              return c;
+            };
+            const std::vector<std::byte> all = product(many);
+            for (const std::int64_t rows : {1, 2, 3, 4, 31, 32}) {
+              const std::vector<std::byte> few = product(rows);
+              EXPECT_TRUE(std::equal(few.begin(), few.end(), all.begin()))
+                  << kernel->name << ": " << rows << ", " << n << ", " << k;
+            }
           }
-        }
 }
 
 TEST_F(MatmulAmx, TheProcessorsPairsMultiply) {

@@ -352,6 +352,55 @@ void multiply_thin(const MicroKernel& kernel, const Product& p, Range k, const s
   }
 }
 
+// Whether a kernel of columns can compute the product transposed, so that the rows of b are rows of tiles,
+// read where they are.
+bool is_turned(const MicroKernel& kernel, const Product& p) {
+  return kernel.column != nullptr && p.m <= kernel.cols && p.n >= kernel.rows && p.tb == Transpose::yes &&
+         p.b.type == DType::bf16 && p.k % (2 * kernel.group) == 0 && p.b.stride % 2 == 0 &&
+         reinterpret_cast<std::uintptr_t>(p.b.data) % sizeof(std::uint32_t) == 0;
+}
+
+// Part of k of such a product. `a`: its rows, packed as the lines of a panel of b.
+void multiply_turned(const MicroKernel& kernel, const Product& p, Range k, const std::uint32_t* a) {
+  constexpr std::int64_t most = MicroKernel::thin_cols, size = MicroKernel::most_rows;
+  alignas(64) float made[most * size], sums[size * most];
+  const std::int64_t slices = pieces(p.n, most), width = kernel.rows;
+  if (kernel.begin != nullptr) kernel.begin();
+  for (std::int64_t s = 0; s < slices; ++s) {
+    const Range cols = split_range(p.n, slices, s);
+    const std::int64_t tiles = cols.size() / width, left = cols.size() % width;
+    // The lines of the next slice.
+    Ahead next;
+    if (s + 1 < slices) next = ahead(p.b, true, cols.end, split_range(p.n, slices, s + 1).size(), k);
+    const auto make = [&](std::int64_t first, std::int64_t count, float* to) {
+      kernel.column({.words = k.size() / 2,
+                     .a = static_cast<const std::uint32_t*>(at(p.b, p.tb, k.begin, first).data),
+                     .b = a,
+                     .a_tile = width * p.b.stride / 2,
+                     .tiles = count,
+                     .a_rows = GroupedRows::of_memory(p.b.stride),
+                     .sums = to,
+                     .next = &next,
+                     .next_lines = next.cache_lines()});
+    };
+    make(cols.begin, tiles, made);
+    if (left > 0)
+      make(cols.end - width, 1, made + tiles * width * kernel.cols);  // columns again, and the rest
+    for (std::int64_t j = 0; j < cols.size(); ++j) {
+      const std::int64_t line = j < tiles * width ? j : j + width - left;
+      for (std::int64_t i = 0; i < p.m; ++i) sums[i * most + j] = made[line * kernel.cols + i];
+    }
+    store(sums, most,
+          target_of(at(p.c, 0, cols.begin), p.m, cols.size(), p.alpha, k.begin > 0 ? 1.0f : p.beta));
+  }
+  if (kernel.end != nullptr) kernel.end();
+}
+
+// Whether b is read once, as it lies, for few rows of a.
+bool is_thin(const MicroKernel& kernel, const Product& p) {
+  return kernel.thin != nullptr ? p.m <= MicroKernel::thin_rows : is_turned(kernel, p);
+}
+
 // For an f32 c, or a k that is packed at once.
 void multiply_blocks(const MicroKernel& kernel, const Product& p, const Scratch& scratch) {
   const Packing to_a = packing_of_a(kernel), to_b = packing_of_b(kernel);
@@ -366,9 +415,10 @@ void multiply_blocks(const MicroKernel& kernel, const Product& p, const Scratch&
     // If all of a fits, it is packed once for all of b.
     const bool a_fits = p.m <= rows_at_once;
     if (a_fits) {
-      pack(p.a, a_along, to_a, 0, p.m, k, filled, words, scratch.a);
-      if (kernel.thin != nullptr && p.m <= MicroKernel::thin_rows) {
-        multiply_thin(kernel, p, k, scratch.a);
+      const bool turned = kernel.thin == nullptr && is_turned(kernel, p);
+      pack(p.a, a_along, turned ? to_b : to_a, 0, p.m, k, filled, words, scratch.a);
+      if (is_thin(kernel, p)) {
+        turned ? multiply_turned(kernel, p, k, scratch.a) : multiply_thin(kernel, p, k, scratch.a);
         continue;
       }
       cols_at_once = std::min(cols_at_once, few_cols);
@@ -449,7 +499,7 @@ class TeamProduct {
  public:
   static bool is_worth_it(const MicroKernel& kernel, const Product& p) {
     constexpr double worth = 1 << 27;  // for products of this size, waiting for each other costs little
-    return kernel.column != nullptr && p.blocks == nullptr && p.k > 0 &&
+    return kernel.column != nullptr && p.blocks == nullptr && p.k > 0 && !is_thin(kernel, p) &&
            !(is_short(kernel, p) && is_summed_where_it_lies(kernel, p)) &&
            static_cast<double>(p.m) * static_cast<double>(p.n) * static_cast<double>(p.k) >= worth;
   }

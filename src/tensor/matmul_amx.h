@@ -78,10 +78,11 @@ class BesideAmx {
 // sums: Sum<2 i + j>::multiply() adds tile i of a times tile j of b. Strides are in bytes. store_rows() is
 // MatmulPasses::store(). Sums are stored between the first products of the next tile, so that the unit does
 // not wait at the end of each tile.
-template <class Unit>
-void amx_column_by(const TileColumn& column) {
-  constexpr std::int64_t row = 4 * amx_cols, a_row = 4 * amx_group, lower = 16 * amx_group,
-                         a_group = amx_rows * amx_group, b_group = amx_cols * amx_group;
+template <class Unit, bool a_is_packed>
+void amx_column_of(const TileColumn& column) {
+  constexpr std::int64_t row = 4 * amx_cols, b_group = amx_cols * amx_group;
+  const GroupedRows a_rows = a_is_packed ? GroupedRows() : column.a_rows;
+  const std::int64_t a_row = a_rows.row_bytes, lower = 16 * a_row / 4, a_group = a_rows.group_words;
   const std::int64_t steps = column.words / amx_group;
   BesideAmx<Unit> beside(column, steps);
   const auto load = [&](const std::uint32_t* a, const std::uint32_t* b) __attribute__((always_inline)) {
@@ -130,6 +131,12 @@ void amx_column_by(const TileColumn& column) {
   }
   each([&]<int i>() __attribute__((always_inline)) { store_sum.template operator()<i>(column.tiles - 1); });
   beside.store_last();
+}
+
+// With constants for a packed a, since attention's columns are short.
+template <class Unit>
+void amx_column_by(const TileColumn& column) {
+  column.a_rows == GroupedRows() ? amx_column_of<Unit, true>(column) : amx_column_of<Unit, false>(column);
 }
 
 // begin and end: see MicroKernel.

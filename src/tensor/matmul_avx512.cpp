@@ -229,8 +229,10 @@ constexpr std::int64_t column_cols = 16 * column_vectors, column_tile = column_r
 template <int first, int rows>
 __attribute__((target("avx512f,avx512bf16"))) void avx512_rows_of_tile(std::int64_t words,
                                                                        const std::uint32_t* a,
+                                                                       const GroupedRows& a_rows,
                                                                        const std::uint32_t* b,
                                                                        const float* before, float* to) {
+  const std::int64_t a_row = a_rows.row_bytes / 4;
   __m512 sums[rows][column_vectors];
 #pragma GCC unroll 16
   for (int i = 0; i < rows; ++i)
@@ -238,15 +240,14 @@ __attribute__((target("avx512f,avx512bf16"))) void avx512_rows_of_tile(std::int6
     for (int v = 0; v < column_vectors; ++v)
       sums[i][v] = before == nullptr ? _mm512_setzero_ps()
                                      : _mm512_loadu_ps(before + (first + i) * column_cols + 16 * v);
-  a += first * column_group;
-  for (std::int64_t w = 0; w < words; w += column_group, a += column_rows * column_group)
+  a += first * a_row;
+  for (std::int64_t w = 0; w < words; w += column_group, a += a_rows.group_words)
     for (int g = 0; g < column_group; ++g, b += column_cols) {
       const auto b0 = reinterpret_cast<__m512bh>(_mm512_loadu_si512(b));
       const auto b1 = reinterpret_cast<__m512bh>(_mm512_loadu_si512(b + 16));
 #pragma GCC unroll 16
       for (int i = 0; i < rows; ++i) {
-        const auto x =
-            reinterpret_cast<__m512bh>(_mm512_set1_epi32(static_cast<int>(a[i * column_group + g])));
+        const auto x = reinterpret_cast<__m512bh>(_mm512_set1_epi32(static_cast<int>(a[i * a_row + g])));
         sums[i][0] = _mm512_dpbf16_ps(sums[i][0], x, b0);
         sums[i][1] = _mm512_dpbf16_ps(sums[i][1], x, b1);
       }
@@ -264,9 +265,9 @@ void avx512_column(const TileColumn& column) {
     const float* const before = column.before == nullptr ? nullptr : column.before + t * column_tile;
     float* const sums = column.sums + (column.target == nullptr ? t * column_tile : 0);
     // A third of them at once: 22 sums, two vectors of b and one of a.
-    avx512_rows_of_tile<0, 11>(column.words, a, column.b, before, sums);
-    avx512_rows_of_tile<11, 11>(column.words, a, column.b, before, sums);
-    avx512_rows_of_tile<22, 10>(column.words, a, column.b, before, sums);
+    avx512_rows_of_tile<0, 11>(column.words, a, column.a_rows, column.b, before, sums);
+    avx512_rows_of_tile<11, 11>(column.words, a, column.a_rows, column.b, before, sums);
+    avx512_rows_of_tile<22, 10>(column.words, a, column.a_rows, column.b, before, sums);
     if (column.target == nullptr) continue;
     TileTarget target = *column.target;
     target.data += t * column_rows * target.stride;

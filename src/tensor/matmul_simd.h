@@ -99,11 +99,22 @@ class FetchBeside {
   std::int64_t each_, stores_from_;
 };
 
+// Where a's words are for a kernel with groups (MicroKernel::group): packed, as here, or as rows of memory.
+struct GroupedRows {
+  std::int64_t row_bytes = 64;     // from a row to the next
+  std::int64_t group_words = 512;  // from a group to the next
+
+  // Rows of bf16, `stride` apart, which hold whole groups.
+  static GroupedRows of_memory(std::int64_t stride) { return {2 * stride, 16}; }
+  bool operator==(const GroupedRows&) const = default;
+};
+
 // Tiles below each other: panels of a, a_tile words apart, times one panel of b.
 struct TileColumn {
   std::int64_t words = 0;
   const std::uint32_t *a = nullptr, *b = nullptr;
   std::int64_t a_tile = 0, tiles = 0;
+  GroupedRows a_rows = {};
   // The sums of earlier words, tile after tile, which are continued. null: starts from zero.
   const float* before = nullptr;
   // Where the sums go, tile after tile; if tiles are stored, temporary memory for two tiles.
