@@ -18,8 +18,10 @@
 #include "base/error.h"
 #include "base/json_text.h"
 #include "base/units.h"
+#include "parallel/vocabulary_logits.h"
 #include "spec/block.h"
 #include "spec/model_spec.h"
+#include "spec/plan.h"
 #include "tensor/kernels.h"
 #include "tensor/prepare_kernels.h"
 #include "train/this_machine.h"
@@ -44,9 +46,6 @@ struct Work {
   std::function<std::function<void()>()> prepare;
 };
 
-// How many tokens' logits exist at once on a CPU.
-constexpr std::int64_t logits_rows = 512;
-
 class StepWork {
  public:
   StepWork(const ModelSpec& model, const BenchKernelsFlags& f, const PrecisionRecipe& precision)
@@ -61,10 +60,7 @@ class StepWork {
             (op.kind == OpKind::attention && model.latent_attention()))
           left_out_.insert(op.name);
       }
-    const ParamSpec output = output_matrix(model);
-    const std::int64_t rows = std::min(logits_rows, tokens_);
-    add_products("output", rows, output.shape[1], output.shape[0], WeightOrder::out_in, precision.statistics,
-                 (tokens_ + rows - 1) / rows);
+    add_output();
   }
 
   const std::vector<Work>& all() const { return all_; }
@@ -72,9 +68,10 @@ class StepWork {
 
  private:
   Tensor tensor(DType dtype, std::int64_t rows, std::int64_t cols) {
-    Tensor t(arena_, MemoryCategory::other, dtype, {rows, cols});
+    const std::int64_t stride = cols == model_.vocab ? logits_row_stride(cols) : cols;
+    const Tensor t(arena_, MemoryCategory::other, dtype, {rows, stride});
     fill_with_normals(*kernels_, t);
-    return t;
+    return t.column_range(0, cols);
   }
 
   void add(Work work) {
@@ -90,20 +87,48 @@ class StepWork {
     const std::size_t in = op.order == WeightOrder::out_in ? 1 : 0;
     std::int64_t out = 0;
     for (const ParamSpec& weight : op.weights) out += weight.shape[1 - in];
-    add_products(op.name, tokens_, op.weights.front().shape[in], out, op.order, precision_.activations, 1);
+    const WeightShape w{op.name, op.weights.front().shape[in], out, op.order};
+    add_forward(w, tokens_, precision_.activations, 1);
+    add_gradients(w, tokens_, 1);
   }
 
-  // y = x W, and the gradients of x and of W.
-  void add_products(const std::string& name, std::int64_t rows, std::int64_t in, std::int64_t out,
-                    WeightOrder order, DType result, std::int64_t count) {
-    const bool out_in = order == WeightOrder::out_in;
-    const DType narrow = precision_.activations, weights = precision_.parameters;
-    const Transpose yes = Transpose::yes, no = Transpose::no;
-    add_product(name + " forward", {no, out_in ? yes : no, rows, out, in, narrow, result}, count, weights);
-    add_product(name + " dx", {no, out_in ? no : yes, rows, in, out, narrow, narrow}, count, weights);
-    add_product(name + " dW",
-                {yes, no, out_in ? out : in, out_in ? in : out, rows, narrow, precision_.gradients}, count,
-                narrow);
+  // A chunk of tokens at a time, whose logits are made in pieces if they are wider than their gradients.
+  void add_output() {
+    const ParamSpec output = output_matrix(model_);
+    const WeightShape w{"output", output.shape[1], output.shape[0], WeightOrder::out_in};
+    const DType wide = precision_.statistics, narrow = precision_.activations;
+    const std::int64_t chunk = std::min(logits_chunk_rows(Device::cpu, element_bytes(narrow)), tokens_),
+                       chunks = (tokens_ + chunk - 1) / chunk,
+                       piece = wide == narrow ? chunk : wide_logits_rows(chunk);
+    add_forward(w, piece, wide, chunks);
+    if (chunk > piece) add_forward(w, chunk - piece, wide, chunks);
+    add_gradients(w, chunk, chunks);
+  }
+
+  struct WeightShape {
+    std::string name;
+    std::int64_t in, out;
+    WeightOrder order;
+    bool out_in() const { return order == WeightOrder::out_in; }
+  };
+  // y = x W
+  void add_forward(const WeightShape& w, std::int64_t rows, DType result, std::int64_t count) {
+    add_product(w.name + " forward",
+                {Transpose::no, w.out_in() ? Transpose::yes : Transpose::no, rows, w.out, w.in,
+                 precision_.activations, result},
+                count, precision_.parameters);
+  }
+  // Of x and of W.
+  void add_gradients(const WeightShape& w, std::int64_t rows, std::int64_t count) {
+    const DType narrow = precision_.activations;
+    add_product(
+        w.name + " dx",
+        {Transpose::no, w.out_in() ? Transpose::no : Transpose::yes, rows, w.in, w.out, narrow, narrow},
+        count, precision_.parameters);
+    add_product(w.name + " dW",
+                {Transpose::yes, Transpose::no, w.out_in() ? w.out : w.in, w.out_in() ? w.in : w.out, rows,
+                 narrow, precision_.gradients},
+                count, narrow);
   }
 
   void add_product(const std::string& name, const ProductShape& s, std::int64_t count, DType second) {
