@@ -31,7 +31,8 @@ class LogitsRoom {
   struct Piece {
     Range rows;     // of the chunk
     Tensor logits;  // of these rows
-    std::int64_t distance;  // from the first row of their gradients to that of the logits, in rows of gradients
+    std::int64_t
+        distance;  // from the first row of their gradients to that of the logits, in rows of gradients
   };
   // Calls visit(piece) for all rows of a chunk, in order. It turns the piece's logits, which are then
   // discarded, into gradients, which stay.

@@ -415,9 +415,9 @@ void multiply_blocks(const MicroKernel& kernel, const Product& p, const Scratch&
     // If all of a fits, it is packed once for all of b.
     const bool a_fits = p.m <= rows_at_once;
     if (a_fits) {
-      const bool turned = kernel.thin == nullptr && is_turned(kernel, p);
+      const bool thin = is_thin(kernel, p), turned = thin && kernel.thin == nullptr;
       pack(p.a, a_along, turned ? to_b : to_a, 0, p.m, k, filled, words, scratch.a);
-      if (is_thin(kernel, p)) {
+      if (thin) {
         turned ? multiply_turned(kernel, p, k, scratch.a) : multiply_thin(kernel, p, k, scratch.a);
         continue;
       }
