@@ -1,5 +1,5 @@
-// Attention by columns of tiles, played in C++ and, where the processor has them, by AMX's, beside the same
-// sums in f64 of the same bf16.
+// Attention by columns of tiles, played in C++ and, where the processor has them, by AMX and by AVX-512,
+// beside the same sums in f64 of the same bf16.
 #include "tensor/attention_columns.h"
 
 #include <gtest/gtest.h>
@@ -15,9 +15,11 @@
 #include "attention_spoiled.h"
 #include "base/philox.h"
 #include "case_choice.h"
+#include "played_scores.h"
 #include "played_tiles.h"
 #include "tensor/arena.h"
 #include "tensor/matmul.h"
+#include "tensor/score_columns.h"
 #include "tensor/tensor.h"
 
 namespace echelon::attention_columns_test {
@@ -58,7 +60,7 @@ class AttentionColumns : public ::testing::Test {
       }
   }
 
-  void check(const MicroKernel& kernel, AttentionShape s, const ThreadTeam& team) {
+  void check(const ColumnKernels& kernels, AttentionShape s, const ThreadTeam& team) {
     s.scale = 1 / std::sqrt(static_cast<double>(s.head_dim));
     const std::int64_t d = s.head_dim, queries = s.batch * s.q_len,
                        stride = s.kv_batch_stride > 0 ? s.kv_batch_stride : s.kv_len, keys = s.batch * stride,
@@ -121,12 +123,12 @@ class AttentionColumns : public ::testing::Test {
     ASSERT_TRUE(is_made_by_columns(s, false, room_step) && is_made_by_columns(s, true, room_step));
     const Tensor rooms = make(DType::u8, 1, team.threads() * room_step);
     std::fill_n(rooms.host<std::uint8_t>(), rooms.numel(), 0xff);  // not a number
-    attention_forward_by_columns(kernel, q, k, v, s, out, lse,
+    attention_forward_by_columns(kernels, q, k, v, s, out, lse,
                                  reinterpret_cast<std::byte*>(rooms.host<std::uint8_t>()), room_step, team);
     expect_close(out, exact_out, s.kv_len + d, "out");
     expect_close(lse, exact_lse, s.kv_len + d, "lse");
     const auto back = [&](const Tensor& of_q, const Tensor& of_k, const Tensor& of_v) {
-      attention_backward_by_columns(kernel, q, k, v, dout, lse, delta, s, of_q, of_k, of_v,
+      attention_backward_by_columns(kernels, q, k, v, dout, lse, delta, s, of_q, of_k, of_v,
                                     reinterpret_cast<std::byte*>(rooms.host<std::uint8_t>()), room_step,
                                     team);
     };
@@ -141,14 +143,14 @@ class AttentionColumns : public ::testing::Test {
     expect_close(dv, exact_dv, group * s.q_len + d, "dv");
   }
 
-  void check_spoiled(const MicroKernel& kernel) {
+  void check_spoiled(const ColumnKernels& kernels) {
     const std::int64_t room_step = product_scratch_bytes() / 64 * 64;
     const Tensor rooms = make(DType::u8, 1, room_step);
     checks::expect_spoiled_attention(
         arena_, DType::bf16,
         [&](const Tensor& q, const Tensor& k, const Tensor& v, const AttentionShape& s, const Tensor& out,
             const Tensor& lse) {
-          attention_forward_by_columns(kernel, q, k, v, s, out, lse,
+          attention_forward_by_columns(kernels, q, k, v, s, out, lse,
                                        reinterpret_cast<std::byte*>(rooms.host<std::uint8_t>()), room_step,
                                        ThreadTeam(1));
         },
@@ -156,7 +158,7 @@ class AttentionColumns : public ::testing::Test {
   }
 
   // One in `share` of them, as a kernel that is played takes its time.
-  void check_all(const MicroKernel& kernel, std::uint64_t share) {
+  void check_all(const ColumnKernels& kernels, std::uint64_t share) {
     std::vector<AttentionShape> shapes = attention_shapes();
     std::erase_if(shapes, [](const AttentionShape& s) { return s.q_len < 32; });
     shapes.push_back({.q_len = 33, .kv_len = 33, .head_dim = 7});
@@ -172,15 +174,15 @@ class AttentionColumns : public ::testing::Test {
       const ThreadTeam team(threads);
       for (std::size_t i = 0; i < shapes.size(); ++i) {
         if (!checks::is_taken(share)) continue;
-        SCOPED_TRACE(std::string(kernel.name) + ", shape " + std::to_string(i));
-        check(kernel, shapes[i], team);
+        SCOPED_TRACE(std::string(kernels.products->name) + ", shape " + std::to_string(i));
+        check(kernels, shapes[i], team);
       }
     }
   }
 
   // One head's gradients by one thread; and as separate tasks, since there are several threads, or since the
   // sums of all keys have no room.
-  void check_tasks(const MicroKernel& kernel, std::int64_t length) {
+  void check_tasks(const ColumnKernels& kernels, std::int64_t length) {
     AttentionShape s{.q_len = length, .kv_len = length, .num_heads = 2, .num_kv_heads = 1, .head_dim = 40};
     s.scale = 1 / std::sqrt(static_cast<double>(s.head_dim));
     s.first_keys = {arena_, MemoryCategory::activations, DType::i32, {s.q_len}};
@@ -196,10 +198,10 @@ class AttentionColumns : public ::testing::Test {
         const Tensor rooms = make(DType::u8, 1, threads * room_step);
         auto* const begin = reinterpret_cast<std::byte*>(rooms.host<std::uint8_t>());
         const ThreadTeam team(threads);
-        if (threads == 1) attention_forward_by_columns(kernel, q, k, v, s, out, lse, begin, room_step, team);
+        if (threads == 1) attention_forward_by_columns(kernels, q, k, v, s, out, lse, begin, room_step, team);
         std::vector<Tensor> made{make(DType::bf16, s.q_len, 2 * d), make(DType::bf16, s.kv_len, d),
                                  make(DType::bf16, s.kv_len, d)};
-        attention_backward_by_columns(kernel, q, k, v, dout, lse, delta, s, made[0], made[1], made[2], begin,
+        attention_backward_by_columns(kernels, q, k, v, dout, lse, delta, s, made[0], made[1], made[2], begin,
                                       room_step, team);
         return made;
       };
@@ -223,19 +225,22 @@ class AttentionColumns : public ::testing::Test {
   Arena arena_{Device::cpu, std::size_t{0}};
 };
 
-TEST_F(AttentionColumns, AreTheSumsPlayed) { check_all(played_kernel, 18); }
+constexpr ColumnKernels played{&played_kernel, &played_scores};
 
-TEST_F(AttentionColumns, HaveTheSameBitsAsSeparateTasksPlayed) { check_tasks(played_kernel, 300); }
+TEST_F(AttentionColumns, AreTheSumsPlayed) { check_all(played, 18); }
 
-TEST_F(AttentionColumns, KeepWhatIsNotANumberPlayed) { check_spoiled(played_kernel); }
+TEST_F(AttentionColumns, HaveTheSameBitsAsSeparateTasksPlayed) { check_tasks(played, 300); }
+
+TEST_F(AttentionColumns, KeepWhatIsNotANumberPlayed) { check_spoiled(played); }
 
 TEST_F(AttentionColumns, AreTheSumsByTheProcessor) {
   if (bf16_column_kernel() == nullptr) GTEST_SKIP() << "this processor has neither AMX nor AVX-512 for bf16";
   for (const MicroKernel* kernel : {amx_micro_kernel(), avx512_column_kernel()})
     if (kernel != nullptr) {
-      check_all(*kernel, 6);
-      check_spoiled(*kernel);
-      check_tasks(*kernel, 1100);
+      const ColumnKernels kernels{kernel, avx512_score_passes()};
+      check_all(kernels, 6);
+      check_spoiled(kernels);
+      check_tasks(kernels, 1100);
     }
 }
 

@@ -8,7 +8,7 @@
 
 #include "tensor/attention_heads.h"
 #include "tensor/matmul_simd.h"
-#include "tensor/simd.h"
+#include "tensor/score_columns.h"
 
 namespace echelon {
 namespace attention_columns {
@@ -70,6 +70,7 @@ struct Work {
     keys_across = room.take<Word>(wanted.queries ? l.across() : 0);
     const Size key_sums = wanted.keys ? l.sums() : 0;
     dk = room.take<float>(key_sums), dv = room.take<float>(key_sums);
+    summed = room.take<Size>(wanted.keys ? l.key_blocks : 0);
     for (Size g = 0; g < panels_at_once; ++g) {
       queries[g] = room.take<Word>(l.words * panel), douts[g] = room.take<Word>(l.words * panel);
       sums[g] = room.take<float>(l.tiles * MicroKernel::most_tile);
@@ -79,35 +80,48 @@ struct Work {
     scores = room.take<float>(keys_at_once * panel), gradients = room.take<float>(keys_at_once * panel);
     p = room.take<bf16>(keys_at_once * queries_at_once), ds = room.take<bf16>(keys_at_once * queries_at_once);
     pairs = room.take<Word>(keys_at_once / 2 * panel);
-    narrow = room.take<bf16>(l.tiles * panel * panel), turned = room.take<Word>(l.tiles * panel * group);
   }
 
   Room room;
   Word *keys, *values, *keys_across;
   float *dk, *dv;
+  Size* summed;  // for each block of keys, how many of its keys have sums in dk and dv; a multiple of `panel`
   Word *queries[panels_at_once], *douts[panels_at_once];
   float* sums[panels_at_once];  // for a panel's queries: a row for each element of depth
   Word *queries_across, *douts_across;
   float *scores, *gradients;
   bf16 *p, *ds;
   Word* pairs;
-  bf16* narrow;
-  Word* turned;
 };
+
+// Prefetches rows into the L2 cache. A head's rows are short and far apart, so the processor foresees few.
+template <class T>
+void fetch(Head<T> x, Size rows, Size depth) {
+  constexpr int write = !std::is_const_v<T>, into_l2 = 2;
+  constexpr Size line = 64 / sizeof(bf16);
+  for (Size i = 0; i < rows; ++i)
+    for (Size j = 0; j < depth; j += line) __builtin_prefetch(x.row(i) + j, write, into_l2);
+}
 
 // Rows as panels of a left operand whose k is depth.
 void pack_rows(Head<const bf16> x, Size rows, const Lengths& l, Word* to) {
-  for (Size i = 0; i < rows; i += panel)
+  fetch(x, std::min(panel, rows), l.depth);
+  for (Size i = 0; i < rows; i += panel) {
+    fetch(x.from(i + panel), std::clamp<Size>(rows - i - panel, 0, panel), l.depth);
     matmul_passes().groups_along(x.row(i), x.stride, std::min(panel, rows - i), l.depth, panel,
                                  to + i * l.words);
+  }
 }
 // Blocks of rows as panels of a left operand, transposed: its rows are depth, and its k are rows of x.
 void pack_blocks_across(Head<const bf16> x, Size rows, const Lengths& l, Word* to) {
-  for (Size i = 0; i < rows; i += keys_at_once)
+  fetch(x, std::min(keys_at_once, rows), l.depth);
+  for (Size i = 0; i < rows; i += keys_at_once) {
+    fetch(x.from(i + keys_at_once), std::clamp<Size>(rows - i - keys_at_once, 0, keys_at_once), l.depth);
     for (Size t = 0; t < l.tiles; ++t)
       matmul_passes().groups_across(x.row(i) + t * panel, x.stride, std::min(panel, l.depth - t * panel),
                                     std::min(keys_at_once, rows - i), panel,
                                     to + (i / keys_at_once * l.tiles + t) * panel * keys_at_once / 2);
+  }
 }
 // Up to 32 rows as a panel of a right operand whose k is depth.
 void pack_panel(Head<const bf16> x, Size rows, const Lengths& l, Word* to) {
@@ -125,17 +139,6 @@ void pack_panels_across(Head<const bf16> x, Size rows, const Lengths& l, Word* t
   }
 }
 
-// Transposes x, with each column multiplied by a factor, and stores its columns as rows of bf16.
-void store_turned(float* x, const float* factor, Size rows, const Lengths& l, Head<bf16> to, const Work& w) {
-  wide_simd().scale_columns(x, l.tiles * panel, factor);
-  simd<bf16>().narrow(x, w.narrow, l.tiles * panel * panel);
-  matmul_passes().groups_across(w.narrow, panel, panel, l.tiles * panel, panel, w.turned);
-  for (Size t = 0; t < l.tiles; ++t)
-    for (Size i = 0; i < rows; ++i)
-      std::memcpy(to.row(i) + t * panel, w.turned + t * tile_words + i * group,
-                  sizeof(bf16) * static_cast<std::size_t>(std::min(panel, l.depth - t * panel)));
-}
-
 // Which keys the queries of a panel see.
 struct Seen {
   Seen(const Mask& mask, Size begin, Size rows) {
@@ -151,6 +154,8 @@ struct Seen {
   // Whether any of them sees some key of [begin, begin + rows).
   bool sees(Size begin, Size rows) const { return first_of_all < begin + rows && end_of_all > begin; }
   ScoreColumns columns(const float* scores, Size begin, Size rows, float scale) {
+    if (most_first <= begin && least_end >= begin + rows)
+      return {.scores = scores, .rows = rows, .scale = scale};
     for (Size i = 0; i < panel; ++i) {
       first_here[i] = static_cast<std::int32_t>(std::clamp<Size>(first[i] - begin, 0, rows));
       end_here[i] = static_cast<std::int32_t>(std::clamp<Size>(end[i] - begin, 0, rows));
@@ -168,9 +173,10 @@ constexpr WantedGradients no_gradients{false, false};
 class Columns {
  public:
   // For some keys of a head, which begin with a block.
-  Columns(const MicroKernel& kernel, const AttentionShape& s, Range keys, WantedGradients wanted,
+  Columns(const ColumnKernels& kernels, const AttentionShape& s, Range keys, WantedGradients wanted,
           std::byte* room)
-      : kernel_(kernel),
+      : kernel_(*kernels.products),
+        passes_(*kernels.scores),
         s_(s),
         keys_(keys),
         wanted_(wanted),
@@ -201,7 +207,7 @@ class Columns {
     pack_rows(k.from(keys_.begin), keys, l_, w_.keys);
     pack_rows(v.from(keys_.begin), keys, l_, w_.values);
     if (wanted_.queries) pack_blocks_across(k.from(keys_.begin), keys, l_, w_.keys_across);
-    if (wanted_.keys) std::fill_n(w_.dk, l_.sums(), 0.0f), std::fill_n(w_.dv, l_.sums(), 0.0f);
+    if (wanted_.keys) std::fill_n(w_.summed, l_.key_blocks, 0);
     for (Size h = heads.begin; h < heads.end; ++h)
       for (Size begin = queries.begin; begin < queries.end; begin += queries_at_once)
         backward_queries(mask, head(h), begin, std::min(queries_at_once, queries.end - begin));
@@ -235,16 +241,18 @@ class Columns {
     std::fill_n(max, panel, -std::numeric_limits<float>::infinity());
     float* const sums = w_.sums[0];
     pack_panel(q.from(begin), rows, l_, w_.queries[0]);
+    fetch(q.from(begin + rows), std::min(panel, s_.q_len - begin - rows), l_.depth);
+    fetch(out.from(begin), rows, l_.depth);
     if (kernel_.begin != nullptr) kernel_.begin();
     bool has_sums = false;
     for (Size block = 0; block * keys_at_once < seen.end_of_all; ++block) {
       const Size key = block * keys_at_once, here = rows_up_to(seen.end_of_all, key);
       if (!seen.sees(key, here)) continue;
       score(w_.keys, block, here, w_.queries[0], w_.scores);
-      wide_simd().softmax_columns(seen.columns(w_.scores, key, here, static_cast<float>(s_.scale)), max, sum,
-                                  factor, w_.pairs);
+      passes_.softmax(seen.columns(w_.scores, key, here, static_cast<float>(s_.scale)), max, sum, factor,
+                      w_.pairs);
       if (has_sums && std::any_of(factor, factor + panel, [](float f) { return f != 1; }))
-        wide_simd().scale_columns(sums, l_.tiles * panel, factor);
+        passes_.scale(sums, l_.tiles * panel, factor);
       weigh(w_.values, block, here, sums, has_sums);
       has_sums = true;
     }
@@ -252,11 +260,12 @@ class Columns {
     for (Size i = 0; i < rows; ++i) {
       const bool sees_none = sum[i] == 0;
       factor[i] = sees_none ? 0 : 1 / sum[i];
-      lse[begin + i] = sees_none ? -std::numeric_limits<float>::infinity() : max[i] + std::log(sum[i]);
+      lse[begin + i] = sees_none ? -std::numeric_limits<float>::infinity()
+                                 : static_cast<float>(s_.scale) * max[i] + std::log(sum[i]);
     }
     std::fill(factor + rows, factor + panel, 0.0f);
     if (!has_sums) std::fill_n(sums, l_.tiles * MicroKernel::most_tile, 0.0f);
-    store_turned(sums, factor, rows, l_, out.from(begin), w_);
+    store_turned(sums, factor, rows, out.from(begin));
   }
 
   void backward_queries(const Mask& mask, const Given& h, Size begin, Size rows) {
@@ -272,6 +281,7 @@ class Columns {
       first = std::min(first, seen[g].first_of_all), end = std::max(end, seen[g].end_of_all);
     end = std::min(end, keys_.end);
     if (!wanted_.queries && (first >= keys_.end || end <= keys_.begin)) return;
+    const Size next = begin + rows, next_rows = std::min(queries_at_once, s_.q_len - next);
     for (Size g = 0; g < panels; ++g) {
       pack_panel(h.q.from(begin + g * panel), rows_in(g), l_, w_.queries[g]);
       pack_panel(h.dout.from(begin + g * panel), rows_in(g), l_, w_.douts[g]);
@@ -280,6 +290,9 @@ class Columns {
       pack_panels_across(h.q.from(begin), rows, l_, w_.queries_across);
       pack_panels_across(h.dout.from(begin), rows, l_, w_.douts_across);
     }
+    fetch(h.q.from(next), next_rows, l_.depth);
+    fetch(h.dout.from(next), next_rows, l_.depth);
+    if (wanted_.queries) fetch(h.dq.from(begin), rows, l_.depth);
     constexpr Size tile_step = panels_at_once * panel * panel;  // of p and ds
     if (kernel_.begin != nullptr) kernel_.begin();
     for (Size block = 0; keys_.begin + block * keys_at_once < end; ++block) {
@@ -295,9 +308,9 @@ class Columns {
         }
         score(w_.keys, block, here, w_.queries[g], w_.scores);
         score(w_.values, block, here, w_.douts[g], w_.gradients);
-        wide_simd().softmax_gradient_columns(
-            seen[g].columns(w_.scores, key, here, static_cast<float>(s_.scale)), w_.gradients,
-            lse + g * panel, delta + g * panel, p, ds, tile_step, w_.pairs);
+        passes_.softmax_gradient(seen[g].columns(w_.scores, key, here, static_cast<float>(s_.scale)),
+                                 w_.gradients, lse + g * panel, delta + g * panel, p, ds, tile_step,
+                                 w_.pairs);
         if (!wanted_.queries) continue;
         weigh(w_.keys_across, block, here, w_.sums[g], has_sums[g]);
         has_sums[g] = true;
@@ -305,6 +318,7 @@ class Columns {
       if (!wanted_.keys) continue;
       add_to_keys(w_.p, w_.douts_across, block, here, panels, w_.dv);
       add_to_keys(w_.ds, w_.queries_across, block, here, panels, w_.dk);
+      w_.summed[block] = std::max(w_.summed[block], here);
     }
     if (kernel_.end != nullptr) kernel_.end();
     if (!wanted_.queries) return;
@@ -312,30 +326,48 @@ class Columns {
     std::fill_n(scale, panel, static_cast<float>(s_.scale));
     for (Size g = 0; g < panels; ++g) {
       if (!has_sums[g]) std::fill_n(w_.sums[g], l_.tiles * MicroKernel::most_tile, 0.0f);
-      store_turned(w_.sums[g], scale, rows_in(g), l_, h.dq.from(begin + g * panel), w_);
+      store_turned(w_.sums[g], scale, rows_in(g), h.dq.from(begin + g * panel));
     }
   }
   static Seen of(const Mask& mask, Size begin, Size rows, Size g) {
     return {mask, begin + g * panel, std::clamp<Size>(rows - g * panel, 0, panel)};
   }
 
+  // The sums of block `block`, with elements [t * panel, (t + 1) * panel) of depth, of all keys' sums.
+  float* sums_of(float* all, Size block, Size t) const {
+    return all + (block * l_.tiles + t) * keys_at_once * panel;
+  }
   void add_to_keys(const bf16* left, const Word* right, Size block, Size here, Size panels,
                    float* all) const {
+    const Size summed = std::min(w_.summed[block], here);
     for (Size t = 0; t < l_.tiles; ++t) {
-      float* const sums = all + (block * l_.tiles + t) * block_tiles * MicroKernel::most_tile;
-      column(panels * group, reinterpret_cast<const Word*>(left), panels_at_once * tile_words, here / panel,
-             right + t * queries_at_once / 2 * panel, sums, sums);
+      const auto add = [&](Size begin, Size end, bool onto) {
+        float* const sums = sums_of(all, block, t) + begin * panel;
+        column(panels * group,
+               reinterpret_cast<const Word*>(left) + begin / panel * panels_at_once * tile_words,
+               panels_at_once * tile_words, (end - begin) / panel, right + t * queries_at_once / 2 * panel,
+               onto ? sums : nullptr, sums);
+      };
+      if (summed > 0) add(0, summed, true);
+      if (here > summed) add(summed, here, false);
     }
   }
-  void store_keys(const float* sums, float scale, Head<bf16> to) const {
-    for (Size i = 0; i < keys_.size(); ++i)
-      for (Size t = 0; t < l_.tiles; ++t)
-        simd<bf16>().scale_wide(
-            sums + ((i / keys_at_once * l_.tiles + t) * keys_at_once + i % keys_at_once) * panel, scale,
-            to.row(i) + t * panel, std::min(panel, l_.depth - t * panel));
+  void store_turned(const float* sums, const float* factor, Size rows, Head<bf16> to) const {
+    passes_.store_turned(sums, factor, l_.depth, rows, to.data, to.stride);
+  }
+  void store_keys(float* all, float scale, Head<bf16> to) const {
+    for (Size block = 0; block < l_.key_blocks; ++block)
+      for (Size t = 0; t < l_.tiles; ++t) {
+        const Size key = block * keys_at_once, summed = w_.summed[block];
+        float* const sums = sums_of(all, block, t);
+        std::fill(sums + summed * panel, sums + keys_at_once * panel, 0.0f);
+        passes_.store_rows(sums, scale, std::min(keys_at_once, keys_.size() - key),
+                           std::min(panel, l_.depth - t * panel), to.row(key) + t * panel, to.stride);
+      }
   }
 
   const MicroKernel& kernel_;
+  const ScorePasses& passes_;
   const AttentionShape& s_;
   const Range keys_;
   const WantedGradients wanted_;
@@ -352,14 +384,14 @@ Size room_of(const AttentionShape& s, Size keys, bool output, WantedGradients wa
 
 bool is_made_by_columns(const AttentionShape& s, bool backward, std::int64_t room) {
   using namespace attention_columns;
-  if (s.accumulate || s.cap != 0 || s.head_dim > most_depth || s.q_len < panel) return false;
+  if (s.accumulate || s.cap != 0 || s.scale <= 0 || s.head_dim > most_depth || s.q_len < panel) return false;
   // Gradients of keys can be computed block by block, but those of a query need all keys that it sees.
   const WantedGradients of_keys{false, true}, of_queries{true, false};
   if (!backward) return room_of(s, s.kv_len, true, no_gradients) <= room;
   return room_of(s, s.kv_len, false, of_queries) <= room && room_of(s, keys_at_once, false, of_keys) <= room;
 }
 
-void attention_forward_by_columns(const MicroKernel& kernel, const Tensor& q, const Tensor& k,
+void attention_forward_by_columns(const ColumnKernels& kernels, const Tensor& q, const Tensor& k,
                                   const Tensor& v, const AttentionShape& s, const Tensor& out,
                                   const Tensor& lse, std::byte* rooms, std::int64_t room_step,
                                   const ThreadTeam& team) {
@@ -372,7 +404,7 @@ void attention_forward_by_columns(const MicroKernel& kernel, const Tensor& q, co
              parts = std::clamp<Size>((enough * team.threads() + heads - 1) / heads, 1, blocks);
   team.each_task(heads * parts, [&](Size i, int thread) {
     const Size sequence = i / parts / s.num_heads, head = i / parts % s.num_heads;
-    Columns(kernel, s, {0, s.kv_len}, no_gradients, rooms + thread * room_step)
+    Columns(kernels, s, {0, s.kv_len}, no_gradients, rooms + thread * room_step)
         .forward(Mask(s, sequence), query_head<const bf16>(q, s, sequence, head),
                  key_head<const bf16>(k, s, sequence, head / group_heads),
                  key_head<const bf16>(v, s, sequence, head / group_heads),
@@ -381,7 +413,7 @@ void attention_forward_by_columns(const MicroKernel& kernel, const Tensor& q, co
   });
 }
 
-void attention_backward_by_columns(const MicroKernel& kernel, const Tensor& q, const Tensor& k,
+void attention_backward_by_columns(const ColumnKernels& kernels, const Tensor& q, const Tensor& k,
                                    const Tensor& v, const Tensor& dout, const Tensor& lse,
                                    const Tensor& delta, const AttentionShape& s, const Tensor& dq,
                                    const Tensor& dk, const Tensor& dv, std::byte* rooms,
@@ -395,7 +427,7 @@ void attention_backward_by_columns(const MicroKernel& kernel, const Tensor& q, c
     const auto keys_of = [&](const Tensor& x) {
       return wanted.keys ? key_head<bf16>(x, s, sequence, kv_head) : Head<bf16>{};
     };
-    Columns(kernel, s, keys, wanted, rooms + thread * room_step)
+    Columns(kernels, s, keys, wanted, rooms + thread * room_step)
         .backward(
             Mask(s, sequence), key_head<const bf16>(k, s, sequence, kv_head),
             key_head<const bf16>(v, s, sequence, kv_head), keys_of(dk), keys_of(dv), some_heads,

@@ -13,17 +13,25 @@
 namespace echelon {
 
 struct MicroKernel;
+struct ScorePasses;
 
-// Whether a head's packed data fit in `room` bytes, and the shape is supported: no cap, no accumulation.
+// What computes columns of tiles, and what computes from them.
+struct ColumnKernels {
+  const MicroKernel* products;
+  const ScorePasses* scores;
+};
+
+// Whether a head's packed data fit in `room` bytes, and the shape is supported: no cap, no accumulation, a
+// positive scale.
 bool is_made_by_columns(const AttentionShape& shape, bool backward, std::int64_t room);
 
 // Like attention_forward() and attention_backward(), in bf16. Thread i's work space begins i * room_step
 // bytes after `rooms`. dq, or dk and dv, may be undefined.
-void attention_forward_by_columns(const MicroKernel& kernel, const Tensor& q, const Tensor& k,
+void attention_forward_by_columns(const ColumnKernels& kernels, const Tensor& q, const Tensor& k,
                                   const Tensor& v, const AttentionShape& shape, const Tensor& out,
                                   const Tensor& lse, std::byte* rooms, std::int64_t room_step,
                                   const ThreadTeam& team);
-void attention_backward_by_columns(const MicroKernel& kernel, const Tensor& q, const Tensor& k,
+void attention_backward_by_columns(const ColumnKernels& kernels, const Tensor& q, const Tensor& k,
                                    const Tensor& v, const Tensor& dout, const Tensor& lse,
                                    const Tensor& delta, const AttentionShape& shape, const Tensor& dq,
                                    const Tensor& dk, const Tensor& dv, std::byte* rooms,

@@ -5,6 +5,7 @@
 #include <cmath>
 #include <cstring>
 #include <limits>
+#include <optional>
 #include <type_traits>
 
 #include "base/error.h"
@@ -12,6 +13,7 @@
 #include "tensor/attention_heads.h"
 #include "tensor/matmul.h"
 #include "tensor/matmul_simd.h"
+#include "tensor/score_columns.h"
 #include "tensor/simd.h"
 
 namespace echelon {
@@ -403,11 +405,14 @@ bool backward(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& d
   });
 }
 
-// Null if this is computed like f32.
-const MicroKernel* kernel_of_columns(DType dtype, Numerics numerics, const AttentionShape& s, bool backward) {
-  const MicroKernel* const kernel = bf16_column_kernel();
-  const bool is_one = dtype == DType::bf16 && numerics == Numerics::ordinary && kernel != nullptr;
-  return is_one && is_made_by_columns(s, backward, attention_scratch_bytes(dtype)) ? kernel : nullptr;
+// Empty if this is computed like f32.
+std::optional<ColumnKernels> column_kernels(DType dtype, Numerics numerics, const AttentionShape& s,
+                                            bool backward) {
+  const ColumnKernels kernels{bf16_column_kernel(), avx512_score_passes()};
+  if (dtype != DType::bf16 || numerics != Numerics::ordinary || kernels.products == nullptr ||
+      kernels.scores == nullptr || !is_made_by_columns(s, backward, attention_scratch_bytes(dtype)))
+    return {};
+  return kernels;
 }
 
 }  // namespace
@@ -420,8 +425,8 @@ std::int64_t attention_scratch_bytes(DType dtype) {
 void attention_forward(const Tensor& q, const Tensor& k, const Tensor& v, const AttentionShape& s,
                        const Tensor& out, const Tensor& lse, const Tensor& scratch, const ThreadTeam& team,
                        Numerics numerics) {
-  if (const MicroKernel* const kernel = kernel_of_columns(out.dtype(), numerics, s, false))
-    return attention_forward_by_columns(*kernel, q, k, v, s, out, lse, scratch.host<std::byte>(),
+  if (const auto kernels = column_kernels(out.dtype(), numerics, s, false))
+    return attention_forward_by_columns(*kernels, q, k, v, s, out, lse, scratch.host<std::byte>(),
                                         attention_scratch_bytes(DType::bf16), team);
   const auto run = out.dtype() == DType::f32 ? forward<float> : forward<bf16>;
   if (!run(q, k, v, s, out, lse, scratch, team, numerics))
@@ -432,8 +437,8 @@ void attention_backward(const Tensor& q, const Tensor& k, const Tensor& v, const
                         const Tensor& lse, const Tensor& delta, const AttentionShape& s, const Tensor& dq,
                         const Tensor& dk, const Tensor& dv, const Tensor& scratch, const ThreadTeam& team,
                         Numerics numerics) {
-  if (const MicroKernel* const kernel = kernel_of_columns(dout.dtype(), numerics, s, true))
-    return attention_backward_by_columns(*kernel, q, k, v, dout, lse, delta, s, dq, dk, dv,
+  if (const auto kernels = column_kernels(dout.dtype(), numerics, s, true))
+    return attention_backward_by_columns(*kernels, q, k, v, dout, lse, delta, s, dq, dk, dv,
                                          scratch.host<std::byte>(), attention_scratch_bytes(DType::bf16),
                                          team);
   const auto run = dout.dtype() == DType::f32 ? backward<float> : backward<bf16>;

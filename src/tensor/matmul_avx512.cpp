@@ -1,11 +1,8 @@
 // Products of bf16 by AVX-512 (VDPBF16PS).
 #include <algorithm>
 
+#include "tensor/avx512_bf16.h"
 #include "tensor/matmul_simd.h"
-
-#if defined(__x86_64__)
-#include <immintrin.h>
-#endif
 
 namespace echelon {
 
@@ -77,46 +74,9 @@ __attribute__((target("avx512f,avx512bf16"))) bool avx512_tile(const Tile& made)
   return true;
 }
 
-#define WITH_AVX512_WORDS __attribute__((target("avx512f,avx512bw,avx512bf16"), always_inline))
-
-// The 16 words of 16 lines, turned: word w of all lines together.
-WITH_AVX512_WORDS inline void turn_words(const __m512i (&line)[16], __m512i (&word)[16]) {
-  constexpr __mmask16 all = 0xffff;  // GCC warns if there is no mask
-  constexpr __mmask8 pairs = 0xff;
-  __m512i two[16], four[16];
-#pragma GCC unroll 8
-  for (int i = 0; i < 16; i += 2) {
-    two[i] = _mm512_maskz_unpacklo_epi32(all, line[i], line[i + 1]);
-    two[i + 1] = _mm512_maskz_unpackhi_epi32(all, line[i], line[i + 1]);
-  }
-#pragma GCC unroll 4
-  for (int i = 0; i < 16; i += 4) {  // the lanes of four[i + w] are words w, w + 4, ... of four lines
-    four[i] = _mm512_maskz_unpacklo_epi64(pairs, two[i], two[i + 2]);
-    four[i + 1] = _mm512_maskz_unpackhi_epi64(pairs, two[i], two[i + 2]);
-    four[i + 2] = _mm512_maskz_unpacklo_epi64(pairs, two[i + 1], two[i + 3]);
-    four[i + 3] = _mm512_maskz_unpackhi_epi64(pairs, two[i + 1], two[i + 3]);
-  }
-  constexpr int even = 0x88, odd = 0xdd;  // which lanes of two vectors
-#pragma GCC unroll 4
-  for (int w = 0; w < 4; ++w) {
-    const __m512i a = _mm512_maskz_shuffle_i32x4(all, four[w], four[4 + w], even),
-                  b = _mm512_maskz_shuffle_i32x4(all, four[8 + w], four[12 + w], even),
-                  c = _mm512_maskz_shuffle_i32x4(all, four[w], four[4 + w], odd),
-                  d = _mm512_maskz_shuffle_i32x4(all, four[8 + w], four[12 + w], odd);
-    word[w] = _mm512_maskz_shuffle_i32x4(all, a, b, even);
-    word[8 + w] = _mm512_maskz_shuffle_i32x4(all, a, b, odd);
-    word[4 + w] = _mm512_maskz_shuffle_i32x4(all, c, d, even);
-    word[12 + w] = _mm512_maskz_shuffle_i32x4(all, c, d, odd);
-  }
-}
-
-WITH_AVX512_WORDS inline __mmask32 first_bf16(std::int64_t count) {
-  return count >= 32 ? ~__mmask32{0} : (__mmask32{1} << std::max<std::int64_t>(count, 0)) - 1;
-}
-
 // Columns are lines of b, 32 of them at once.
 template <int rows>
-__attribute__((target("avx512f,avx512bw,avx512bf16"))) void avx512_thin_along(const ThinProduct& p) {
+__attribute__((target("avx512f,avx512bw,avx512dq,avx512bf16"))) void avx512_thin_along(const ThinProduct& p) {
   constexpr std::int64_t lines = 16, blocks = 2, elements = 32, ahead = 16 * elements;
   for (std::int64_t j = 0; j < p.cols; j += blocks * lines) {
     __m512 sums[blocks][rows];
@@ -165,14 +125,10 @@ __attribute__((target("avx512f,avx512bw,avx512bf16"))) void avx512_thin_along(co
 
 // Columns lie side by side, `pairs` times 32 of them at once.
 template <int rows, int pairs>
-__attribute__((target("avx512f,avx512bw,avx512bf16"))) void avx512_thin_across(const ThinProduct& p) {
+__attribute__((target("avx512f,avx512bw,avx512dq,avx512bf16"))) void avx512_thin_across(
+    const ThinProduct& p) {
   constexpr std::int64_t width = 32, ahead = 16;
-  alignas(64) std::uint16_t places[2][32];  // of the elements of two rows, in turns
-  for (std::uint16_t i = 0; i < 32; ++i) {
-    places[0][i] = static_cast<std::uint16_t>(i / 2 + i % 2 * 32);
-    places[1][i] = static_cast<std::uint16_t>(places[0][i] + 16);
-  }
-  const __m512i low = _mm512_load_si512(places[0]), high = _mm512_load_si512(places[1]);
+  const PairedRows paired;
   for (std::int64_t j = 0; j < p.cols; j += pairs * width) {
     __m512 sums[rows][2 * pairs];
     __mmask32 mask[pairs];
@@ -189,8 +145,8 @@ __attribute__((target("avx512f,avx512bw,avx512bf16"))) void avx512_thin_across(c
         __builtin_prefetch(row + (ahead + 1) * p.stride + v * width);
         const __m512i one = _mm512_maskz_loadu_epi16(mask[v], row + v * width),
                       other = _mm512_maskz_loadu_epi16(alone ? 0 : mask[v], row + p.stride + v * width);
-        const auto b0 = reinterpret_cast<__m512bh>(_mm512_permutex2var_epi16(one, low, other)),
-                   b1 = reinterpret_cast<__m512bh>(_mm512_permutex2var_epi16(one, high, other));
+        const auto b0 = reinterpret_cast<__m512bh>(paired.first_words(one, other)),
+                   b1 = reinterpret_cast<__m512bh>(paired.last_words(one, other));
 #pragma GCC unroll 4
         for (int i = 0; i < rows; ++i) {
           const auto x = reinterpret_cast<__m512bh>(_mm512_set1_epi32(static_cast<int>(a[i])));
@@ -282,11 +238,6 @@ constexpr MicroKernel avx512_columns{.name = "columns of AVX-512 in bf16",
                                      .pairs = true,
                                      .group = column_group,
                                      .column = avx512_column};
-
-bool has_avx512_bf16() {
-  static const bool has_it = __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512bf16");
-  return has_it;
-}
 
 }  // namespace
 

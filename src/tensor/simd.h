@@ -135,18 +135,6 @@ struct Simd {
   void (*scale_capped)(const float* p, float factor, float max, float cap, T* y, Size n);
 };
 
-// Scores of 32 queries, with a row for each key: query q sees rows [first[q], end[q]), and all queries see
-// rows [seen_begin, seen_end). Scores are multiplied by `scale`. Rows come in pairs.
-struct ScoreColumns {
-  static constexpr std::int64_t queries = 32;
-  const float* scores = nullptr;
-  std::int64_t rows = 0;
-  float scale = 1;
-  const std::int32_t *first = nullptr, *end = nullptr;
-  std::int64_t seen_begin = 0, seen_end = 0;
-  bool all_see(std::int64_t row) const { return seen_begin <= row && row < seen_end; }
-};
-
 // Passes over numbers that are f32 in any precision.
 struct WideSimd {
   using Size = std::int64_t;
@@ -155,16 +143,6 @@ struct WideSimd {
   void (*soft_cap)(float* x, float cap, Size n);  // x becomes cap tanh(x / cap)
   // x becomes exp(x - max); returns the sum.
   float (*exp_sum)(float* x, float max, Size n);
-  // For each query: updates its max and sum so far; factor becomes exp(old max - new max). A word of p holds
-  // exp(score - new max) of two rows, rounded to bf16, the first in its lower half; 0 if not seen.
-  void (*softmax_columns)(const ScoreColumns& columns, float* max, float* sum, float* factor,
-                          std::uint32_t* p);
-  // p = exp(score - lse), ds = p (dp - delta), rounded to bf16, 0 if not seen. Stored as rows, in tiles of 32
-  // that are `tile_step` elements apart; and ds also as words like those above.
-  void (*softmax_gradient_columns)(const ScoreColumns& columns, const float* dp, const float* lse,
-                                   const float* delta, bf16* p, bf16* ds, Size tile_step,
-                                   std::uint32_t* ds_pairs);
-  void (*scale_columns)(float* x, Size rows, const float* factor);  // 32 columns, each by its factor
   void (*adamw)(float* p, const float* g, float* m, float* v, const AdamWFactors& factors, Size n);
   // p and its remainders are the weights in f32 (base/split_weight.h).
   void (*adamw_split)(bf16* p, std::int16_t* remainder, const float* g, float* m, float* v,

@@ -1,0 +1,48 @@
+// What attention by columns (tensor/attention_columns.h) does to the tiles that its products leave: 32 floats
+// of each row, a column for each query.
+#pragma once
+
+#include <cstdint>
+
+#include "base/bf16.h"
+
+namespace echelon {
+
+// Scores of 32 queries as columns: (rows, 32), a row for each key, before they are multiplied by `scale` > 0.
+// Query q sees rows [first[q], end[q]); all of them see rows [seen_begin, seen_end). null: all see all rows.
+struct ScoreColumns {
+  static constexpr std::int64_t queries = 32;
+  const float* scores = nullptr;
+  std::int64_t rows = 0;  // even
+  float scale = 1;
+  const std::int32_t *first = nullptr, *end = nullptr;
+  std::int64_t seen_begin = 0, seen_end = 0;
+  // Whether all of them see this row and the next.
+  bool all_see(std::int64_t row) const {
+    return first == nullptr || (seen_begin <= row && row + 1 < seen_end);
+  }
+};
+
+struct ScorePasses {
+  using Size = std::int64_t;
+
+  // For each query: updates its max (not yet scaled) and sum so far; factor becomes the weight exp(scale (max
+  // - new max)) of earlier sums. A word of p holds the weights of two rows, rounded to bf16, the first in its
+  // lower half; 0 if not seen.
+  void (*softmax)(const ScoreColumns& columns, float* max, float* sum, float* factor, std::uint32_t* p);
+  // p = exp(scale score - lse), ds = p (dp - delta), rounded to bf16, 0 if not seen. Stored as rows, in tiles
+  // of 32 that are `tile_step` elements apart; and ds also as words like those above.
+  void (*softmax_gradient)(const ScoreColumns& columns, const float* dp, const float* lse, const float* delta,
+                           bf16* p, bf16* ds, Size tile_step, std::uint32_t* ds_pairs);
+  // Multiplies each of 32 columns by its factor.
+  void (*scale)(float* x, Size rows, const float* factor);
+  // The first `queries` columns, each multiplied by its factor, as rows of `depth` bf16.
+  void (*store_turned)(const float* x, const float* factor, Size depth, Size queries, bf16* to, Size stride);
+  // The first `cols` columns, multiplied by one factor, as rows of bf16.
+  void (*store_rows)(const float* x, float factor, Size rows, Size cols, bf16* to, Size stride);
+};
+
+// By AVX-512; null if the processor lacks its instructions for bf16.
+const ScorePasses* avx512_score_passes();
+
+}  // namespace echelon

@@ -1,0 +1,71 @@
+// The passes of attention by columns in plain C++, for tests where the processor has none.
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+
+#include "tensor/score_columns.h"
+
+namespace echelon {
+
+struct PlayedScores {
+  using Size = std::int64_t;
+  static constexpr Size width = ScoreColumns::queries;
+
+  static bool is_seen(const ScoreColumns& c, Size row, Size q) {
+    return c.first == nullptr || (c.first[q] <= row && row < c.end[q]);
+  }
+  // bf16, of which words[w] has the lower half for rows 2 w, and the upper one for rows 2 w + 1.
+  static void put(float x, Size row, Size q, std::uint32_t* words) {
+    const bf16 rounded(x);
+    std::memcpy(reinterpret_cast<std::byte*>(words + row / 2 * width + q) + row % 2 * 2, &rounded.bits, 2);
+  }
+
+  static void softmax(const ScoreColumns& c, float* max, float* sum, float* factor, std::uint32_t* p) {
+    for (Size q = 0; q < width; ++q) {
+      const float old = max[q];
+      for (Size row = 0; row < c.rows; ++row)
+        if (is_seen(c, row, q)) max[q] = std::max(max[q], c.scores[row * width + q]);
+      float total = 0;
+      for (Size row = 0; row < c.rows; ++row) {
+        const float e = is_seen(c, row, q) ? std::exp(c.scale * (c.scores[row * width + q] - max[q])) : 0;
+        total += e;
+        put(e, row, q, p);
+      }
+      factor[q] = old == max[q] ? 1 : std::exp(c.scale * (old - max[q]));
+      sum[q] = sum[q] * factor[q] + total;
+    }
+  }
+  static void softmax_gradient(const ScoreColumns& c, const float* dp, const float* lse, const float* delta,
+                               bf16* p, bf16* ds, Size tile_step, std::uint32_t* ds_pairs) {
+    for (Size row = 0; row < c.rows; ++row)
+      for (Size q = 0; q < width; ++q) {
+        const Size at = row * width + q, to = row / 32 * tile_step + row % 32 * width + q;
+        const float e = is_seen(c, row, q) ? std::exp(c.scores[at] * c.scale - lse[q]) : 0,
+                    g = is_seen(c, row, q) ? e * (dp[at] - delta[q]) : 0;
+        p[to] = bf16(e), ds[to] = bf16(g);
+        put(g, row, q, ds_pairs);
+      }
+  }
+  static void scale(float* x, Size rows, const float* factor) {
+    for (Size i = 0; i < rows * width; ++i) x[i] *= factor[i % width];
+  }
+  static void store_turned(const float* x, const float* factor, Size depth, Size queries, bf16* to,
+                           Size stride) {
+    for (Size q = 0; q < queries; ++q)
+      for (Size i = 0; i < depth; ++i) to[q * stride + i] = bf16(x[i * width + q] * factor[q]);
+  }
+  static void store_rows(const float* x, float factor, Size rows, Size cols, bf16* to, Size stride) {
+    for (Size row = 0; row < rows; ++row)
+      for (Size i = 0; i < cols; ++i) to[row * stride + i] = bf16(x[row * width + i] * factor);
+  }
+};
+
+inline constexpr ScorePasses played_scores{.softmax = PlayedScores::softmax,
+                                           .softmax_gradient = PlayedScores::softmax_gradient,
+                                           .scale = PlayedScores::scale,
+                                           .store_turned = PlayedScores::store_turned,
+                                           .store_rows = PlayedScores::store_rows};
+
+}  // namespace echelon
