@@ -1,5 +1,5 @@
 // Attention by columns of tiles, played in C++ and, where the processor has them, by AMX and by AVX-512,
-// beside the same sums in f64 of the same bf16.
+// beside the same sums in f64 of the same numbers.
 #include "tensor/attention_columns.h"
 
 #include <gtest/gtest.h>
@@ -31,11 +31,12 @@ class AttentionColumns : public ::testing::Test {
     return {arena_, MemoryCategory::activations, type, {rows, cols}};
   }
   // Of a matrix that has more columns.
+  template <class T>
   Tensor random(std::int64_t rows, std::int64_t cols) {
-    const Tensor x = make(DType::bf16, rows, cols + 5);
+    const Tensor x = make(dtype_of<T>, rows, cols + 5);
     std::vector<double> values(static_cast<std::size_t>(x.numel()));
     Philox(23, Stream::test, draws_++).fill_normal(0, values.size(), values.data());
-    std::transform(values.begin(), values.end(), x.host<bf16>(), [](double value) { return bf16(value); });
+    std::transform(values.begin(), values.end(), x.host<T>(), [](double value) { return T(value); });
     return x.column_range(3, 3 + cols);
   }
   static double at(const Tensor& x, std::int64_t row, std::int64_t col) {
@@ -44,7 +45,7 @@ class AttentionColumns : public ::testing::Test {
   }
 
   using Matrix = std::vector<double>;
-  // A sum of so many terms, of weights that were rounded to bf16, and what is stored rounded.
+  // A sum of so many terms; in bf16 of weights that were rounded, and what is stored is, too.
   static void expect_close(const Tensor& x, const Matrix& exact, std::int64_t terms,
                            const std::string& what) {
     double largest = 0;
@@ -60,15 +61,16 @@ class AttentionColumns : public ::testing::Test {
       }
   }
 
-  void check(const ColumnKernels& kernels, AttentionShape s, const ThreadTeam& team) {
+  template <class T>
+  void check(const ColumnKernels<T>& kernels, AttentionShape s, const ThreadTeam& team) {
     s.scale = 1 / std::sqrt(static_cast<double>(s.head_dim));
     const std::int64_t d = s.head_dim, queries = s.batch * s.q_len,
                        stride = s.kv_batch_stride > 0 ? s.kv_batch_stride : s.kv_len, keys = s.batch * stride,
                        group = s.num_heads / s.num_kv_heads;
-    const Tensor q = random(queries, s.num_heads * d), k = random(keys, s.num_kv_heads * d),
-                 v = random(keys, s.num_kv_heads * d), dout = random(queries, s.num_heads * d);
-    const Tensor out = random(queries, s.num_heads * d), dq = random(queries, s.num_heads * d),
-                 dk = random(keys, s.num_kv_heads * d), dv = random(keys, s.num_kv_heads * d);
+    const Tensor q = random<T>(queries, s.num_heads * d), k = random<T>(keys, s.num_kv_heads * d),
+                 v = random<T>(keys, s.num_kv_heads * d), dout = random<T>(queries, s.num_heads * d);
+    const Tensor out = random<T>(queries, s.num_heads * d), dq = random<T>(queries, s.num_heads * d),
+                 dk = random<T>(keys, s.num_kv_heads * d), dv = random<T>(keys, s.num_kv_heads * d);
     const Tensor lse = make(DType::f32, 1, s.num_heads * queries),
                  delta = make(DType::f32, 1, s.num_heads * queries);
     Matrix exact_out, exact_lse(static_cast<std::size_t>(lse.numel())), exact_dq, exact_dk, exact_dv;
@@ -120,7 +122,7 @@ class AttentionColumns : public ::testing::Test {
           }
         }
     const std::int64_t room_step = product_scratch_bytes() / 64 * 64;
-    ASSERT_TRUE(is_made_by_columns(s, false, room_step) && is_made_by_columns(s, true, room_step));
+    ASSERT_TRUE(is_made_by_columns<T>(s, false, room_step) && is_made_by_columns<T>(s, true, room_step));
     const Tensor rooms = make(DType::u8, 1, team.threads() * room_step);
     std::fill_n(rooms.host<std::uint8_t>(), rooms.numel(), 0xff);  // not a number
     attention_forward_by_columns(kernels, q, k, v, s, out, lse,
@@ -143,11 +145,12 @@ class AttentionColumns : public ::testing::Test {
     expect_close(dv, exact_dv, group * s.q_len + d, "dv");
   }
 
-  void check_spoiled(const ColumnKernels& kernels) {
+  template <class T>
+  void check_spoiled(const ColumnKernels<T>& kernels) {
     const std::int64_t room_step = product_scratch_bytes() / 64 * 64;
     const Tensor rooms = make(DType::u8, 1, room_step);
     checks::expect_spoiled_attention(
-        arena_, DType::bf16,
+        arena_, dtype_of<T>,
         [&](const Tensor& q, const Tensor& k, const Tensor& v, const AttentionShape& s, const Tensor& out,
             const Tensor& lse) {
           attention_forward_by_columns(kernels, q, k, v, s, out, lse,
@@ -158,7 +161,8 @@ class AttentionColumns : public ::testing::Test {
   }
 
   // One in `share` of them, as a kernel that is played takes its time.
-  void check_all(const ColumnKernels& kernels, std::uint64_t share) {
+  template <class T>
+  void check_all(const ColumnKernels<T>& kernels, std::uint64_t share) {
     std::vector<AttentionShape> shapes = attention_shapes();
     std::erase_if(shapes, [](const AttentionShape& s) { return s.q_len < 32; });
     shapes.push_back({.q_len = 33, .kv_len = 33, .head_dim = 7});
@@ -182,7 +186,8 @@ class AttentionColumns : public ::testing::Test {
 
   // One head's gradients by one thread; and as separate tasks, since there are several threads, or since the
   // sums of all keys have no room.
-  void check_tasks(const ColumnKernels& kernels, std::int64_t length) {
+  template <class T>
+  void check_tasks(const ColumnKernels<T>& kernels, std::int64_t length) {
     AttentionShape s{.q_len = length, .kv_len = length, .num_heads = 2, .num_kv_heads = 1, .head_dim = 40};
     s.scale = 1 / std::sqrt(static_cast<double>(s.head_dim));
     s.first_keys = {arena_, MemoryCategory::activations, DType::i32, {s.q_len}};
@@ -190,8 +195,8 @@ class AttentionColumns : public ::testing::Test {
       for (std::int64_t i = 0; i < s.q_len; ++i)
         s.first_keys.host<std::int32_t>()[i] = has_documents && i >= 270 ? 270 : 0;
       const std::int64_t d = s.head_dim;
-      const Tensor q = random(s.q_len, 2 * d), k = random(s.kv_len, d), v = random(s.kv_len, d),
-                   dout = random(s.q_len, 2 * d), out = random(s.q_len, 2 * d);
+      const Tensor q = random<T>(s.q_len, 2 * d), k = random<T>(s.kv_len, d), v = random<T>(s.kv_len, d),
+                   dout = random<T>(s.q_len, 2 * d), out = random<T>(s.q_len, 2 * d);
       const Tensor lse = make(DType::f32, 1, 2 * s.q_len), delta = make(DType::f32, 1, 2 * s.q_len);
       std::fill_n(delta.host<float>(), delta.numel(), 0.25f);
       const auto gradients = [&](int threads, std::int64_t room_step) {
@@ -199,15 +204,15 @@ class AttentionColumns : public ::testing::Test {
         auto* const begin = reinterpret_cast<std::byte*>(rooms.host<std::uint8_t>());
         const ThreadTeam team(threads);
         if (threads == 1) attention_forward_by_columns(kernels, q, k, v, s, out, lse, begin, room_step, team);
-        std::vector<Tensor> made{make(DType::bf16, s.q_len, 2 * d), make(DType::bf16, s.kv_len, d),
-                                 make(DType::bf16, s.kv_len, d)};
+        std::vector<Tensor> made{make(dtype_of<T>, s.q_len, 2 * d), make(dtype_of<T>, s.kv_len, d),
+                                 make(dtype_of<T>, s.kv_len, d)};
         attention_backward_by_columns(kernels, q, k, v, dout, lse, delta, s, made[0], made[1], made[2], begin,
                                       room_step, team);
         return made;
       };
       const std::int64_t whole = product_scratch_bytes() / 64 * 64;
       std::int64_t least = 64;
-      while (!is_made_by_columns(s, true, least)) least += 64;
+      while (!is_made_by_columns<T>(s, true, least)) least += 64;
       const std::vector<Tensor> one = gradients(1, whole);
       for (const auto& [threads, room] : {std::pair{3, whole}, {1, least}, {2, least}}) {
         const std::vector<Tensor> other = gradients(threads, room);
@@ -225,23 +230,35 @@ class AttentionColumns : public ::testing::Test {
   Arena arena_{Device::cpu, std::size_t{0}};
 };
 
-constexpr ColumnKernels played{&played_kernel, &played_scores};
+constexpr ColumnKernels<bf16> played{&played_kernel, &played_scores<bf16>};
+constexpr ColumnKernels<float> played_in_f32{&played_f32_columns, &played_scores<float>};
 
-TEST_F(AttentionColumns, AreTheSumsPlayed) { check_all(played, 18); }
+TEST_F(AttentionColumns, AreTheSumsPlayed) {
+  check_all(played, 18);
+  check_all(played_in_f32, 18);
+}
 
-TEST_F(AttentionColumns, HaveTheSameBitsAsSeparateTasksPlayed) { check_tasks(played, 300); }
+TEST_F(AttentionColumns, HaveTheSameBitsAsSeparateTasksPlayed) {
+  check_tasks(played, 300);
+  check_tasks(played_in_f32, 300);
+}
 
-TEST_F(AttentionColumns, KeepWhatIsNotANumberPlayed) { check_spoiled(played); }
+TEST_F(AttentionColumns, KeepWhatIsNotANumberPlayed) {
+  check_spoiled(played);
+  check_spoiled(played_in_f32);
+}
 
 TEST_F(AttentionColumns, AreTheSumsByTheProcessor) {
-  if (bf16_column_kernel() == nullptr) GTEST_SKIP() << "this processor has neither AMX nor AVX-512 for bf16";
+  const auto check_by = [&]<class T>(const ColumnKernels<T>& kernels) {
+    if (kernels.products == nullptr) return;
+    check_all(kernels, 6);
+    check_spoiled(kernels);
+    check_tasks(kernels, 1100);
+  };
+  if (f32_column_kernel() == nullptr) GTEST_SKIP() << "this processor has no AVX-512";
+  check_by(ColumnKernels<float>{f32_column_kernel(), avx512_score_passes<float>()});
   for (const MicroKernel* kernel : {amx_micro_kernel(), avx512_column_kernel()})
-    if (kernel != nullptr) {
-      const ColumnKernels kernels{kernel, avx512_score_passes()};
-      check_all(kernels, 6);
-      check_spoiled(kernels);
-      check_tasks(kernels, 1100);
-    }
+    check_by(ColumnKernels<bf16>{kernel, avx512_score_passes<bf16>()});
 }
 
 }  // namespace

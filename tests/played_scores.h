@@ -9,6 +9,7 @@
 
 namespace echelon {
 
+template <class T>
 struct PlayedScores {
   using Size = std::int64_t;
   static constexpr Size width = ScoreColumns::queries;
@@ -16,10 +17,12 @@ struct PlayedScores {
   static bool is_seen(const ScoreColumns& c, Size row, Size q) {
     return c.first == nullptr || (c.first[q] <= row && row < c.end[q]);
   }
-  // bf16, of which words[w] has the lower half for rows 2 w, and the upper one for rows 2 w + 1.
+  // In bf16 a word has the lower half of an even row, and the upper one of the next.
   static void put(float x, Size row, Size q, std::uint32_t* words) {
-    const bf16 rounded(x);
-    std::memcpy(reinterpret_cast<std::byte*>(words + row / 2 * width + q) + row % 2 * 2, &rounded.bits, 2);
+    constexpr Size per_word = 4 / sizeof(T);
+    const T rounded(x);
+    std::memcpy(reinterpret_cast<std::byte*>(words + row / per_word * width + q) + row % per_word * 2,
+                &rounded, sizeof(T));
   }
 
   static void softmax(const ScoreColumns& c, float* max, float* sum, float* factor, std::uint32_t* p) {
@@ -38,34 +41,37 @@ struct PlayedScores {
     }
   }
   static void softmax_gradient(const ScoreColumns& c, const float* dp, const float* lse, const float* delta,
-                               bf16* p, bf16* ds, Size tile_step, std::uint32_t* ds_pairs) {
+                               T* p, T* ds, Size tile_step, std::uint32_t* ds_words) {
     for (Size row = 0; row < c.rows; ++row)
       for (Size q = 0; q < width; ++q) {
-        const Size at = row * width + q, to = row / 32 * tile_step + row % 32 * width + q;
+        constexpr Size group = 64 / sizeof(T);  // elements of a row that are contiguous
+        const Size at = row * width + q,
+                   to = row / 32 * tile_step + (q / group * 32 + row % 32) * group + q % group;
         const float e = is_seen(c, row, q) ? std::exp(c.scores[at] * c.scale - lse[q]) : 0,
                     g = is_seen(c, row, q) ? e * (dp[at] - delta[q]) : 0;
-        p[to] = bf16(e), ds[to] = bf16(g);
-        put(g, row, q, ds_pairs);
+        p[to] = T(e), ds[to] = T(g);
+        put(g, row, q, ds_words);
       }
   }
   static void scale(float* x, Size rows, const float* factor) {
     for (Size i = 0; i < rows * width; ++i) x[i] *= factor[i % width];
   }
-  static void store_turned(const float* x, const float* factor, Size depth, Size queries, bf16* to,
+  static void store_turned(const float* x, const float* factor, Size depth, Size queries, T* to,
                            Size stride) {
     for (Size q = 0; q < queries; ++q)
-      for (Size i = 0; i < depth; ++i) to[q * stride + i] = bf16(x[i * width + q] * factor[q]);
+      for (Size i = 0; i < depth; ++i) to[q * stride + i] = T(x[i * width + q] * factor[q]);
   }
-  static void store_rows(const float* x, float factor, Size rows, Size cols, bf16* to, Size stride) {
+  static void store_rows(const float* x, float factor, Size rows, Size cols, T* to, Size stride) {
     for (Size row = 0; row < rows; ++row)
-      for (Size i = 0; i < cols; ++i) to[row * stride + i] = bf16(x[row * width + i] * factor);
+      for (Size i = 0; i < cols; ++i) to[row * stride + i] = T(x[row * width + i] * factor);
   }
 };
 
-inline constexpr ScorePasses played_scores{.softmax = PlayedScores::softmax,
-                                           .softmax_gradient = PlayedScores::softmax_gradient,
-                                           .scale = PlayedScores::scale,
-                                           .store_turned = PlayedScores::store_turned,
-                                           .store_rows = PlayedScores::store_rows};
+template <class T>
+constexpr ScorePasses<T> played_scores{.softmax = PlayedScores<T>::softmax,
+                                       .softmax_gradient = PlayedScores<T>::softmax_gradient,
+                                       .scale = PlayedScores<T>::scale,
+                                       .store_turned = PlayedScores<T>::store_turned,
+                                       .store_rows = PlayedScores<T>::store_rows};
 
 }  // namespace echelon

@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <atomic>
+#include <bit>
 #include <cmath>
 #include <cstring>
 
@@ -77,5 +78,27 @@ struct PlayedUnit {
 
 inline constexpr MicroKernel played_kernel =
     amx_kernel_by<PlayedUnit>("played", PlayedUnit::begin, PlayedUnit::end);
+
+// Columns of tiles of f32, in the same layout.
+inline void play_f32_column(const TileColumn& column) {
+  constexpr std::int64_t tile = amx_rows * amx_cols;
+  for (std::int64_t t = 0; t < column.tiles; ++t)
+    for (std::int64_t i = 0; i < amx_rows; ++i)
+      for (std::int64_t j = 0; j < amx_cols; ++j) {
+        const std::int64_t at = t * tile + i * amx_cols + j;
+        float sum = column.before == nullptr ? 0 : column.before[at];
+        for (std::int64_t w = 0; w < column.words; ++w)
+          sum = std::fma(
+              std::bit_cast<float>(
+                  column.a[t * column.a_tile + (w / amx_group * amx_rows + i) * amx_group + w % amx_group]),
+              std::bit_cast<float>(column.b[w * amx_cols + j]), sum);
+        column.sums[at] = sum;
+      }
+}
+inline constexpr MicroKernel played_f32_columns{.name = "played in f32",
+                                                .rows = amx_rows,
+                                                .cols = amx_cols,
+                                                .group = amx_group,
+                                                .column = play_f32_column};
 
 }  // namespace echelon

@@ -22,24 +22,48 @@ constexpr Size group = 16;  // contiguous words of a line
 // Keys whose scores stay in a cache while they are used; and panels of queries that are summed together in
 // gradients of keys.
 constexpr Size keys_at_once = 256, panels_at_once = 4, queries_at_once = panels_at_once * panel;
-constexpr Size block_tiles = keys_at_once / panel, tile_words = panel * group;
+constexpr Size block_tiles = keys_at_once / panel;
 constexpr Size most_depth = 256;
 
 Size rounded_up(Size n, Size multiple) { return (n + multiple - 1) / multiple * multiple; }
 
+// How elements are packed: how many make a word, and the passes.
+template <class T>
+struct Packed {
+  static constexpr Size per_word = 4 / static_cast<Size>(sizeof(T));
+  static constexpr Size tile_words = panel * panel / per_word;
+
+  static auto groups(bool across) {
+    if constexpr (std::is_same_v<T, bf16>)
+      return across ? matmul_passes().groups_across : matmul_passes().groups_along;
+    else
+      return across ? matmul_passes().float_groups_across : matmul_passes().float_groups_along;
+  }
+  static auto words(bool across) {
+    if constexpr (std::is_same_v<T, bf16>)
+      return across ? matmul_passes().pairs_across : matmul_passes().pairs_along;
+    else
+      return across ? matmul_passes().floats_across : matmul_passes().floats_along;
+  }
+};
+
 // Lengths of what is packed of so many keys of a head.
+template <class T>
 struct Lengths {
   Lengths(Size head_dim, Size keys)
       : depth(head_dim),
-        words((depth + 2 * group - 1) / (2 * group) * group),
+        words(rounded_up(depth, per_word * group) / per_word),
         tiles((depth + panel - 1) / panel),
         key_blocks((keys + keys_at_once - 1) / keys_at_once) {}
 
+  static constexpr Size per_word = Packed<T>::per_word;
   Size depth, words, tiles;  // words of a row; tiles below each other that make up the depth
   Size key_blocks;
 
   Size along() const { return key_blocks * keys_at_once * words; }  // words of keys, packed along depth
-  Size across() const { return key_blocks * tiles * panel * keys_at_once / 2; }  // of keys, packed across it
+  Size across() const {
+    return key_blocks * tiles * panel * keys_at_once / per_word;
+  }  // of keys, packed across it
   Size sums() const { return key_blocks * tiles * block_tiles * MicroKernel::most_tile; }
 };
 
@@ -63,8 +87,9 @@ class Room {
 };
 
 // The memory in which a thread works: on the output, or on gradients.
+template <class T>
 struct Work {
-  Work(const Lengths& l, bool output, WantedGradients wanted, std::byte* begin) : room(begin) {
+  Work(const Lengths<T>& l, bool output, WantedGradients wanted, std::byte* begin) : room(begin) {
     keys = room.take<Word>(l.along());
     values = room.take<Word>(output ? l.across() : l.along());
     keys_across = room.take<Word>(wanted.queries ? l.across() : 0);
@@ -75,11 +100,11 @@ struct Work {
       queries[g] = room.take<Word>(l.words * panel), douts[g] = room.take<Word>(l.words * panel);
       sums[g] = room.take<float>(l.tiles * MicroKernel::most_tile);
     }
-    queries_across = room.take<Word>(l.tiles * queries_at_once / 2 * panel);
-    douts_across = room.take<Word>(l.tiles * queries_at_once / 2 * panel);
+    queries_across = room.take<Word>(l.tiles * queries_at_once / l.per_word * panel);
+    douts_across = room.take<Word>(l.tiles * queries_at_once / l.per_word * panel);
     scores = room.take<float>(keys_at_once * panel), gradients = room.take<float>(keys_at_once * panel);
-    p = room.take<bf16>(keys_at_once * queries_at_once), ds = room.take<bf16>(keys_at_once * queries_at_once);
-    pairs = room.take<Word>(keys_at_once / 2 * panel);
+    p = room.take<T>(keys_at_once * queries_at_once), ds = room.take<T>(keys_at_once * queries_at_once);
+    weights = room.take<Word>(keys_at_once / l.per_word * panel);
   }
 
   Room room;
@@ -90,52 +115,59 @@ struct Work {
   float* sums[panels_at_once];  // for a panel's queries: a row for each element of depth
   Word *queries_across, *douts_across;
   float *scores, *gradients;
-  bf16 *p, *ds;
-  Word* pairs;
+  T *p, *ds;
+  Word* weights;
 };
 
 // Prefetches rows into the L2 cache. A head's rows are short and far apart, so the processor foresees few.
 template <class T>
 void fetch(Head<T> x, Size rows, Size depth) {
   constexpr int write = !std::is_const_v<T>, into_l2 = 2;
-  constexpr Size line = 64 / sizeof(bf16);
+  constexpr Size line = 64 / sizeof(T);
   for (Size i = 0; i < rows; ++i)
     for (Size j = 0; j < depth; j += line) __builtin_prefetch(x.row(i) + j, write, into_l2);
 }
 
 // Rows as panels of a left operand whose k is depth.
-void pack_rows(Head<const bf16> x, Size rows, const Lengths& l, Word* to) {
+template <class T>
+void pack_rows(Head<const T> x, Size rows, const Lengths<T>& l, Word* to) {
   fetch(x, std::min(panel, rows), l.depth);
   for (Size i = 0; i < rows; i += panel) {
     fetch(x.from(i + panel), std::clamp<Size>(rows - i - panel, 0, panel), l.depth);
-    matmul_passes().groups_along(x.row(i), x.stride, std::min(panel, rows - i), l.depth, panel,
-                                 to + i * l.words);
+    Packed<T>::groups(false)(x.row(i), x.stride, std::min(panel, rows - i), l.depth, panel, to + i * l.words);
   }
 }
 // Blocks of rows as panels of a left operand, transposed: its rows are depth, and its k are rows of x.
-void pack_blocks_across(Head<const bf16> x, Size rows, const Lengths& l, Word* to) {
+template <class T>
+void pack_blocks_across(Head<const T> x, Size rows, const Lengths<T>& l, Word* to) {
   fetch(x, std::min(keys_at_once, rows), l.depth);
   for (Size i = 0; i < rows; i += keys_at_once) {
     fetch(x.from(i + keys_at_once), std::clamp<Size>(rows - i - keys_at_once, 0, keys_at_once), l.depth);
-    for (Size t = 0; t < l.tiles; ++t)
-      matmul_passes().groups_across(x.row(i) + t * panel, x.stride, std::min(panel, l.depth - t * panel),
-                                    std::min(keys_at_once, rows - i), panel,
-                                    to + (i / keys_at_once * l.tiles + t) * panel * keys_at_once / 2);
+    const Size here = std::min(keys_at_once, rows - i), group_rows = group * l.per_word;
+    for (Size t = 0; t < l.tiles; ++t) {
+      Word* const block = to + (i / keys_at_once * l.tiles + t) * panel * keys_at_once / l.per_word;
+      Packed<T>::groups(true)(x.row(i) + t * panel, x.stride, std::min(panel, l.depth - t * panel), here,
+                              panel, block);
+      std::fill(block + rounded_up(here, group_rows) / l.per_word * panel,
+                block + rounded_up(here, panel) / l.per_word * panel, 0u);
+    }
   }
 }
 // Up to 32 rows as a panel of a right operand whose k is depth.
-void pack_panel(Head<const bf16> x, Size rows, const Lengths& l, Word* to) {
-  matmul_passes().pairs_along(x.data, x.stride, rows, l.depth, panel, to);
-  std::fill(to + (l.depth + 1) / 2 * panel, to + l.words * panel, 0u);
+template <class T>
+void pack_panel(Head<const T> x, Size rows, const Lengths<T>& l, Word* to) {
+  Packed<T>::words(false)(x.data, x.stride, rows, l.depth, panel, to);
+  std::fill(to + rounded_up(l.depth, l.per_word) / l.per_word * panel, to + l.words * panel, 0u);
 }
 // Rows as panels of a right operand whose k are the rows, and whose columns are depth.
-void pack_panels_across(Head<const bf16> x, Size rows, const Lengths& l, Word* to) {
-  const Size words = rounded_up(rows, panel) / 2;
+template <class T>
+void pack_panels_across(Head<const T> x, Size rows, const Lengths<T>& l, Word* to) {
+  const Size words = rounded_up(rows, panel) / l.per_word;
   for (Size t = 0; t < l.tiles; ++t) {
-    Word* const here = to + t * queries_at_once / 2 * panel;
-    matmul_passes().pairs_across(x.data + t * panel, x.stride, std::min(panel, l.depth - t * panel), rows,
-                                 panel, here);
-    std::fill(here + (rows + 1) / 2 * panel, here + words * panel, 0u);
+    Word* const here = to + t * queries_at_once / l.per_word * panel;
+    Packed<T>::words(true)(x.data + t * panel, x.stride, std::min(panel, l.depth - t * panel), rows, panel,
+                           here);
+    std::fill(here + rounded_up(rows, l.per_word) / l.per_word * panel, here + words * panel, 0u);
   }
 }
 
@@ -170,10 +202,11 @@ struct Seen {
 
 constexpr WantedGradients no_gradients{false, false};
 
+template <class T>
 class Columns {
  public:
   // For some keys of a head, which begin with a block.
-  Columns(const ColumnKernels& kernels, const AttentionShape& s, Range keys, WantedGradients wanted,
+  Columns(const ColumnKernels<T>& kernels, const AttentionShape& s, Range keys, WantedGradients wanted,
           std::byte* room)
       : kernel_(*kernels.products),
         passes_(*kernels.scores),
@@ -184,8 +217,8 @@ class Columns {
         w_(l_, !wanted.keys && !wanted.queries, wanted, room) {}
 
   // For query blocks `first`, first + step, ... of a head, and all keys.
-  void forward(const Mask& mask, Head<const bf16> q, Head<const bf16> k, Head<const bf16> v, Head<bf16> out,
-               float* lse, Size first, Size step) {
+  void forward(const Mask& mask, Head<const T> q, Head<const T> k, Head<const T> v, Head<T> out, float* lse,
+               Size first, Size step) {
     pack_rows(k, s_.kv_len, l_, w_.keys);
     pack_blocks_across(v, s_.kv_len, l_, w_.values);
     for (Size begin = first * queries_at_once; begin < s_.q_len; begin += step * queries_at_once)
@@ -194,15 +227,15 @@ class Columns {
   }
 
   struct Given {
-    Head<const bf16> q, dout;
+    Head<const T> q, dout;
     const float *lse, *delta;
-    Head<bf16> dq;
+    Head<T> dq;
   };
 
   // For these queries, from a block on, of some query heads of a key/value head: head(h) gives query head h.
   template <class HeadOf>
-  void backward(const Mask& mask, Head<const bf16> k, Head<const bf16> v, Head<bf16> dk, Head<bf16> dv,
-                Range heads, const HeadOf& head, Range queries) {
+  void backward(const Mask& mask, Head<const T> k, Head<const T> v, Head<T> dk, Head<T> dv, Range heads,
+                const HeadOf& head, Range queries) {
     const Size keys = keys_.size();
     pack_rows(k.from(keys_.begin), keys, l_, w_.keys);
     pack_rows(v.from(keys_.begin), keys, l_, w_.values);
@@ -217,6 +250,8 @@ class Columns {
   }
 
  private:
+  static constexpr Size per_word = Packed<T>::per_word, tile_words = Packed<T>::tile_words;
+
   void column(Size words, const Word* a, Size a_tile, Size tiles, const Word* b, const float* before,
               float* sums) const {
     kernel_.column(
@@ -230,12 +265,12 @@ class Columns {
   }
   // Sums over keys, a row for each element of depth: the keys packed across depth, times their pairs.
   void weigh(const Word* across, Size block, Size rows, float* sums, bool onto) const {
-    constexpr Size tile = panel * keys_at_once / 2;
-    column(rows / 2, across + block * l_.tiles * tile, tile, l_.tiles, w_.pairs, onto ? sums : nullptr, sums);
+    constexpr Size tile = panel * keys_at_once / per_word;
+    column(rows / per_word, across + block * l_.tiles * tile, tile, l_.tiles, w_.weights,
+           onto ? sums : nullptr, sums);
   }
 
-  void forward_panel(const Mask& mask, Head<const bf16> q, Head<bf16> out, float* lse, Size begin,
-                     Size rows) {
+  void forward_panel(const Mask& mask, Head<const T> q, Head<T> out, float* lse, Size begin, Size rows) {
     Seen seen(mask, begin, rows);
     alignas(64) float max[panel], sum[panel] = {}, factor[panel];
     std::fill_n(max, panel, -std::numeric_limits<float>::infinity());
@@ -250,7 +285,7 @@ class Columns {
       if (!seen.sees(key, here)) continue;
       score(w_.keys, block, here, w_.queries[0], w_.scores);
       passes_.softmax(seen.columns(w_.scores, key, here, static_cast<float>(s_.scale)), max, sum, factor,
-                      w_.pairs);
+                      w_.weights);
       if (has_sums && std::any_of(factor, factor + panel, [](float f) { return f != 1; }))
         passes_.scale(sums, l_.tiles * panel, factor);
       weigh(w_.values, block, here, sums, has_sums);
@@ -299,18 +334,18 @@ class Columns {
       const Size key = keys_.begin + block * keys_at_once, here = rows_up_to(end, key);
       if (first >= key + here) continue;
       for (Size g = 0; g < panels; ++g) {
-        bf16 *const p = w_.p + g * panel * panel, *const ds = w_.ds + g * panel * panel;
+        T *const p = w_.p + g * panel * panel, *const ds = w_.ds + g * panel * panel;
         if (!seen[g].sees(key, here)) {
           for (Size t = 0; t < here / panel; ++t)
-            std::fill_n(p + t * tile_step, panel * panel, bf16{}),
-                std::fill_n(ds + t * tile_step, panel * panel, bf16{});
+            std::fill_n(p + t * tile_step, panel * panel, T{}),
+                std::fill_n(ds + t * tile_step, panel * panel, T{});
           continue;
         }
         score(w_.keys, block, here, w_.queries[g], w_.scores);
         score(w_.values, block, here, w_.douts[g], w_.gradients);
         passes_.softmax_gradient(seen[g].columns(w_.scores, key, here, static_cast<float>(s_.scale)),
                                  w_.gradients, lse + g * panel, delta + g * panel, p, ds, tile_step,
-                                 w_.pairs);
+                                 w_.weights);
         if (!wanted_.queries) continue;
         weigh(w_.keys_across, block, here, w_.sums[g], has_sums[g]);
         has_sums[g] = true;
@@ -337,25 +372,24 @@ class Columns {
   float* sums_of(float* all, Size block, Size t) const {
     return all + (block * l_.tiles + t) * keys_at_once * panel;
   }
-  void add_to_keys(const bf16* left, const Word* right, Size block, Size here, Size panels,
-                   float* all) const {
+  void add_to_keys(const T* left, const Word* right, Size block, Size here, Size panels, float* all) const {
     const Size summed = std::min(w_.summed[block], here);
     for (Size t = 0; t < l_.tiles; ++t) {
       const auto add = [&](Size begin, Size end, bool onto) {
         float* const sums = sums_of(all, block, t) + begin * panel;
-        column(panels * group,
+        column(panels * panel / per_word,
                reinterpret_cast<const Word*>(left) + begin / panel * panels_at_once * tile_words,
-               panels_at_once * tile_words, (end - begin) / panel, right + t * queries_at_once / 2 * panel,
-               onto ? sums : nullptr, sums);
+               panels_at_once * tile_words, (end - begin) / panel,
+               right + t * queries_at_once / per_word * panel, onto ? sums : nullptr, sums);
       };
       if (summed > 0) add(0, summed, true);
       if (here > summed) add(summed, here, false);
     }
   }
-  void store_turned(const float* sums, const float* factor, Size rows, Head<bf16> to) const {
+  void store_turned(const float* sums, const float* factor, Size rows, Head<T> to) const {
     passes_.store_turned(sums, factor, l_.depth, rows, to.data, to.stride);
   }
-  void store_keys(float* all, float scale, Head<bf16> to) const {
+  void store_keys(float* all, float scale, Head<T> to) const {
     for (Size block = 0; block < l_.key_blocks; ++block)
       for (Size t = 0; t < l_.tiles; ++t) {
         const Size key = block * keys_at_once, summed = w_.summed[block];
@@ -367,31 +401,35 @@ class Columns {
   }
 
   const MicroKernel& kernel_;
-  const ScorePasses& passes_;
+  const ScorePasses<T>& passes_;
   const AttentionShape& s_;
   const Range keys_;
   const WantedGradients wanted_;
-  const Lengths l_;
-  const Work w_;
+  const Lengths<T> l_;
+  const Work<T> w_;
 };
 
+template <class T>
 Size room_of(const AttentionShape& s, Size keys, bool output, WantedGradients wanted) {
-  return Work(Lengths(s.head_dim, keys), output, wanted, nullptr).room.taken();
+  return Work<T>(Lengths<T>(s.head_dim, keys), output, wanted, nullptr).room.taken();
 }
 
 }  // namespace
 }  // namespace attention_columns
 
+template <class T>
 bool is_made_by_columns(const AttentionShape& s, bool backward, std::int64_t room) {
   using namespace attention_columns;
   if (s.accumulate || s.cap != 0 || s.scale <= 0 || s.head_dim > most_depth || s.q_len < panel) return false;
   // Gradients of keys can be computed block by block, but those of a query need all keys that it sees.
   const WantedGradients of_keys{false, true}, of_queries{true, false};
-  if (!backward) return room_of(s, s.kv_len, true, no_gradients) <= room;
-  return room_of(s, s.kv_len, false, of_queries) <= room && room_of(s, keys_at_once, false, of_keys) <= room;
+  if (!backward) return room_of<T>(s, s.kv_len, true, no_gradients) <= room;
+  return room_of<T>(s, s.kv_len, false, of_queries) <= room &&
+         room_of<T>(s, keys_at_once, false, of_keys) <= room;
 }
 
-void attention_forward_by_columns(const ColumnKernels& kernels, const Tensor& q, const Tensor& k,
+template <class T>
+void attention_forward_by_columns(const ColumnKernels<T>& kernels, const Tensor& q, const Tensor& k,
                                   const Tensor& v, const AttentionShape& s, const Tensor& out,
                                   const Tensor& lse, std::byte* rooms, std::int64_t room_step,
                                   const ThreadTeam& team) {
@@ -404,16 +442,16 @@ void attention_forward_by_columns(const ColumnKernels& kernels, const Tensor& q,
              parts = std::clamp<Size>((enough * team.threads() + heads - 1) / heads, 1, blocks);
   team.each_task(heads * parts, [&](Size i, int thread) {
     const Size sequence = i / parts / s.num_heads, head = i / parts % s.num_heads;
-    Columns(kernels, s, {0, s.kv_len}, no_gradients, rooms + thread * room_step)
-        .forward(Mask(s, sequence), query_head<const bf16>(q, s, sequence, head),
-                 key_head<const bf16>(k, s, sequence, head / group_heads),
-                 key_head<const bf16>(v, s, sequence, head / group_heads),
-                 query_head<bf16>(out, s, sequence, head),
+    Columns<T>(kernels, s, {0, s.kv_len}, no_gradients, rooms + thread * room_step)
+        .forward(Mask(s, sequence), query_head<const T>(q, s, sequence, head),
+                 key_head<const T>(k, s, sequence, head / group_heads),
+                 key_head<const T>(v, s, sequence, head / group_heads), query_head<T>(out, s, sequence, head),
                  lse.host<float>() + (sequence * s.num_heads + head) * s.q_len, i % parts, parts);
   });
 }
 
-void attention_backward_by_columns(const ColumnKernels& kernels, const Tensor& q, const Tensor& k,
+template <class T>
+void attention_backward_by_columns(const ColumnKernels<T>& kernels, const Tensor& q, const Tensor& k,
                                    const Tensor& v, const Tensor& dout, const Tensor& lse,
                                    const Tensor& delta, const AttentionShape& s, const Tensor& dq,
                                    const Tensor& dk, const Tensor& dv, std::byte* rooms,
@@ -425,24 +463,25 @@ void attention_backward_by_columns(const ColumnKernels& kernels, const Tensor& q
                        int thread) {
     const Size sequence = of / s.num_kv_heads, kv_head = of % s.num_kv_heads;
     const auto keys_of = [&](const Tensor& x) {
-      return wanted.keys ? key_head<bf16>(x, s, sequence, kv_head) : Head<bf16>{};
+      return wanted.keys ? key_head<T>(x, s, sequence, kv_head) : Head<T>{};
     };
-    Columns(kernels, s, keys, wanted, rooms + thread * room_step)
+    Columns<T>(kernels, s, keys, wanted, rooms + thread * room_step)
         .backward(
-            Mask(s, sequence), key_head<const bf16>(k, s, sequence, kv_head),
-            key_head<const bf16>(v, s, sequence, kv_head), keys_of(dk), keys_of(dv), some_heads,
+            Mask(s, sequence), key_head<const T>(k, s, sequence, kv_head),
+            key_head<const T>(v, s, sequence, kv_head), keys_of(dk), keys_of(dv), some_heads,
             [&](Size i) {
               const Size head = kv_head * group_heads + i, at = (sequence * s.num_heads + head) * s.q_len;
-              return Columns::Given{query_head<const bf16>(q, s, sequence, head),
-                                    query_head<const bf16>(dout, s, sequence, head), lse.host<float>() + at,
-                                    delta.host<float>() + at,
-                                    wanted.queries ? query_head<bf16>(dq, s, sequence, head) : Head<bf16>{}};
+              return typename Columns<T>::Given{
+                  query_head<const T>(q, s, sequence, head), query_head<const T>(dout, s, sequence, head),
+                  lse.host<float>() + at, delta.host<float>() + at,
+                  wanted.queries ? query_head<T>(dq, s, sequence, head) : Head<T>{}};
             },
             queries);
   };
   const Range all_heads{0, group_heads}, all_queries{0, s.q_len}, all_keys{0, s.kv_len};
   const WantedGradients wanted{dq.defined(), dk.defined()}, of_keys{false, true}, of_queries{true, false};
-  if (room_of(s, s.kv_len, false, wanted) <= room_step && !are_better_apart(heads, team.threads(), wanted)) {
+  if (room_of<T>(s, s.kv_len, false, wanted) <= room_step &&
+      !are_better_apart(heads, team.threads(), wanted)) {
     team.each_task(heads,
                    [&](Size of, int thread) { add(of, all_heads, all_queries, all_keys, wanted, thread); });
     return;
@@ -450,7 +489,7 @@ void attention_backward_by_columns(const ColumnKernels& kernels, const Tensor& q
   // What the other gradients need is packed again for each task.
   constexpr Size queries_of_task = 4 * queries_at_once;
   Size keys_of_task = 4 * keys_at_once;
-  while (room_of(s, keys_of_task, false, of_keys) > room_step) keys_of_task -= keys_at_once;
+  while (room_of<T>(s, keys_of_task, false, of_keys) > room_step) keys_of_task -= keys_at_once;
   const Size key_tasks = wanted.keys ? (s.kv_len + keys_of_task - 1) / keys_of_task : 0,
              blocks = (s.q_len + queries_of_task - 1) / queries_of_task,
              query_tasks = wanted.queries ? group_heads * blocks : 0;
@@ -470,5 +509,18 @@ void attention_backward_by_columns(const ColumnKernels& kernels, const Tensor& q
     add(of, {head, head + 1}, {begin, end}, {first, last}, of_queries, thread);
   });
 }
+
+#define ECHELON_ATTENTION_BY_COLUMNS(T)                                                                   \
+  template bool is_made_by_columns<T>(const AttentionShape&, bool, std::int64_t);                         \
+  template void attention_forward_by_columns(const ColumnKernels<T>&, const Tensor&, const Tensor&,       \
+                                             const Tensor&, const AttentionShape&, const Tensor&,         \
+                                             const Tensor&, std::byte*, std::int64_t, const ThreadTeam&); \
+  template void attention_backward_by_columns(const ColumnKernels<T>&, const Tensor&, const Tensor&,      \
+                                              const Tensor&, const Tensor&, const Tensor&, const Tensor&, \
+                                              const AttentionShape&, const Tensor&, const Tensor&,        \
+                                              const Tensor&, std::byte*, std::int64_t, const ThreadTeam&);
+ECHELON_ATTENTION_BY_COLUMNS(float)
+ECHELON_ATTENTION_BY_COLUMNS(bf16)
+#undef ECHELON_ATTENTION_BY_COLUMNS
 
 }  // namespace echelon

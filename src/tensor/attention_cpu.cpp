@@ -405,14 +405,39 @@ bool backward(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& d
   });
 }
 
-// Empty if this is computed like f32.
-std::optional<ColumnKernels> column_kernels(DType dtype, Numerics numerics, const AttentionShape& s,
-                                            bool backward) {
-  const ColumnKernels kernels{bf16_column_kernel(), avx512_score_passes()};
-  if (dtype != DType::bf16 || numerics != Numerics::ordinary || kernels.products == nullptr ||
-      kernels.scores == nullptr || !is_made_by_columns(s, backward, attention_scratch_bytes(dtype)))
+// By columns if the processor and the shape allow it, otherwise by tiles.
+template <class T>
+std::optional<ColumnKernels<T>> column_kernels(Numerics numerics, const AttentionShape& s, bool backward) {
+  const ColumnKernels<T> kernels{std::is_same_v<T, float> ? f32_column_kernel() : bf16_column_kernel(),
+                                 avx512_score_passes<T>()};
+  if (numerics != Numerics::ordinary || kernels.products == nullptr || kernels.scores == nullptr ||
+      !is_made_by_columns<T>(s, backward, attention_scratch_bytes(dtype_of<T>)))
     return {};
   return kernels;
+}
+
+template <class T>
+void forward_by_either(const Tensor& q, const Tensor& k, const Tensor& v, const AttentionShape& s,
+                       const Tensor& out, const Tensor& lse, const Tensor& scratch, const ThreadTeam& team,
+                       Numerics numerics) {
+  if (const auto kernels = column_kernels<T>(numerics, s, false))
+    return attention_forward_by_columns(*kernels, q, k, v, s, out, lse, scratch.host<std::byte>(),
+                                        attention_scratch_bytes(dtype_of<T>), team);
+  if (!forward<T>(q, k, v, s, out, lse, scratch, team, numerics))
+    fail("out of memory: oneDNN has none left for attention");
+}
+
+template <class T>
+void backward_by_either(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& dout,
+                        const Tensor& lse, const Tensor& delta, const AttentionShape& s, const Tensor& dq,
+                        const Tensor& dk, const Tensor& dv, const Tensor& scratch, const ThreadTeam& team,
+                        Numerics numerics) {
+  if (const auto kernels = column_kernels<T>(numerics, s, true))
+    return attention_backward_by_columns(*kernels, q, k, v, dout, lse, delta, s, dq, dk, dv,
+                                         scratch.host<std::byte>(), attention_scratch_bytes(dtype_of<T>),
+                                         team);
+  if (!backward<T>(q, k, v, dout, lse, delta, s, dq, dk, dv, scratch, team, numerics))
+    fail("out of memory: oneDNN has none left for the backward pass of attention");
 }
 
 }  // namespace
@@ -425,25 +450,16 @@ std::int64_t attention_scratch_bytes(DType dtype) {
 void attention_forward(const Tensor& q, const Tensor& k, const Tensor& v, const AttentionShape& s,
                        const Tensor& out, const Tensor& lse, const Tensor& scratch, const ThreadTeam& team,
                        Numerics numerics) {
-  if (const auto kernels = column_kernels(out.dtype(), numerics, s, false))
-    return attention_forward_by_columns(*kernels, q, k, v, s, out, lse, scratch.host<std::byte>(),
-                                        attention_scratch_bytes(DType::bf16), team);
-  const auto run = out.dtype() == DType::f32 ? forward<float> : forward<bf16>;
-  if (!run(q, k, v, s, out, lse, scratch, team, numerics))
-    fail("out of memory: oneDNN has none left for attention");
+  const auto run = out.dtype() == DType::f32 ? forward_by_either<float> : forward_by_either<bf16>;
+  run(q, k, v, s, out, lse, scratch, team, numerics);
 }
 
 void attention_backward(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& dout,
                         const Tensor& lse, const Tensor& delta, const AttentionShape& s, const Tensor& dq,
                         const Tensor& dk, const Tensor& dv, const Tensor& scratch, const ThreadTeam& team,
                         Numerics numerics) {
-  if (const auto kernels = column_kernels(dout.dtype(), numerics, s, true))
-    return attention_backward_by_columns(*kernels, q, k, v, dout, lse, delta, s, dq, dk, dv,
-                                         scratch.host<std::byte>(), attention_scratch_bytes(DType::bf16),
-                                         team);
-  const auto run = dout.dtype() == DType::f32 ? backward<float> : backward<bf16>;
-  if (!run(q, k, v, dout, lse, delta, s, dq, dk, dv, scratch, team, numerics))
-    fail("out of memory: oneDNN has none left for the backward pass of attention");
+  const auto run = dout.dtype() == DType::f32 ? backward_by_either<float> : backward_by_either<bf16>;
+  run(q, k, v, dout, lse, delta, s, dq, dk, dv, scratch, team, numerics);
 }
 
 }  // namespace echelon

@@ -1,7 +1,7 @@
-// Products of bf16 by AVX-512 (VDPBF16PS).
+// Products of bf16 by AVX-512 (VDPBF16PS); and of f32, for attention.
 #include <algorithm>
 
-#include "tensor/avx512_bf16.h"
+#include "tensor/avx512.h"
 #include "tensor/matmul_simd.h"
 
 namespace echelon {
@@ -11,8 +11,6 @@ namespace {
 
 constexpr int avx512_rows = 14,
               avx512_vectors = 2;  // 28 sums, two vectors of b and one of a: 31 registers of 32
-
-#define WITH_AVX512 __attribute__((target("avx512f,avx512bf16"), always_inline))
 
 // Rounds to nearest, ties to even, like tiles at the edge of c (simd_bf16-inl.h). VCVTNEPS2BF16 would flush
 // subnormal numbers to 0.
@@ -28,7 +26,7 @@ WITH_AVX512 inline void store_bf16(__m512 v, void* to) {
                       _mm512_maskz_cvtepi32_epi16(all, _mm512_maskz_srli_epi32(all, rounded, 16)));
 }
 
-__attribute__((target("avx512f,avx512bf16"))) bool avx512_tile(const Tile& made) {
+FOR_AVX512 bool avx512_tile(const Tile& made) {
   __m512 sums[avx512_rows][avx512_vectors];
 #pragma GCC unroll 14
   for (int i = 0; i < avx512_rows; ++i) sums[i][0] = sums[i][1] = _mm512_setzero_ps();
@@ -45,8 +43,7 @@ __attribute__((target("avx512f,avx512bf16"))) bool avx512_tile(const Tile& made)
       sums[i][1] = _mm512_dpbf16_ps(sums[i][1], x, b1);
     }
   }
-  const auto each_row = [&](std::byte * to, std::int64_t stride, const auto& store)
-      __attribute__((target("avx512f,avx512bf16"), always_inline)) {
+  const auto each_row = [&](std::byte* to, std::int64_t stride, const auto& store) WITH_AVX512 {
 #pragma GCC unroll 14
     for (int i = 0; i < avx512_rows; ++i) store(to + i * stride, sums[i][0], sums[i][1]);
   };
@@ -76,13 +73,13 @@ __attribute__((target("avx512f,avx512bf16"))) bool avx512_tile(const Tile& made)
 
 // Columns are lines of b, 32 of them at once.
 template <int rows>
-__attribute__((target("avx512f,avx512bw,avx512dq,avx512bf16"))) void avx512_thin_along(const ThinProduct& p) {
+FOR_AVX512 void avx512_thin_along(const ThinProduct& p) {
   constexpr std::int64_t lines = 16, blocks = 2, elements = 32, ahead = 16 * elements;
   for (std::int64_t j = 0; j < p.cols; j += blocks * lines) {
     __m512 sums[blocks][rows];
     for (int v = 0; v < blocks; ++v)
       for (int i = 0; i < rows; ++i) sums[v][i] = _mm512_setzero_ps();
-    const auto load = [&](int v, std::int64_t k, __mmask32 mask, __m512i(&word)[16]) WITH_AVX512_WORDS {
+    const auto load = [&](int v, std::int64_t k, __mmask32 mask, __m512i(&word)[16]) WITH_AVX512 {
       // Behind the end of these lines begin those after them.
       const std::int64_t further = k + ahead < p.k ? ahead : ahead - p.k + blocks * lines * p.stride;
       __m512i line[16];
@@ -94,7 +91,7 @@ __attribute__((target("avx512f,avx512bw,avx512dq,avx512bf16"))) void avx512_thin
       }
       turn_words(line, word);
     };
-    const auto add = [&](int v, const std::uint32_t* a, __m512i word) WITH_AVX512_WORDS {
+    const auto add = [&](int v, const std::uint32_t* a, __m512i word) WITH_AVX512 {
 #pragma GCC unroll 4
       for (int i = 0; i < rows; ++i)
         sums[v][i] = _mm512_dpbf16_ps(sums[v][i],
@@ -114,7 +111,7 @@ __attribute__((target("avx512f,avx512bw,avx512dq,avx512bf16"))) void avx512_thin
     if (k < p.k)
       for (int v = 0; v < blocks; ++v) {
         __m512i word[16];
-        load(v, k, first_bf16(p.k - k), word);
+        load(v, k, first_of_32(p.k - k), word);
         for (int w = 0; 2 * w < p.k - k; ++w) add(v, a + w * avx512_rows, word[w]);
       }
     for (int v = 0; v < blocks && j + v * lines < p.cols; ++v)
@@ -125,14 +122,13 @@ __attribute__((target("avx512f,avx512bw,avx512dq,avx512bf16"))) void avx512_thin
 
 // Columns lie side by side, `pairs` times 32 of them at once.
 template <int rows, int pairs>
-__attribute__((target("avx512f,avx512bw,avx512dq,avx512bf16"))) void avx512_thin_across(
-    const ThinProduct& p) {
+FOR_AVX512 void avx512_thin_across(const ThinProduct& p) {
   constexpr std::int64_t width = 32, ahead = 16;
   const PairedRows paired;
   for (std::int64_t j = 0; j < p.cols; j += pairs * width) {
     __m512 sums[rows][2 * pairs];
     __mmask32 mask[pairs];
-    for (int v = 0; v < pairs; ++v) mask[v] = first_bf16(p.cols - j - v * width);
+    for (int v = 0; v < pairs; ++v) mask[v] = first_of_32(p.cols - j - v * width);
     for (int i = 0; i < rows; ++i)
       for (int v = 0; v < 2 * pairs; ++v) sums[i][v] = _mm512_setzero_ps();
     const std::uint32_t* a = p.a;
@@ -181,13 +177,22 @@ constexpr MicroKernel avx512_kernel{.name = "AVX-512 in bf16",
 constexpr int column_rows = 32, column_vectors = 2, column_group = 16;
 constexpr std::int64_t column_cols = 16 * column_vectors, column_tile = column_rows * column_cols;
 
+// How the products of words are added.
+struct OfPairs {
+  WITH_AVX512 static __m512 add(__m512 sum, __m512i x, __m512i y) {
+    return _mm512_dpbf16_ps(sum, reinterpret_cast<__m512bh>(x), reinterpret_cast<__m512bh>(y));
+  }
+};
+struct OfFloats {
+  WITH_AVX512 static __m512 add(__m512 sum, __m512i x, __m512i y) {
+    return _mm512_fmadd_ps(_mm512_castsi512_ps(x), _mm512_castsi512_ps(y), sum);
+  }
+};
+
 // Rows [first, first + rows) of a tile.
-template <int first, int rows>
-__attribute__((target("avx512f,avx512bf16"))) void avx512_rows_of_tile(std::int64_t words,
-                                                                       const std::uint32_t* a,
-                                                                       const GroupedRows& a_rows,
-                                                                       const std::uint32_t* b,
-                                                                       const float* before, float* to) {
+template <class Of, int first, int rows>
+FOR_AVX512 void avx512_rows_of_tile(std::int64_t words, const std::uint32_t* a, const GroupedRows& a_rows,
+                                    const std::uint32_t* b, const float* before, float* to) {
   const std::int64_t a_row = a_rows.row_bytes / 4;
   __m512 sums[rows][column_vectors];
 #pragma GCC unroll 16
@@ -199,13 +204,12 @@ __attribute__((target("avx512f,avx512bf16"))) void avx512_rows_of_tile(std::int6
   a += first * a_row;
   for (std::int64_t w = 0; w < words; w += column_group, a += a_rows.group_words)
     for (int g = 0; g < column_group; ++g, b += column_cols) {
-      const auto b0 = reinterpret_cast<__m512bh>(_mm512_loadu_si512(b));
-      const auto b1 = reinterpret_cast<__m512bh>(_mm512_loadu_si512(b + 16));
+      const __m512i b0 = _mm512_loadu_si512(b), b1 = _mm512_loadu_si512(b + 16);
 #pragma GCC unroll 16
       for (int i = 0; i < rows; ++i) {
-        const auto x = reinterpret_cast<__m512bh>(_mm512_set1_epi32(static_cast<int>(a[i * a_row + g])));
-        sums[i][0] = _mm512_dpbf16_ps(sums[i][0], x, b0);
-        sums[i][1] = _mm512_dpbf16_ps(sums[i][1], x, b1);
+        const __m512i x = _mm512_set1_epi32(static_cast<int>(a[i * a_row + g]));
+        sums[i][0] = Of::add(sums[i][0], x, b0);
+        sums[i][1] = Of::add(sums[i][1], x, b1);
       }
     }
 #pragma GCC unroll 16
@@ -215,15 +219,16 @@ __attribute__((target("avx512f,avx512bf16"))) void avx512_rows_of_tile(std::int6
       _mm512_storeu_ps(to + (first + i) * column_cols + 16 * v, sums[i][v]);
 }
 
+template <class Of>
 void avx512_column(const TileColumn& column) {
   for (std::int64_t t = 0; t < column.tiles; ++t) {
     const std::uint32_t* const a = column.a + t * column.a_tile;
     const float* const before = column.before == nullptr ? nullptr : column.before + t * column_tile;
     float* const sums = column.sums + (column.target == nullptr ? t * column_tile : 0);
     // A third of them at once: 22 sums, two vectors of b and one of a.
-    avx512_rows_of_tile<0, 11>(column.words, a, column.a_rows, column.b, before, sums);
-    avx512_rows_of_tile<11, 11>(column.words, a, column.a_rows, column.b, before, sums);
-    avx512_rows_of_tile<22, 10>(column.words, a, column.a_rows, column.b, before, sums);
+    avx512_rows_of_tile<Of, 0, 11>(column.words, a, column.a_rows, column.b, before, sums);
+    avx512_rows_of_tile<Of, 11, 11>(column.words, a, column.a_rows, column.b, before, sums);
+    avx512_rows_of_tile<Of, 22, 10>(column.words, a, column.a_rows, column.b, before, sums);
     if (column.target == nullptr) continue;
     TileTarget target = *column.target;
     target.data += t * column_rows * target.stride;
@@ -232,20 +237,27 @@ void avx512_column(const TileColumn& column) {
   }
 }
 
-constexpr MicroKernel avx512_columns{.name = "columns of AVX-512 in bf16",
-                                     .rows = column_rows,
-                                     .cols = column_cols,
-                                     .pairs = true,
-                                     .group = column_group,
-                                     .column = avx512_column};
+template <class Of>
+constexpr MicroKernel columns_of(const char* name, bool pairs) {
+  return {.name = name,
+          .rows = column_rows,
+          .cols = column_cols,
+          .pairs = pairs,
+          .group = column_group,
+          .column = avx512_column<Of>};
+}
+constexpr MicroKernel bf16_columns = columns_of<OfPairs>("columns of AVX-512 in bf16", true),
+                      f32_columns = columns_of<OfFloats>("columns of AVX-512 in f32", false);
 
 }  // namespace
 
 const MicroKernel* avx512_micro_kernel() { return has_avx512_bf16() ? &avx512_kernel : nullptr; }
-const MicroKernel* avx512_column_kernel() { return has_avx512_bf16() ? &avx512_columns : nullptr; }
+const MicroKernel* avx512_column_kernel() { return has_avx512_bf16() ? &bf16_columns : nullptr; }
+const MicroKernel* f32_column_kernel() { return has_avx512() ? &f32_columns : nullptr; }
 #else
 const MicroKernel* avx512_micro_kernel() { return nullptr; }
 const MicroKernel* avx512_column_kernel() { return nullptr; }
+const MicroKernel* f32_column_kernel() { return nullptr; }
 #endif
 
 }  // namespace echelon

@@ -204,38 +204,45 @@ void pack_across(const typename From::Stored* x, Size stride, Size there, Size k
 
 constexpr Size group = 16;  // contiguous words of a line
 
-void groups_along(const bf16* x, Size stride, Size there, Size k, Size width, Word* to) {
+template <class From>
+void groups_along(const typename From::Stored* x, Size stride, Size there, Size k, Size width, Word* to) {
+  using Stored = typename From::Stored;
   const Words d;
-  const Size lines = std::min(there, width), whole = k / (2 * group) * 2 * group;
+  constexpr Size elements = From::elements * group;  // of a line in a group
+  const Size lines = std::min(there, width), whole = k / elements * elements;
   // Few lines at a time, since hardware does not prefetch many streams.
   constexpr Size at_once = 4;
   for (Size begin = 0; begin < lines; begin += at_once) {
     const Size end = std::min(begin + at_once, lines);
-    for (Size at = 0; at < whole; at += 2 * group)
+    for (Size at = 0; at < whole; at += elements)
       for (Size r = begin; r < end; ++r) {
-        const bf16* const from = x + r * stride + at;
-        Word* const line = to + at / 2 * width + r * group;
-        __builtin_prefetch(from + 16 * group);
-        for (Size w = 0; w < group; w += lanes) hn::StoreU(Pairs::along(d, from + 2 * w), d, line + w);
+        const Stored* const from = x + r * stride + at;
+        Word* const line = to + at / From::elements * width + r * group;
+        __builtin_prefetch(from + 8 * elements);
+        for (Size w = 0; w < group; w += lanes)
+          hn::StoreU(From::along(d, from + w * From::elements), d, line + w);
       }
   }
   if (whole < k)
     for (Size r = 0; r < lines; ++r) {
-      Word* const line = to + whole / 2 * width + r * group;
+      Word* const line = to + whole / From::elements * width + r * group;
       std::memset(line, 0, 4 * group);
-      std::memcpy(line, x + r * stride + whole, static_cast<std::size_t>(2 * (k - whole)));
+      std::memcpy(line, x + r * stride + whole, sizeof(Stored) * static_cast<std::size_t>(k - whole));
     }
-  for (Size at = 0; at < k; at += 2 * group)
-    std::fill(to + at / 2 * width + lines * group, to + at / 2 * width + width * group, 0u);
+  for (Size at = 0; at < k; at += elements) {
+    Word* const panel = to + at / From::elements * width;
+    std::fill(panel + lines * group, panel + width * group, 0u);
+  }
 }
 
-void groups_across(const bf16* x, Size stride, Size lines, Size k, Size width, Word* to) {
-  constexpr Size most_width = MicroKernel::most_rows;
+template <class From>
+void groups_across(const typename From::Stored* x, Size stride, Size lines, Size k, Size width, Word* to) {
+  constexpr Size most_width = MicroKernel::most_rows, elements = From::elements * group;
   alignas(64) Word words[group * most_width + lanes];
-  for (Size at = 0; at < k; at += 2 * group, to += width * group) {
-    const Size here = std::min(2 * group, k - at);
-    pack_across<Pairs>(x + at * stride, stride, lines, here, width, words);
-    std::fill(words + (here + 1) / 2 * width, words + group * width, 0);
+  for (Size at = 0; at < k; at += elements, to += width * group) {
+    const Size here = std::min(elements, k - at);
+    pack_across<From>(x + at * stride, stride, lines, here, width, words);
+    std::fill(words + (here + From::elements - 1) / From::elements * width, words + group * width, 0);
     for (Size r = 0; r < width; r += 4)
 #if HWY_TARGET != HWY_SCALAR
       for (Size w = 0; w < group; w += lanes) {
@@ -291,8 +298,10 @@ constexpr MatmulPasses passes{.floats_along = pack_along<FromFloats>,
                               .widened_across = pack_across<Widened>,
                               .pairs_along = pack_along<Pairs>,
                               .pairs_across = pack_across<Pairs>,
-                              .groups_along = groups_along,
-                              .groups_across = groups_across,
+                              .groups_along = groups_along<Pairs>,
+                              .groups_across = groups_across<Pairs>,
+                              .float_groups_along = groups_along<FromFloats>,
+                              .float_groups_across = groups_across<FromFloats>,
                               .store = store};
 
 }  // namespace

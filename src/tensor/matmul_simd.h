@@ -181,9 +181,11 @@ const MicroKernel* amx_micro_kernel();
 const MicroKernel* avx512_micro_kernel();
 // The faster of these, or null.
 const MicroKernel* bf16_micro_kernel();
-// For bf16, by columns of tiles, in AMX's layout; null if the processor has neither.
+// By columns of tiles, in AMX's layout: for bf16 by AVX-512, or by the faster of AMX and AVX-512; and for f32
+// by AVX-512. null if the processor lacks them.
 const MicroKernel* avx512_column_kernel();
 const MicroKernel* bf16_column_kernel();
+const MicroKernel* f32_column_kernel();
 
 struct MatmulPasses {
   using Size = std::int64_t;
@@ -197,9 +199,12 @@ struct MatmulPasses {
   void (*widened_across)(const bf16* x, Size stride, Size lines, Size k, Size width, std::uint32_t* to);
   void (*pairs_along)(const bf16* x, Size stride, Size lines, Size k, Size width, std::uint32_t* to);
   void (*pairs_across)(const bf16* x, Size stride, Size lines, Size k, Size width, std::uint32_t* to);
-  // The same pairs, 16 words of a line contiguous (MicroKernel::group), with zeros after the end of a line.
+  // The same pairs, or floats, 16 words of a line contiguous (MicroKernel::group), with zeros after the end
+  // of a line.
   void (*groups_along)(const bf16* x, Size stride, Size lines, Size k, Size width, std::uint32_t* to);
   void (*groups_across)(const bf16* x, Size stride, Size lines, Size k, Size width, std::uint32_t* to);
+  void (*float_groups_along)(const float* x, Size stride, Size lines, Size k, Size width, std::uint32_t* to);
+  void (*float_groups_across)(const float* x, Size stride, Size lines, Size k, Size width, std::uint32_t* to);
 
   // The first `count` rows of a tile, tile_stride apart, are stored as rows `row` and following of c.
   void (*store)(const float* tile, Size tile_stride, Size row, Size count, const TileTarget& c);

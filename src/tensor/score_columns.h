@@ -23,26 +23,30 @@ struct ScoreColumns {
   }
 };
 
+// Of attention in T, f32 or bf16. A word is an f32, or two bf16.
+template <class T>
 struct ScorePasses {
   using Size = std::int64_t;
 
   // For each query: updates its max (not yet scaled) and sum so far; factor becomes the weight exp(scale (max
-  // - new max)) of earlier sums. A word of p holds the weights of two rows, rounded to bf16, the first in its
-  // lower half; 0 if not seen.
+  // - new max)) of earlier sums. p: the weights as words, a row of 32 for each key or, in bf16, for each two;
+  // 0 if not seen.
   void (*softmax)(const ScoreColumns& columns, float* max, float* sum, float* factor, std::uint32_t* p);
-  // p = exp(scale score - lse), ds = p (dp - delta), rounded to bf16, 0 if not seen. Stored as rows, in tiles
-  // of 32 that are `tile_step` elements apart; and ds also as words like those above.
+  // p = exp(scale score - lse), ds = p (dp - delta), 0 if not seen. Stored as left operands whose rows are 32
+  // keys and whose k are the queries (16 words of a row are contiguous), `tile_step` elements apart; and ds
+  // also as words like those above.
   void (*softmax_gradient)(const ScoreColumns& columns, const float* dp, const float* lse, const float* delta,
-                           bf16* p, bf16* ds, Size tile_step, std::uint32_t* ds_pairs);
+                           T* p, T* ds, Size tile_step, std::uint32_t* ds_words);
   // Multiplies each of 32 columns by its factor.
   void (*scale)(float* x, Size rows, const float* factor);
-  // The first `queries` columns, each multiplied by its factor, as rows of `depth` bf16.
-  void (*store_turned)(const float* x, const float* factor, Size depth, Size queries, bf16* to, Size stride);
-  // The first `cols` columns, multiplied by one factor, as rows of bf16.
-  void (*store_rows)(const float* x, float factor, Size rows, Size cols, bf16* to, Size stride);
+  // The first `queries` columns, each multiplied by its factor, as rows of `depth` elements.
+  void (*store_turned)(const float* x, const float* factor, Size depth, Size queries, T* to, Size stride);
+  // The first `cols` columns, multiplied by one factor, as rows.
+  void (*store_rows)(const float* x, float factor, Size rows, Size cols, T* to, Size stride);
 };
 
-// By AVX-512; null if the processor lacks its instructions for bf16.
-const ScorePasses* avx512_score_passes();
+// By AVX-512; null if the processor lacks it, or its instructions for bf16.
+template <class T>
+const ScorePasses<T>* avx512_score_passes();
 
 }  // namespace echelon

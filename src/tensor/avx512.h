@@ -1,4 +1,4 @@
-// What the files share whose functions are compiled for AVX-512 with bf16, whose words are two bf16 each.
+// What the files share whose functions are compiled for AVX-512. A word is two bf16, or an f32.
 #pragma once
 
 #if defined(__x86_64__)
@@ -9,16 +9,21 @@
 
 namespace echelon {
 
-#define WITH_AVX512_WORDS __attribute__((target("avx512f,avx512bw,avx512dq,avx512bf16"), always_inline))
+// Functions without instructions for bf16 run without them, too: the compiler does not use them by itself.
+#define FOR_AVX512 __attribute__((target("avx512f,avx512bw,avx512dq,avx512bf16")))
+#define WITH_AVX512 __attribute__((target("avx512f,avx512bw,avx512dq,avx512bf16"), always_inline))
 
+inline bool has_avx512() {
+  static const bool has_it = __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq");
+  return has_it;
+}
 inline bool has_avx512_bf16() {
-  static const bool has_it = __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") &&
-                             __builtin_cpu_supports("avx512bf16");
+  static const bool has_it = has_avx512() && __builtin_cpu_supports("avx512bf16");
   return has_it;
 }
 
 // The 16 words of 16 lines, turned: word w of all lines together.
-WITH_AVX512_WORDS inline void turn_words(const __m512i (&line)[16], __m512i (&word)[16]) {
+WITH_AVX512 inline void turn_words(const __m512i (&line)[16], __m512i (&word)[16]) {
   constexpr __mmask16 all = 0xffff;  // GCC warns if there is no mask
   constexpr __mmask8 pairs = 0xff;
   __m512i two[16], four[16];
@@ -48,14 +53,14 @@ WITH_AVX512_WORDS inline void turn_words(const __m512i (&line)[16], __m512i (&wo
   }
 }
 
-WITH_AVX512_WORDS inline __mmask32 first_bf16(std::int64_t count) {
+WITH_AVX512 inline __mmask32 first_of_32(std::int64_t count) {
   return count >= 32 ? ~__mmask32{0} : (__mmask32{1} << std::max<std::int64_t>(count, 0)) - 1;
 }
 
 // Two rows of 32 bf16 as words of one element of each.
 class PairedRows {
  public:
-  WITH_AVX512_WORDS PairedRows() {
+  WITH_AVX512 PairedRows() {
     alignas(64) std::uint16_t places[2][32];
     for (std::uint16_t i = 0; i < 32; ++i) {
       places[0][i] = static_cast<std::uint16_t>(i / 2 + i % 2 * 32);
@@ -63,10 +68,10 @@ class PairedRows {
     }
     first_ = _mm512_load_si512(places[0]), last_ = _mm512_load_si512(places[1]);
   }
-  WITH_AVX512_WORDS __m512i first_words(__m512i row, __m512i other) const {
+  WITH_AVX512 __m512i first_words(__m512i row, __m512i other) const {
     return _mm512_permutex2var_epi16(row, first_, other);
   }
-  WITH_AVX512_WORDS __m512i last_words(__m512i row, __m512i other) const {
+  WITH_AVX512 __m512i last_words(__m512i row, __m512i other) const {
     return _mm512_permutex2var_epi16(row, last_, other);
   }
 
