@@ -421,6 +421,9 @@ template <class T>
 bool is_made_by_columns(const AttentionShape& s, bool backward, std::int64_t room) {
   using namespace attention_columns;
   if (s.accumulate || s.cap != 0 || s.scale <= 0 || s.head_dim > most_depth || s.q_len < panel) return false;
+  // In f32 the way without columns adds to gradients in memory: it is faster than what computes scores twice.
+  constexpr WantedGradients all{true, true};
+  if (backward && std::is_same_v<T, float>) return room_of<T>(s, s.kv_len, false, all) <= room;
   // Gradients of keys can be computed block by block, but those of a query need all keys that it sees.
   const WantedGradients of_keys{false, true}, of_queries{true, false};
   if (!backward) return room_of<T>(s, s.kv_len, true, no_gradients) <= room;
