@@ -143,6 +143,37 @@ class AttentionColumns : public ::testing::Test {
     expect_close(dq, exact_dq, s.kv_len + d, "dq");
     expect_close(dk, exact_dk, group * s.q_len + d, "dk");
     expect_close(dv, exact_dv, group * s.q_len + d, "dv");
+
+    s.accumulate = true;
+    back(dq, dk, dv);
+    std::ranges::for_each(exact_dq, [](double& x) { x *= 2; });
+    for (std::int64_t i = 0; i < keys; ++i)
+      for (std::int64_t j = 0; j < k_cols && i % stride < s.kv_len; ++j)
+        for (Matrix* const x : {&exact_dk, &exact_dv}) (*x)[static_cast<std::size_t>(i * k_cols + j)] *= 2;
+    expect_close(dq, exact_dq, s.kv_len + d, "dq added to");
+    expect_close(dk, exact_dk, group * s.q_len + d, "dk added to");
+    expect_close(dv, exact_dv, group * s.q_len + d, "dv added to");
+
+    // The keys in two blocks.
+    const std::int64_t cut = s.kv_len / 3, later = s.kv_len - cut;
+    AttentionShape block = s;
+    block.accumulate = false, block.kv_len = cut, block.kv_batch_stride = stride;
+    const auto forward = [&](std::int64_t first) {
+      attention_forward_by_columns(kernels, q, k.row_range(first, keys), v.row_range(first, keys), block, out,
+                                   lse, reinterpret_cast<std::byte*>(rooms.host<std::uint8_t>()), room_step,
+                                   team);
+    };
+    if (cut > 0) forward(0);
+    block.accumulate = cut > 0, block.kv_len = later, block.q_offset -= cut * s.k_step;
+    if (s.first_keys.defined()) {
+      block.first_keys = {arena_, MemoryCategory::activations, DType::i32, {queries}};
+      std::transform(s.first_keys.host<std::int32_t>(), s.first_keys.host<std::int32_t>() + queries,
+                     block.first_keys.host<std::int32_t>(),
+                     [&](std::int32_t key) { return std::max(key - static_cast<std::int32_t>(cut), 0); });
+    }
+    forward(cut);
+    expect_close(out, exact_out, s.kv_len + d, "out of two blocks");
+    expect_close(lse, exact_lse, s.kv_len + d, "lse of two blocks");
   }
 
   template <class T>
@@ -157,7 +188,7 @@ class AttentionColumns : public ::testing::Test {
                                        reinterpret_cast<std::byte*>(rooms.host<std::uint8_t>()), room_step,
                                        ThreadTeam(1));
         },
-        false);
+        true);
   }
 
   // One in `share` of them, as a kernel that is played takes its time.

@@ -61,6 +61,11 @@ struct PlayedScores {
     for (Size q = 0; q < queries; ++q)
       for (Size i = 0; i < depth; ++i) to[q * stride + i] = T(x[i * width + q] * factor[q]);
   }
+  static void load_rows(const T* x, Size stride, float factor, Size rows, Size cols, float* to) {
+    for (Size row = 0; row < rows; ++row)
+      for (Size i = 0; i < width; ++i)
+        to[row * width + i] = i < cols ? float{x[row * stride + i]} * factor : 0;
+  }
   static void store_rows(const float* x, float factor, Size rows, Size cols, T* to, Size stride) {
     for (Size row = 0; row < rows; ++row)
       for (Size i = 0; i < cols; ++i) to[row * stride + i] = T(x[row * width + i] * factor);
@@ -72,6 +77,7 @@ constexpr ScorePasses<T> played_scores{.softmax = PlayedScores<T>::softmax,
                                        .softmax_gradient = PlayedScores<T>::softmax_gradient,
                                        .scale = PlayedScores<T>::scale,
                                        .store_turned = PlayedScores<T>::store_turned,
+                                       .load_rows = PlayedScores<T>::load_rows,
                                        .store_rows = PlayedScores<T>::store_rows};
 
 }  // namespace echelon

@@ -39,6 +39,12 @@ struct Packed {
     else
       return across ? matmul_passes().float_groups_across : matmul_passes().float_groups_along;
   }
+  static auto floats_along() {
+    if constexpr (std::is_same_v<T, bf16>)
+      return matmul_passes().widened_along;
+    else
+      return matmul_passes().floats_along;
+  }
   static auto words(bool across) {
     if constexpr (std::is_same_v<T, bf16>)
       return across ? matmul_passes().pairs_across : matmul_passes().pairs_along;
@@ -240,13 +246,16 @@ class Columns {
     pack_rows(k.from(keys_.begin), keys, l_, w_.keys);
     pack_rows(v.from(keys_.begin), keys, l_, w_.values);
     if (wanted_.queries) pack_blocks_across(k.from(keys_.begin), keys, l_, w_.keys_across);
-    if (wanted_.keys) std::fill_n(w_.summed, l_.key_blocks, 0);
+    if (wanted_.keys) {
+      std::fill_n(w_.summed, l_.key_blocks, 0);
+      dk_ = dk.from(keys_.begin), dv_ = dv.from(keys_.begin);
+    }
     for (Size h = heads.begin; h < heads.end; ++h)
       for (Size begin = queries.begin; begin < queries.end; begin += queries_at_once)
         backward_queries(mask, head(h), begin, std::min(queries_at_once, queries.end - begin));
     if (!wanted_.keys) return;
-    store_keys(w_.dk, static_cast<float>(s_.scale), dk.from(keys_.begin));
-    store_keys(w_.dv, 1, dv.from(keys_.begin));
+    store_keys(w_.dk, static_cast<float>(s_.scale), dk_);
+    store_keys(w_.dv, 1, dv_);
   }
 
  private:
@@ -277,9 +286,18 @@ class Columns {
     float* const sums = w_.sums[0];
     pack_panel(q.from(begin), rows, l_, w_.queries[0]);
     fetch(q.from(begin + rows), std::min(panel, s_.q_len - begin - rows), l_.depth);
-    fetch(out.from(begin), rows, l_.depth);
-    if (kernel_.begin != nullptr) kernel_.begin();
     bool has_sums = false;
+    if (s_.accumulate) {  // earlier keys count as one, with weight exp(lse)
+      if (seen.end_of_all == 0) return;
+      for (Size i = 0; i < rows; ++i)
+        if (const float earlier = lse[begin + i]; earlier != -std::numeric_limits<float>::infinity())
+          max[i] = earlier / static_cast<float>(s_.scale), sum[i] = 1;
+      load_turned(out.from(begin), rows, sums);
+      has_sums = true;
+    } else {
+      fetch(out.from(begin), rows, l_.depth);
+    }
+    if (kernel_.begin != nullptr) kernel_.begin();
     for (Size block = 0; block * keys_at_once < seen.end_of_all; ++block) {
       const Size key = block * keys_at_once, here = rows_up_to(seen.end_of_all, key);
       if (!seen.sees(key, here)) continue;
@@ -328,6 +346,9 @@ class Columns {
     fetch(h.q.from(next), next_rows, l_.depth);
     fetch(h.dout.from(next), next_rows, l_.depth);
     if (wanted_.queries) fetch(h.dq.from(begin), rows, l_.depth);
+    float scale[panel], inverse[panel];
+    std::fill_n(scale, panel, static_cast<float>(s_.scale));
+    std::fill_n(inverse, panel, static_cast<float>(1 / s_.scale));
     constexpr Size tile_step = panels_at_once * panel * panel;  // of p and ds
     if (kernel_.begin != nullptr) kernel_.begin();
     for (Size block = 0; keys_.begin + block * keys_at_once < end; ++block) {
@@ -347,19 +368,24 @@ class Columns {
                                  w_.gradients, lse + g * panel, delta + g * panel, p, ds, tile_step,
                                  w_.weights);
         if (!wanted_.queries) continue;
+        if (s_.accumulate && !has_sums[g]) {
+          load_turned(h.dq.from(begin + g * panel), rows_in(g), w_.sums[g]);
+          passes_.scale(w_.sums[g], l_.tiles * panel, inverse);
+          has_sums[g] = true;
+        }
         weigh(w_.keys_across, block, here, w_.sums[g], has_sums[g]);
         has_sums[g] = true;
       }
       if (!wanted_.keys) continue;
+      if (s_.accumulate && w_.summed[block] == 0) load_keys(block);
       add_to_keys(w_.p, w_.douts_across, block, here, panels, w_.dv);
       add_to_keys(w_.ds, w_.queries_across, block, here, panels, w_.dk);
       w_.summed[block] = std::max(w_.summed[block], here);
     }
     if (kernel_.end != nullptr) kernel_.end();
     if (!wanted_.queries) return;
-    float scale[panel];
-    std::fill_n(scale, panel, static_cast<float>(s_.scale));
     for (Size g = 0; g < panels; ++g) {
+      if (s_.accumulate && !has_sums[g]) continue;
       if (!has_sums[g]) std::fill_n(w_.sums[g], l_.tiles * MicroKernel::most_tile, 0.0f);
       store_turned(w_.sums[g], scale, rows_in(g), h.dq.from(begin + g * panel));
     }
@@ -386,18 +412,41 @@ class Columns {
       if (here > summed) add(summed, here, false);
     }
   }
+  // Rows as columns of floats.
+  void load_turned(Head<T> from, Size rows, float* sums) const {
+    Packed<T>::floats_along()(from.data, from.stride, rows, l_.depth, panel, reinterpret_cast<Word*>(sums));
+    std::fill(sums + l_.depth * panel, sums + l_.tiles * panel * panel, 0.0f);
+  }
   void store_turned(const float* sums, const float* factor, Size rows, Head<T> to) const {
     passes_.store_turned(sums, factor, l_.depth, rows, to.data, to.stride);
   }
+  // For each tile of a block's sums: visit(sums, rows and columns of the tile, where they are in `of`).
+  template <class Visit>
+  void each_tile_of_keys(float* all, Size block, Head<T> of, const Visit& visit) const {
+    const Size key = block * keys_at_once;
+    for (Size t = 0; t < l_.tiles; ++t)
+      visit(sums_of(all, block, t), std::min(keys_at_once, keys_.size() - key),
+            std::min(panel, l_.depth - t * panel), of.row(key) + t * panel);
+  }
+  void load_keys(Size block) const {
+    const auto load = [&](float* all, double scale, Head<T> from) {
+      each_tile_of_keys(all, block, from, [&](float* sums, Size rows, Size cols, const T* x) {
+        passes_.load_rows(x, from.stride, static_cast<float>(1 / scale), rows, cols, sums);
+        std::fill(sums + rows * panel, sums + keys_at_once * panel, 0.0f);
+      });
+    };
+    load(w_.dk, s_.scale, dk_);
+    load(w_.dv, 1, dv_);
+    w_.summed[block] = keys_at_once;
+  }
   void store_keys(float* all, float scale, Head<T> to) const {
-    for (Size block = 0; block < l_.key_blocks; ++block)
-      for (Size t = 0; t < l_.tiles; ++t) {
-        const Size key = block * keys_at_once, summed = w_.summed[block];
-        float* const sums = sums_of(all, block, t);
-        std::fill(sums + summed * panel, sums + keys_at_once * panel, 0.0f);
-        passes_.store_rows(sums, scale, std::min(keys_at_once, keys_.size() - key),
-                           std::min(panel, l_.depth - t * panel), to.row(key) + t * panel, to.stride);
-      }
+    for (Size block = 0; block < l_.key_blocks; ++block) {
+      if (s_.accumulate && w_.summed[block] == 0) continue;
+      each_tile_of_keys(all, block, to, [&](float* sums, Size rows, Size cols, T* x) {
+        std::fill(sums + w_.summed[block] * panel, sums + keys_at_once * panel, 0.0f);
+        passes_.store_rows(sums, scale, rows, cols, x, to.stride);
+      });
+    }
   }
 
   const MicroKernel& kernel_;
@@ -407,6 +456,7 @@ class Columns {
   const WantedGradients wanted_;
   const Lengths<T> l_;
   const Work<T> w_;
+  Head<T> dk_, dv_;  // of the first of these keys
 };
 
 template <class T>
@@ -420,7 +470,7 @@ Size room_of(const AttentionShape& s, Size keys, bool output, WantedGradients wa
 template <class T>
 bool is_made_by_columns(const AttentionShape& s, bool backward, std::int64_t room) {
   using namespace attention_columns;
-  if (s.accumulate || s.cap != 0 || s.scale <= 0 || s.head_dim > most_depth || s.q_len < panel) return false;
+  if (s.cap != 0 || s.scale <= 0 || s.head_dim > most_depth || s.q_len < panel) return false;
   // In f32 the way without columns adds to gradients in memory: it is faster than what computes scores twice.
   constexpr WantedGradients all{true, true};
   if (backward && std::is_same_v<T, float>) return room_of<T>(s, s.kv_len, false, all) <= room;

@@ -23,8 +23,7 @@ struct ColumnKernels {
   const ScorePasses<T>* scores;
 };
 
-// Whether a head's packed data fit in `room` bytes, and the shape is supported: no cap, no accumulation, a
-// positive scale.
+// Whether a head's packed data fit in `room` bytes, and the shape is supported: no cap, a positive scale.
 template <class T>
 bool is_made_by_columns(const AttentionShape& shape, bool backward, std::int64_t room);
 

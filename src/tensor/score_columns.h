@@ -41,6 +41,8 @@ struct ScorePasses {
   void (*scale)(float* x, Size rows, const float* factor);
   // The first `queries` columns, each multiplied by its factor, as rows of `depth` elements.
   void (*store_turned)(const float* x, const float* factor, Size depth, Size queries, T* to, Size stride);
+  // Rows of `cols` elements, multiplied by one factor, as rows of 32 floats, of which the others become 0.
+  void (*load_rows)(const T* x, Size stride, float factor, Size rows, Size cols, float* to);
   // The first `cols` columns, multiplied by one factor, as rows.
   void (*store_rows)(const float* x, float factor, Size rows, Size cols, T* to, Size stride);
 };

@@ -35,6 +35,9 @@ WITH_AVX512 inline Row operator-(Row x, Row y) {
 WITH_AVX512 inline Row operator*(Row x, Row y) {
   return {_mm512_mul_ps(x.low, y.low), _mm512_mul_ps(x.high, y.high)};
 }
+WITH_AVX512 inline __m512 widened(__m256i halves) {
+  return _mm512_castsi512_ps(_mm512_maskz_slli_epi32(whole, _mm512_maskz_cvtepu16_epi32(whole, halves), 16));
+}
 // Two rows as words of attention in T, and a row as part of a left operand. Rounding to bf16 makes subnormal
 // numbers 0.
 template <class T>
@@ -53,6 +56,11 @@ struct Words<bf16> {
   WITH_AVX512 void store_left(std::int64_t row, bf16* panel_of_keys) const {
     _mm512_storeu_si512(panel_of_keys + row * width, all);
   }
+  WITH_AVX512 static Row load(const bf16* x, std::int64_t cols) {
+    const __m512i words = _mm512_maskz_loadu_epi16(first_of_32(cols), x);
+    return {widened(_mm512_maskz_extracti64x4_epi64(0xf, words, 0)),
+            widened(_mm512_maskz_extracti64x4_epi64(0xf, words, 1))};
+  }
   WITH_AVX512 void store(bf16* to, std::int64_t cols) const {
     _mm512_mask_storeu_epi16(to, first_of_32(cols), all);
   }
@@ -69,6 +77,11 @@ struct Words<float> {
   WITH_AVX512 void store_left(std::int64_t row, float* panel_of_keys) const {
     _mm512_storeu_ps(panel_of_keys + row * lanes, all.low);
     _mm512_storeu_ps(panel_of_keys + (tile_rows + row) * lanes, all.high);
+  }
+  WITH_AVX512 static Row load(const float* x, std::int64_t cols) {
+    const __mmask32 mask = first_of_32(cols);
+    return {_mm512_maskz_loadu_ps(static_cast<__mmask16>(mask), x),
+            _mm512_maskz_loadu_ps(static_cast<__mmask16>(mask >> lanes), x + lanes)};
   }
   WITH_AVX512 void store(float* to, std::int64_t cols) const {
     const __mmask32 mask = first_of_32(cols);
@@ -232,6 +245,14 @@ FOR_AVX512 void store_turned(const float* x, const float* factor, std::int64_t d
 }
 
 template <class T>
+FOR_AVX512 void load_rows(const T* x, std::int64_t stride, float factor, std::int64_t rows, std::int64_t cols,
+                          float* to) {
+  const Row by = both(factor);
+  for (std::int64_t row = 0; row < rows; ++row, x += stride, to += width)
+    store_row(Words<T>::load(x, cols) * by, to);
+}
+
+template <class T>
 FOR_AVX512 void store_rows(const float* x, float factor, std::int64_t rows, std::int64_t cols, T* to,
                            std::int64_t stride) {
   constexpr std::int64_t ahead = 16;  // rows, which may lie far apart
@@ -247,6 +268,7 @@ constexpr ScorePasses<T> passes{.softmax = softmax<T>,
                                 .softmax_gradient = softmax_gradient<T>,
                                 .scale = scale,
                                 .store_turned = store_turned<T>,
+                                .load_rows = load_rows<T>,
                                 .store_rows = store_rows<T>};
 
 }  // namespace
