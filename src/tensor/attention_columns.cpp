@@ -67,9 +67,8 @@ struct Lengths {
   Size key_blocks;
 
   Size along() const { return key_blocks * keys_at_once * words; }  // words of keys, packed along depth
-  Size across() const {
-    return key_blocks * tiles * panel * keys_at_once / per_word;
-  }  // of keys, packed across it
+  // Likewise, packed across it.
+  Size across() const { return key_blocks * tiles * panel * keys_at_once / per_word; }
   Size sums() const { return key_blocks * tiles * block_tiles * MicroKernel::most_tile; }
 };
 

@@ -38,6 +38,7 @@ WITH_AVX512 inline Row operator*(Row x, Row y) {
 WITH_AVX512 inline __m512 widened(__m256i halves) {
   return _mm512_castsi512_ps(_mm512_maskz_slli_epi32(whole, _mm512_maskz_cvtepu16_epi32(whole, halves), 16));
 }
+
 // Two rows as words of attention in T, and a row as part of a left operand. Rounding to bf16 makes subnormal
 // numbers 0.
 template <class T>
@@ -90,7 +91,7 @@ struct Words<float> {
   }
 };
 template <class T>
-constexpr std::int64_t words_of_two_rows = 2 * width* static_cast<std::int64_t>(sizeof(T)) / 4;
+constexpr std::int64_t words_of_two_rows = 2 * width * static_cast<std::int64_t>(sizeof(T)) / 4;
 
 // 2^x, for the fraction of x by the polynomial of least relative error (2e-9) that is 1 at 0; 0 for an x so
 // low that the result would be subnormal.
@@ -202,7 +203,7 @@ FOR_AVX512 void scale(float* x, std::int64_t rows, const float* factor) {
   for (std::int64_t row = 0; row < rows; ++row, x += width) store_row(load_row(x) * by, x);
 }
 
-// Transposes, of up to 32 rows of x from row `depth` on, as many as are there.
+// Transposes 32 rows of x, of which the first `depth` are stored.
 FOR_AVX512 void store_turned_tile(const float* x, Row by, std::int64_t depth, std::int64_t queries, bf16* to,
                                   std::int64_t stride) {
   const PairedRows paired;
