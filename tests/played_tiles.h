@@ -81,19 +81,19 @@ inline constexpr MicroKernel played_kernel =
 
 // Columns of tiles of f32, in the same layout.
 inline void play_f32_column(const TileColumn& column) {
-  constexpr std::int64_t tile = amx_rows * amx_cols;
   for (std::int64_t t = 0; t < column.tiles; ++t)
-    for (std::int64_t i = 0; i < amx_rows; ++i)
-      for (std::int64_t j = 0; j < amx_cols; ++j) {
-        const std::int64_t at = t * tile + i * amx_cols + j;
-        float sum = column.before == nullptr ? 0 : column.before[at];
-        for (std::int64_t w = 0; w < column.words; ++w)
-          sum = std::fma(
-              std::bit_cast<float>(
-                  column.a[t * column.a_tile + (w / amx_group * amx_rows + i) * amx_group + w % amx_group]),
-              std::bit_cast<float>(column.b[w * amx_cols + j]), sum);
-        column.sums[at] = sum;
+    for (std::int64_t i = 0; i < amx_rows; ++i) {
+      const std::int64_t row = (t * amx_rows + i) * amx_cols;
+      float sums[amx_cols] = {};
+      if (column.before != nullptr) std::copy_n(column.before + row, amx_cols, sums);
+      for (std::int64_t w = 0; w < column.words; ++w) {
+        const std::int64_t of_a = (w / amx_group * amx_rows + i) * amx_group + w % amx_group;
+        const float x = std::bit_cast<float>(column.a[t * column.a_tile + of_a]);
+        for (std::int64_t j = 0; j < amx_cols; ++j)
+          sums[j] += x * std::bit_cast<float>(column.b[w * amx_cols + j]);
       }
+      std::copy_n(sums, amx_cols, column.sums + row);
+    }
 }
 inline constexpr MicroKernel played_f32_columns{.name = "played in f32",
                                                 .rows = amx_rows,

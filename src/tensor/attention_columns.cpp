@@ -271,7 +271,7 @@ class Columns {
     column(l_.words, keys + block * keys_at_once * l_.words, panel * l_.words, rows / panel, panel_of,
            nullptr, to);
   }
-  // Sums over keys, a row for each element of depth: the keys packed across depth, times their pairs.
+  // Sums over keys, a row for each element of depth: the keys packed across depth, times their weights.
   void weigh(const Word* across, Size block, Size rows, float* sums, bool onto) const {
     constexpr Size tile = panel * keys_at_once / per_word;
     column(rows / per_word, across + block * l_.tiles * tile, tile, l_.tiles, w_.weights,

@@ -9,7 +9,8 @@
 namespace echelon {
 
 // Scores of 32 queries as columns: (rows, 32), a row for each key, before they are multiplied by `scale` > 0.
-// Query q sees rows [first[q], end[q]); all of them see rows [seen_begin, seen_end). null: all see all rows.
+// Query q sees rows [first[q], end[q]); all of them see rows [seen_begin, seen_end). Without `first` all see
+// all.
 struct ScoreColumns {
   static constexpr std::int64_t queries = 32;
   const float* scores = nullptr;
