@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <cstring>
 #include <limits>
 #include <type_traits>
 
@@ -22,7 +21,6 @@ constexpr Size group = 16;  // contiguous words of a line
 // Keys whose scores stay in a cache while they are used; and panels of queries that are summed together in
 // gradients of keys.
 constexpr Size keys_at_once = 256, panels_at_once = 4, queries_at_once = panels_at_once * panel;
-constexpr Size block_tiles = keys_at_once / panel;
 constexpr Size most_depth = 256;
 
 Size rounded_up(Size n, Size multiple) { return (n + multiple - 1) / multiple * multiple; }
@@ -32,6 +30,11 @@ template <class T>
 struct Packed {
   static constexpr Size per_word = 4 / static_cast<Size>(sizeof(T));
   static constexpr Size tile_words = panel * panel / per_word;
+  // Of 32 columns of a block of keys, or of queries that are summed together.
+  static constexpr Size keys_words = keys_at_once / panel * tile_words,
+                        queries_words = panels_at_once * tile_words;
+  // In which so many elements of a line are.
+  static Size words_of(Size elements) { return (elements + per_word - 1) / per_word; }
 
   static auto groups(bool across) {
     if constexpr (std::is_same_v<T, bf16>)
@@ -58,18 +61,17 @@ template <class T>
 struct Lengths {
   Lengths(Size head_dim, Size keys)
       : depth(head_dim),
-        words(rounded_up(depth, per_word * group) / per_word),
+        words(rounded_up(Packed<T>::words_of(depth), group)),
         tiles((depth + panel - 1) / panel),
         key_blocks((keys + keys_at_once - 1) / keys_at_once) {}
 
-  static constexpr Size per_word = Packed<T>::per_word;
   Size depth, words, tiles;  // words of a row; tiles below each other that make up the depth
   Size key_blocks;
 
   Size along() const { return key_blocks * keys_at_once * words; }  // words of keys, packed along depth
   // Likewise, packed across it.
-  Size across() const { return key_blocks * tiles * panel * keys_at_once / per_word; }
-  Size sums() const { return key_blocks * tiles * block_tiles * MicroKernel::most_tile; }
+  Size across() const { return key_blocks * tiles * Packed<T>::keys_words; }
+  Size sums() const { return key_blocks * tiles * keys_at_once * panel; }
 };
 
 // Memory that is given out piece by piece, each at a cache line; null: only counted.
@@ -105,11 +107,11 @@ struct Work {
       queries[g] = room.take<Word>(l.words * panel), douts[g] = room.take<Word>(l.words * panel);
       sums[g] = room.take<float>(l.tiles * MicroKernel::most_tile);
     }
-    queries_across = room.take<Word>(l.tiles * queries_at_once / l.per_word * panel);
-    douts_across = room.take<Word>(l.tiles * queries_at_once / l.per_word * panel);
+    queries_across = room.take<Word>(l.tiles * Packed<T>::queries_words);
+    douts_across = room.take<Word>(l.tiles * Packed<T>::queries_words);
     scores = room.take<float>(keys_at_once * panel), gradients = room.take<float>(keys_at_once * panel);
     p = room.take<T>(keys_at_once * queries_at_once), ds = room.take<T>(keys_at_once * queries_at_once);
-    weights = room.take<Word>(keys_at_once / l.per_word * panel);
+    weights = room.take<Word>(Packed<T>::keys_words);
   }
 
   Room room;
@@ -148,13 +150,13 @@ void pack_blocks_across(Head<const T> x, Size rows, const Lengths<T>& l, Word* t
   fetch(x, std::min(keys_at_once, rows), l.depth);
   for (Size i = 0; i < rows; i += keys_at_once) {
     fetch(x.from(i + keys_at_once), std::clamp<Size>(rows - i - keys_at_once, 0, keys_at_once), l.depth);
-    const Size here = std::min(keys_at_once, rows - i), group_rows = group * l.per_word;
+    const Size here = std::min(keys_at_once, rows - i);
     for (Size t = 0; t < l.tiles; ++t) {
-      Word* const block = to + (i / keys_at_once * l.tiles + t) * panel * keys_at_once / l.per_word;
+      Word* const block = to + (i / keys_at_once * l.tiles + t) * Packed<T>::keys_words;
       Packed<T>::groups(true)(x.row(i) + t * panel, x.stride, std::min(panel, l.depth - t * panel), here,
                               panel, block);
-      std::fill(block + rounded_up(here, group_rows) / l.per_word * panel,
-                block + rounded_up(here, panel) / l.per_word * panel, 0u);
+      std::fill(block + rounded_up(Packed<T>::words_of(here), group) * panel,
+                block + Packed<T>::words_of(rounded_up(here, panel)) * panel, 0u);
     }
   }
 }
@@ -162,17 +164,17 @@ void pack_blocks_across(Head<const T> x, Size rows, const Lengths<T>& l, Word* t
 template <class T>
 void pack_panel(Head<const T> x, Size rows, const Lengths<T>& l, Word* to) {
   Packed<T>::words(false)(x.data, x.stride, rows, l.depth, panel, to);
-  std::fill(to + rounded_up(l.depth, l.per_word) / l.per_word * panel, to + l.words * panel, 0u);
+  std::fill(to + Packed<T>::words_of(l.depth) * panel, to + l.words * panel, 0u);
 }
 // Rows as panels of a right operand whose k are the rows, and whose columns are depth.
 template <class T>
 void pack_panels_across(Head<const T> x, Size rows, const Lengths<T>& l, Word* to) {
-  const Size words = rounded_up(rows, panel) / l.per_word;
+  const Size filled = Packed<T>::words_of(rows), words = Packed<T>::words_of(rounded_up(rows, panel));
   for (Size t = 0; t < l.tiles; ++t) {
-    Word* const here = to + t * queries_at_once / l.per_word * panel;
+    Word* const here = to + t * Packed<T>::queries_words;
     Packed<T>::words(true)(x.data + t * panel, x.stride, std::min(panel, l.depth - t * panel), rows, panel,
                            here);
-    std::fill(here + rounded_up(rows, l.per_word) / l.per_word * panel, here + words * panel, 0u);
+    std::fill(here + filled * panel, here + words * panel, 0u);
   }
 }
 
@@ -258,7 +260,8 @@ class Columns {
   }
 
  private:
-  static constexpr Size per_word = Packed<T>::per_word, tile_words = Packed<T>::tile_words;
+  static constexpr Size tile_words = Packed<T>::tile_words, keys_words = Packed<T>::keys_words,
+                        queries_words = Packed<T>::queries_words;
 
   void column(Size words, const Word* a, Size a_tile, Size tiles, const Word* b, const float* before,
               float* sums) const {
@@ -273,9 +276,8 @@ class Columns {
   }
   // Sums over keys, a row for each element of depth: the keys packed across depth, times their weights.
   void weigh(const Word* across, Size block, Size rows, float* sums, bool onto) const {
-    constexpr Size tile = panel * keys_at_once / per_word;
-    column(rows / per_word, across + block * l_.tiles * tile, tile, l_.tiles, w_.weights,
-           onto ? sums : nullptr, sums);
+    column(Packed<T>::words_of(rows), across + block * l_.tiles * keys_words, keys_words, l_.tiles,
+           w_.weights, onto ? sums : nullptr, sums);
   }
 
   void forward_panel(const Mask& mask, Head<const T> q, Head<T> out, float* lse, Size begin, Size rows) {
@@ -402,10 +404,9 @@ class Columns {
     for (Size t = 0; t < l_.tiles; ++t) {
       const auto add = [&](Size begin, Size end, bool onto) {
         float* const sums = sums_of(all, block, t) + begin * panel;
-        column(panels * panel / per_word,
-               reinterpret_cast<const Word*>(left) + begin / panel * panels_at_once * tile_words,
-               panels_at_once * tile_words, (end - begin) / panel,
-               right + t * queries_at_once / per_word * panel, onto ? sums : nullptr, sums);
+        column(Packed<T>::words_of(panels * panel),
+               reinterpret_cast<const Word*>(left) + begin / panel * queries_words, queries_words,
+               (end - begin) / panel, right + t * queries_words, onto ? sums : nullptr, sums);
       };
       if (summed > 0) add(0, summed, true);
       if (here > summed) add(summed, here, false);

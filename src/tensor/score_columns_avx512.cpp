@@ -113,19 +113,14 @@ WITH_AVX512 inline Row power_of_2(Row x) { return {power_of_2(x.low), power_of_2
 struct SeenBy {
   __mmask16 low, high;
 };
-class SeenRows {
- public:
-  WITH_AVX512 explicit SeenRows(const ScoreColumns& c) : c_(c) {}
-  WITH_AVX512 SeenBy of(std::int64_t row) const { return {half(row, 0), half(row, lanes)}; }
-
- private:
-  WITH_AVX512 __mmask16 half(std::int64_t row, std::int64_t q) const {
-    const __m512i at = _mm512_set1_epi32(static_cast<int>(row));
-    return _mm512_mask_cmpgt_epi32_mask(_mm512_cmple_epi32_mask(_mm512_loadu_si512(c_.first + q), at),
-                                        _mm512_loadu_si512(c_.end + q), at);
-  }
-  const ScoreColumns& c_;
-};
+WITH_AVX512 inline __mmask16 seen_by_half(const ScoreColumns& c, std::int64_t row, std::int64_t q) {
+  const __m512i at = _mm512_set1_epi32(static_cast<int>(row));
+  return _mm512_mask_cmpgt_epi32_mask(_mm512_cmple_epi32_mask(_mm512_loadu_si512(c.first + q), at),
+                                      _mm512_loadu_si512(c.end + q), at);
+}
+WITH_AVX512 inline SeenBy seen_by(const ScoreColumns& c, std::int64_t row) {
+  return {seen_by_half(c, row, 0), seen_by_half(c, row, lanes)};
+}
 WITH_AVX512 inline Row if_seen(SeenBy seen, Row x, Row otherwise) {
   return {_mm512_mask_mov_ps(otherwise.low, seen.low, x.low),
           _mm512_mask_mov_ps(otherwise.high, seen.high, x.high)};
@@ -133,7 +128,6 @@ WITH_AVX512 inline Row if_seen(SeenBy seen, Row x, Row otherwise) {
 
 template <class T>
 FOR_AVX512 void softmax(const ScoreColumns& c, float* max, float* sum, float* factor, std::uint32_t* p) {
-  const SeenRows seen(c);
   const PairedRows paired;
   const Row before = load_row(max), unseen = both(-std::numeric_limits<float>::infinity());
   Row most[2] = {before, before};
@@ -141,7 +135,7 @@ FOR_AVX512 void softmax(const ScoreColumns& c, float* max, float* sum, float* fa
 #pragma GCC unroll 2
     for (int i = 0; i < 2; ++i) {
       const Row x = load_row(c.scores + (row + i) * width);
-      most[i] = larger(most[i], c.all_see(row) ? x : if_seen(seen.of(row + i), x, unseen));
+      most[i] = larger(most[i], c.all_see(row) ? x : if_seen(seen_by(c, row + i), x, unseen));
     }
   // The largest weight is exactly 1, however large scores are.
   const Row top = larger(most[0], most[1]), scale2 = both(c.scale * log2e);
@@ -151,7 +145,7 @@ FOR_AVX512 void softmax(const ScoreColumns& c, float* max, float* sum, float* fa
 #pragma GCC unroll 2
     for (int i = 0; i < 2; ++i) {
       Row e = power_of_2((load_row(c.scores + (row + i) * width) - top) * scale2);
-      if (!c.all_see(row)) e = if_seen(seen.of(row + i), e, both(0));
+      if (!c.all_see(row)) e = if_seen(seen_by(c, row + i), e, both(0));
       total[i] = total[i] + e;
       made[i] = Words<T>::of(e);
     }
@@ -171,7 +165,6 @@ FOR_AVX512 void softmax(const ScoreColumns& c, float* max, float* sum, float* fa
 template <class T>
 FOR_AVX512 void softmax_gradient(const ScoreColumns& c, const float* dp, const float* lse, const float* delta,
                                  T* p, T* ds, std::int64_t tile_step, std::uint32_t* ds_words) {
-  const SeenRows seen(c);
   const PairedRows paired;
   const Row level = load_row(lse) * both(log2e), means = load_row(delta);
   const __m512 scale2 = _mm512_set1_ps(c.scale * log2e), zero = _mm512_setzero_ps();
@@ -187,7 +180,7 @@ FOR_AVX512 void softmax_gradient(const ScoreColumns& c, const float* dp, const f
                           smaller(zero, _mm512_fmsub_ps(x.high, scale2, level.high))});
       Row g = e * (load_row(dp + at) - means);
       if (!c.all_see(row)) {
-        const SeenBy by = seen.of(row + i);
+        const SeenBy by = seen_by(c, row + i);
         e = if_seen(by, e, both(0)), g = if_seen(by, g, both(0));
       }
       made[i] = Words<T>::of(g);
