@@ -1,8 +1,8 @@
 // Memory in which the logits of a chunk of tokens become their gradients. If both have the same width,
 // gradients overwrite logits. If logits are wider (f32, with gradients in bf16), they exist for a piece of
 // the chunk's rows at a time, behind the gradients of the rows before, and a piece's gradients overwrite
-// those of its logits that have been read. With three quarters of the memory of all logits, all rows pass in
-// two products, each of which reads the whole table. If each piece would have to wait for other ranks, which
+// those of its logits that have been read. With two thirds of the memory of all logits, all rows pass in two
+// products, each of which reads the whole table. If each piece would have to wait for other ranks, which
 // hold parts of the vocabulary, there is memory for all rows at once.
 #pragma once
 

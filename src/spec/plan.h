@@ -2,6 +2,7 @@
 // it from flags or a TOML file; the memory and traffic predictions and the trainer use the same struct.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <string>
 #include <vector>
@@ -28,8 +29,12 @@ inline std::int64_t logits_chunk_rows(Device device, std::int64_t gradient_bytes
   if (device != Device::cpu) return 2048;
   return gradient_bytes == 2 ? 1024 : 512;
 }
-// For how many rows of a chunk logits exist at once that are wider than their gradients.
-inline std::int64_t wide_logits_rows(std::int64_t chunk_rows) { return (3 * chunk_rows + 3) / 4; }
+// For how many rows of a chunk logits exist at once that are twice as wide as their gradients: the fewest
+// with which two products make all, in whole tiles of a product (LogitsRoom).
+inline std::int64_t wide_logits_rows(std::int64_t chunk_rows) {
+  constexpr std::int64_t whole = 64;
+  return std::min(chunk_rows, ((2 * chunk_rows + 2) / 3 + whole - 1) / whole * whole);
+}
 
 // Gradients are reduced in buckets of this size: large enough to amortize the latency of a collective (Li et
 // al. 2020).
