@@ -162,7 +162,7 @@ TEST(PrecisionTraining, FaultsAreCaughtThroughManyLayersAndUpdates) {  // long
 }
 
 // After sixteen updates in fp8 there is nothing but rounding: no verdict is better than a wrong one.
-TEST(PrecisionTraining, WhatRoundingHidesIsNotProved) {
+TEST(PrecisionTraining, WhatRoundingHidesIsNotProved) {  // long
   Plan plan = plan_in("fp8", load_model("llama-tiny"), 1, 2);
   plan.mesh.set(Axis::pp, 2);
   plan.schedule = "pipedream";
@@ -170,8 +170,9 @@ TEST(PrecisionTraining, WhatRoundingHidesIsNotProved) {
   plan.global_batch = 16;
   Faults negated;
   negated.loss_scale = -1;
-  for (const Faults& faults : {Faults{}, negated}) EXPECT_FALSE(verify_with(plan, faults).pass);
+  EXPECT_FALSE(verify_with(plan, negated).pass);
   const VerifyReport report = verify_with(plan);
+  EXPECT_FALSE(report.pass);
   EXPECT_FALSE(report.first_difference) << to_json(report, plan);
   EXPECT_GT(2 * report.hidden.size(), all_parameters(plan.model).size());
   expect_contains(report.incomparable, {"could be rounding in fp8", "legal: a wider --precision"});
