@@ -1,6 +1,9 @@
 // Passes over rows of floats, compiled for several instruction sets and chosen at run time (Highway). Each
 // pass reads and writes every element once, so that a kernel with one pass runs at memory speed.
 // Single-threaded, without allocation; the order of each sum depends on n alone.
+//
+// T, float or bf16, is the stored type; all arithmetic is in float, and a bf16 is rounded to nearest once,
+// when it is stored. Pointers are to n elements unless noted; none needs to be aligned.
 #pragma once
 
 #include <cstdint>
@@ -12,48 +15,9 @@
 
 namespace echelon {
 
-// AdamW's factors, the same for all elements of a step.
-struct AdamWFactors {
-  float beta1, one_minus_beta1, beta2, one_minus_beta2;
-  float gradient_scale;
-  float decay;       // 1 - lr * weight_decay
-  float rate;        // lr / (1 - beta1^step)
-  float root_scale;  // 1 / sqrt(1 - beta2^step)
-  float eps;
-};
-
-// alpha and limit are for clamped_swiglu only.
+// Copies, sums and products of elements: simd_elements.cpp.
 template <class T>
-struct GatedPasses {
-  void (*forward)(const T* gate, const T* up, T* y, std::int64_t n, float alpha, float limit);
-  // gate and up become their gradients, dy becomes y.
-  void (*backward)(T* gate, T* up, T* dy, std::int64_t n, float alpha, float limit);
-};
-template <class T>
-using WideGatedBackward = void(T* gate, T* up, float* dy, std::int64_t n, float alpha, float limit);
-template <class T>
-struct ActivationPasses {
-  // h += bias (may be null), y = a(h).
-  void (*forward)(T* h, const T* bias, T* y, std::int64_t n);
-  // h becomes a(h), dy becomes the gradient of h.
-  void (*backward)(T* h, T* dy, std::int64_t n);
-};
-
-// The inputs of a gated short convolution for one row: [B | C | x] of `width` channels each, with
-// neighbouring rows `stride` apart; and the taps of all channels for the row itself, for the one before, and
-// so on.
-template <class T>
-struct ConvolvedRow {
-  const T* given;
-  std::int64_t stride, width;
-  const float* taps;    // undefined for a weight's gradient
-  std::int64_t before;  // rows that it sees, its own included
-};
-
-// T, float or bf16, is the stored type; all arithmetic is in float, and a bf16 is rounded to nearest once,
-// when it is stored. Pointers are to n elements unless noted; none needs to be aligned.
-template <class T>
-struct Simd {
+struct ElementSimd {
   using Size = std::int64_t;
 
   void (*add)(const T* x, T* y, Size n);                           // y += x
@@ -76,6 +40,28 @@ struct Simd {
   float (*dot)(const T* x, const T* y, Size n);
   // out = x + y + bias (bias may be null); out may be x or y.
   void (*residual)(const T* x, const T* y, const T* bias, T* out, Size n);
+  // sum += column sums over `rows` rows, `stride` apart.
+  void (*column_sums)(const T* x, Size stride, Size rows, float* sum, Size n);
+  // Rotates (low[i], high[i]) by the angle with this cosine and sign * sine.
+  void (*rotate)(T* low, T* high, const float* cosine, const float* sine, float sign, Size n);
+};
+
+// The inputs of a gated short convolution for one row: [B | C | x] of `width` channels each, with
+// neighbouring rows `stride` apart; and the taps of all channels for the row itself, for the one before, and
+// so on.
+template <class T>
+struct ConvolvedRow {
+  const T* given;
+  std::int64_t stride, width;
+  const float* taps;    // undefined for a weight's gradient
+  std::int64_t before;  // rows that it sees, its own included
+};
+
+// simd_short_convolution.cpp.
+template <class T>
+struct ShortConvolutionSimd {
+  using Size = std::int64_t;
+
   // y = C times the convolution of B x.
   void (*short_convolution)(const ConvolvedRow<T>& row, T* y);
   // From dy, with rows dy_stride apart, of this row and of the `seen_by` later rows that see it: the gradient
@@ -85,8 +71,12 @@ struct Simd {
   // sums[k n ...] += the row's contribution to the gradients of taps, for n channels that begin at the
   // pointers.
   void (*short_convolution_taps)(const ConvolvedRow<T>& row, const T* dy, float* sums, Size n);
-  // sum += column sums over `rows` rows, `stride` apart.
-  void (*column_sums)(const T* x, Size stride, Size rows, float* sum, Size n);
+};
+
+// LayerNorm and RMSNorm: simd_norms.cpp.
+template <class T>
+struct NormSimd {
+  using Size = std::int64_t;
 
   // stats[0] = mean, stats[1] = rstd. w and b may be null: ones and zeros; no b without w.
   void (*layer_norm)(const T* x, const T* w, const T* b, float eps, T* y, float* stats, Size n);
@@ -105,6 +95,29 @@ struct Simd {
   void (*rms_norm_dx_of)(const T* dy, const T* x, const T* w, float rstd, float mean, T* dx, Size n);
   void (*rms_norm_dw)(const T* dy, Size dy_stride, const T* x, Size x_stride, const float* stats, Size rows,
                       float* dw, Size n);
+};
+
+// alpha and limit are for clamped_swiglu only.
+template <class T>
+struct GatedPasses {
+  void (*forward)(const T* gate, const T* up, T* y, std::int64_t n, float alpha, float limit);
+  // gate and up become their gradients, dy becomes y.
+  void (*backward)(T* gate, T* up, T* dy, std::int64_t n, float alpha, float limit);
+};
+template <class T>
+using WideGatedBackward = void(T* gate, T* up, float* dy, std::int64_t n, float alpha, float limit);
+template <class T>
+struct ActivationPasses {
+  // h += bias (may be null), y = a(h).
+  void (*forward)(T* h, const T* bias, T* y, std::int64_t n);
+  // h becomes a(h), dy becomes the gradient of h.
+  void (*backward)(T* h, T* dy, std::int64_t n);
+};
+
+// simd_activations.cpp.
+template <class T>
+struct ActivationSimd {
+  using Size = std::int64_t;
 
   // For an activation without a gate.
   ActivationPasses<T> (*activation)(Activation a);
@@ -117,8 +130,12 @@ struct Simd {
   // y = x sigmoid(gate). Backward, gate and dy become the gradients of gate and of x.
   void (*sigmoid_gate)(const T* x, const T* gate, T* y, Size n);
   void (*sigmoid_gate_backward)(const T* x, T* gate, T* dy, T* y, Size n);
-  // Rotates (low[i], high[i]) by the angle with this cosine and sign * sine.
-  void (*rotate)(T* low, T* high, const float* cosine, const float* sine, float sign, Size n);
+};
+
+// The softmax of attention, and its gradient: simd_softmax.cpp.
+template <class T>
+struct SoftmaxSimd {
+  using Size = std::int64_t;
 
   // A row of a tile of attention scores s, of which the first `visible` are seen; max and sum are the row's
   // so far. p = exp(s - new max), 0 beyond `visible` up to n; updates max and sum; returns exp(old max - new
@@ -135,14 +152,33 @@ struct Simd {
   void (*scale_capped)(const float* p, float factor, float max, float cap, T* y, Size n);
 };
 
-// Passes over numbers that are f32 in any precision.
-struct WideSimd {
+template <class T>
+struct Simd : ElementSimd<T>, ShortConvolutionSimd<T>, NormSimd<T>, ActivationSimd<T>, SoftmaxSimd<T> {};
+
+// The softmax of logits, which are f32 in any precision: simd_softmax.cpp, too.
+struct LogitsSimd {
   using Size = std::int64_t;
 
   float (*max)(const float* x, Size n);
   void (*soft_cap)(float* x, float cap, Size n);  // x becomes cap tanh(x / cap)
   // x becomes exp(x - max); returns the sum.
   float (*exp_sum)(float* x, float max, Size n);
+};
+
+// AdamW's factors, the same for all elements of a step.
+struct AdamWFactors {
+  float beta1, one_minus_beta1, beta2, one_minus_beta2;
+  float gradient_scale;
+  float decay;       // 1 - lr * weight_decay
+  float rate;        // lr / (1 - beta1^step)
+  float root_scale;  // 1 / sqrt(1 - beta2^step)
+  float eps;
+};
+
+// simd_adamw.cpp.
+struct AdamWSimd {
+  using Size = std::int64_t;
+
   void (*adamw)(float* p, const float* g, float* m, float* v, const AdamWFactors& factors, Size n);
   // p and its remainders are the weights in f32 (base/split_weight.h).
   void (*adamw_split)(bf16* p, std::int16_t* remainder, const float* g, float* m, float* v,
@@ -152,6 +188,9 @@ struct WideSimd {
   void (*adamw_at_random)(bf16* p, const float* g, bf16* m, bf16* v, const std::uint32_t* random,
                           const AdamWFactors& factors, Size n);
 };
+
+// Passes over numbers that are f32 in any precision.
+struct WideSimd : LogitsSimd, AdamWSimd {};
 
 // The passes for this processor.
 template <class T>
