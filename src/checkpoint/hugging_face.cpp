@@ -19,9 +19,9 @@
 #include "base/open_file.h"
 #include "checkpoint/checkpoint_directory.h"
 #include "checkpoint/checkpoint_reader.h"
-#include "checkpoint/directory_lock.h"
 #include "checkpoint/finite.h"
 #include "checkpoint/logical_tensors.h"
+#include "checkpoint/new_directory.h"
 #include "checkpoint/router_biases.h"
 #include "checkpoint/stored_model.h"
 #include "comm/threads.h"
@@ -665,65 +665,6 @@ std::map<std::string, StoredPlace> stored_places(const StoredModel& stored, cons
               : "");
   return places;
 }
-
-}  // namespace
-
-namespace {
-
-// The directory of --out. Files are written to `.unfinished` in it and then moved to their places together,
-// so that an interrupted export leaves nothing that looks like a model, and the next export to this directory
-// removes it.
-class NewDirectory {
- public:
-  explicit NewDirectory(const std::string& directory)
-      : directory_(directory), unfinished_(directory_ / ".unfinished") {
-    std::error_code error;
-    for (const auto& entry : fs::directory_iterator(directory_, error))
-      if (entry.path() != unfinished_) refuse("--out {}: is there already and not empty", directory);
-    // The target of a link is not ours, and must not be cleared.
-    if (fs::is_symlink(unfinished_, error))
-      refuse("--out {}: {} is a link; remove it, or name another directory", directory, unfinished_.string());
-    made_ = !fs::exists(directory_, error);
-    fs::create_directories(unfinished_, error);
-    if (error) refuse("--out {}: cannot be made: {}", directory, error.message());
-    lock_.emplace(unfinished_.string(), "--out");
-    for (const fs::path& left : files()) fs::remove_all(left, error);
-  }
-  ~NewDirectory() {
-    lock_.reset();
-    std::error_code none;
-    fs::remove_all(unfinished_, none);
-    if (made_) fs::remove(directory_, none);  // if it is empty
-  }
-  NewDirectory(const NewDirectory&) = delete;
-  NewDirectory& operator=(const NewDirectory&) = delete;
-
-  // Where to write a file.
-  std::string path(const std::string& name) const { return (unfinished_ / name).string(); }
-  // Call when all is written. Without the file `last` the others do not form a model, so it is moved last.
-  void finish(const std::string& last) {
-    for (const fs::path& file : files())
-      if (file.filename() != last) place(file);
-    place(path(last));
-  }
-
- private:
-  void place(const fs::path& file) const {
-    std::error_code error;
-    fs::rename(file, directory_ / file.filename(), error);
-    if (error) fail("--out {}: {}", (directory_ / file.filename()).string(), error.message());
-  }
-  std::vector<fs::path> files() const {
-    std::vector<fs::path> found;
-    for (const auto& entry : fs::directory_iterator(unfinished_))
-      if (entry.path().filename() != ".lock") found.push_back(entry.path());
-    return found;
-  }
-
-  const fs::path directory_, unfinished_;
-  bool made_ = false;
-  std::optional<DirectoryLock> lock_;
-};
 
 }  // namespace
 
