@@ -1,7 +1,7 @@
 // GPT-NeoX (Black et al. 2022, https://arxiv.org/abs/2204.06745) and Pythia: rotary positions of a part of
 // each head, LayerNorm, GELU, biases, weights stored (out, in); attention and MLP one after the other, or
 // both of the same input. Files have queries, keys and values as one matrix, head by head
-// (checkpoint/hugging_face.cpp).
+// (checkpoint/hugging_face_tensors.cpp).
 #include <fmt/core.h>
 
 #include "spec/block_builder.h"
