@@ -15,6 +15,7 @@
 #include "base/philox.h"
 #include "tensor/matmul.h"
 #include "tensor/matmul_simd.h"
+#include "tensor/simd.h"
 
 namespace echelon::matmul_amx_test {
 namespace {
@@ -45,7 +46,7 @@ class MatmulAmx : public ::testing::Test {
     std::vector<float> wide(before.begin(), before.end());
     const auto turn = [](bool on) { return on ? Transpose::yes : Transpose::no; };
     const bool is_wide = type == DType::f32;
-    const float alpha = 0.5f;
+    const float alpha = products_ % 2 == 0 ? 0.5f : 1.0f;
     const Product product{.ta = turn(turn_a),
                           .tb = turn(turn_b),
                           .m = m,
@@ -221,6 +222,15 @@ TEST_F(MatmulAmx, FewRowsOfColumnsHaveTheBitsOfMany) {
             for (const std::int64_t between : {5, 6})
               if (kernel != nullptr && checks::is_taken(kernel == &played_kernel ? 24 : 4))
                 check_few(*kernel, 40, {1, 2, 3, 4, 31, 32}, n, k, turn_b, type, between);
+}
+
+// bf16 are widened to f32.
+TEST_F(MatmulAmx, FloatsMultiplyByEachInstructionSet) {
+  on_each_instruction_set([this](const char* name) {
+    SCOPED_TRACE(name);
+    check_all(f32_micro_kernel());
+    check_teams(f32_micro_kernel(), 1000, 24);
+  });
 }
 
 TEST_F(MatmulAmx, TheProcessorsPairsMultiply) {

@@ -58,16 +58,18 @@ Range aligned_range(std::int64_t length, std::int64_t parts, std::int64_t index)
   return {std::min(r.begin * 16, length), std::min(r.end * 16, length)};
 }
 
-// Whether our kernel is faster than oneDNN, by up to a sixth. oneDNN multiplies without packing where packing
+// Whether our kernel is faster than oneDNN, by up to a third. oneDNN multiplies without packing where packing
 // would cost much beside the work. We always pack, which is worth it if b has to be turned anyway, or if many
-// rows meet it. Elsewhere oneDNN is faster, by up to a twentieth.
+// rows meet it. And we store results beside the next products, which counts where k is short. Elsewhere
+// oneDNN is faster, by up to a sixth.
 bool ours_is_faster(const Product& p) {
   constexpr double packs_below = 0.00196;  // of oneDNN
-  constexpr std::int64_t fewest_rows = 64, many_rows = 1024, fewest_cols = 384, fewest_deep = 512;
+  constexpr std::int64_t fewest_rows = 64, many_rows = 1024, fewest_cols = 384, deep = 512;
   const bool onednn_packs = 1 / static_cast<double>(p.m) + 1 / static_cast<double>(p.n) < packs_below;
-  const bool turns_b = p.tb == Transpose::yes && p.m >= fewest_rows && p.k >= fewest_deep;
+  const bool turns_b = p.tb == Transpose::yes && p.m >= fewest_rows && p.k >= deep;
+  const bool meets_many_rows = p.m >= many_rows && (!onednn_packs || p.k <= deep);
   // With another alpha the bits differ: oneDNN multiplies it into a, and we multiply the sums.
-  return p.alpha == 1 && !onednn_packs && p.n >= fewest_cols && (turns_b || p.m >= many_rows);
+  return p.alpha == 1 && p.n >= fewest_cols && (meets_many_rows || (turns_b && !onednn_packs));
 }
 
 // Whether our kernel gives the same bits as oneDNN: then a product may be made by either, whichever is faster
@@ -355,9 +357,9 @@ void multiply_thin(const MicroKernel& kernel, const Product& p, Range k, const s
 // Whether a kernel of columns can compute the product transposed, so that the rows of b are rows of tiles,
 // read where they are.
 bool is_turned(const MicroKernel& kernel, const Product& p) {
-  return kernel.column != nullptr && p.m <= kernel.cols && p.n >= kernel.rows && p.tb == Transpose::yes &&
-         p.b.type == DType::bf16 && p.k % (2 * kernel.group) == 0 && p.b.stride % 2 == 0 &&
-         reinterpret_cast<std::uintptr_t>(p.b.data) % sizeof(std::uint32_t) == 0;
+  return kernel.column != nullptr && kernel.pairs && p.m <= kernel.cols && p.n >= kernel.rows &&
+         p.tb == Transpose::yes && p.b.type == DType::bf16 && p.k % (2 * kernel.group) == 0 &&
+         p.b.stride % 2 == 0 && reinterpret_cast<std::uintptr_t>(p.b.data) % sizeof(std::uint32_t) == 0;
 }
 
 // Part of k of such a product. `a`: its rows, packed as the lines of a panel of b.
@@ -497,11 +499,12 @@ class BlockQueue {
 // of them, and they take small parts, so that a thread whose core has other work leaves more to the others.
 class TeamProduct {
  public:
-  static bool is_worth_it(const MicroKernel& kernel, const Product& p) {
+  static bool is_worth_it(const MicroKernel& kernel, const Product& p, int threads) {
     constexpr double worth = 1 << 27;  // for products of this size, waiting for each other costs little
-    return kernel.column != nullptr && p.blocks == nullptr && p.k > 0 && !is_thin(kernel, p) &&
-           !(is_short(kernel, p) && is_summed_where_it_lies(kernel, p)) &&
-           static_cast<double>(p.m) * static_cast<double>(p.n) * static_cast<double>(p.k) >= worth;
+    const bool is_large =
+        static_cast<double>(p.m) * static_cast<double>(p.n) * static_cast<double>(p.k) >= worth;
+    return threads > 1 && is_large && !by_onednn(p) && kernel.column != nullptr && p.blocks == nullptr &&
+           !is_thin(kernel, p) && !(is_short(kernel, p) && is_summed_where_it_lies(kernel, p));
   }
 
   TeamProduct(const MicroKernel& kernel, const Product& p, std::byte* scratch,
@@ -777,6 +780,7 @@ const char* products_in(DType dtype) {
 }
 
 const char* multiplied_by(const Product& p, int threads) {
+  if (TeamProduct::is_worth_it(kernel_for(p), p, threads)) return kernel_for(p).name;
   const Grid g = grid(p, threads);
   const Product first = part(p, aligned_range(p.m, g.rows, 0), aligned_range(p.n, g.cols, 0));
   return by_onednn(first) ? "oneDNN" : kernel_for(p).name;
@@ -855,7 +859,7 @@ void multiply(std::span<const Product> products, std::byte* scratch, std::int64_
   std::vector<Product> pieces;
   for (const Product& p : products) {
     const MicroKernel& kernel = kernel_for(p);
-    if (team.threads() > 1 && TeamProduct::is_worth_it(kernel, p)) {
+    if (TeamProduct::is_worth_it(kernel, p, team.threads())) {
       multiply_together(kernel, p, scratch, scratch_per_thread, team);
       continue;
     }

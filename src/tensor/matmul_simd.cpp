@@ -27,41 +27,84 @@ using Words = hn::RebindToUnsigned<Floats>;
 constexpr int lanes = static_cast<int>(hn::MaxLanes(Floats())), tile_rows = lanes == 16 ? 14 : 6,
               tile_cols = 2 * lanes;
 
-bool make_tile(const Tile& made) {
-  const Floats d;
-  const auto *a = reinterpret_cast<const float*>(made.a), *b = reinterpret_cast<const float*>(made.b);
-  hn::Vec<Floats> sums[tile_rows][2];
-#pragma GCC unroll 14
-  for (int i = 0; i < tile_rows; ++i) sums[i][0] = sums[i][1] = hn::Zero(d);
-  FetchBeside fetches(made, tile_rows);
-  for (Size w = 0; w < made.words; ++w, a += tile_rows, b += tile_cols) {
-    fetches.before(w);
-    const auto b0 = hn::LoadU(d, b), b1 = hn::LoadU(d, b + lanes);
-#pragma GCC unroll 14
-    for (int i = 0; i < tile_rows; ++i) {
-      const auto x = hn::Set(d, a[i]);
-      sums[i][0] = hn::MulAdd(x, b0, sums[i][0]);
-      sums[i][1] = hn::MulAdd(x, b1, sums[i][1]);
+template <class T>
+void store_tile(const float* from, Size from_stride, Size row, Size count, const TileTarget& target);
+
+// A tile whose rows are stored while the next one is computed: all at once, they would fill the buffers of
+// the processor, and the next tile's loads would wait.
+struct WaitingTile {
+  float* sums = nullptr;
+  TileTarget target = {};
+  Size row = 0;
+
+  bool has_row() const { return row < target.rows; }
+
+  HWY_INLINE void store_row() {
+    const float* const from = sums + row * tile_cols;
+    if (target.narrow)
+      store_tile<bf16>(from, tile_cols, row, 1, target);
+    else if (!target.is_plain(target.rows, tile_cols))
+      store_tile<float>(from, tile_cols, row, 1, target);
+    else {
+      const Floats d;
+      auto* const to = reinterpret_cast<float*>(target.data + row * target.stride);
+      auto v0 = hn::LoadU(d, from), v1 = hn::LoadU(d, from + lanes);
+      if (target.beta != 0) v0 = hn::Add(hn::LoadU(d, to), v0), v1 = hn::Add(hn::LoadU(d, to + lanes), v1);
+      hn::StoreU(v0, d, to);
+      hn::StoreU(v1, d, to + lanes);
     }
+    ++row;
   }
-  const auto each_row = [&](auto* to, Size stride, bool adds) HWY_ATTR {
-#pragma GCC unroll 14
-    for (int i = 0; i < tile_rows; ++i, to += stride) {
-      auto v0 = sums[i][0], v1 = sums[i][1];
-      if (adds) v0 = hn::Add(load(d, to), v0), v1 = hn::Add(load(d, to + lanes), v1);
-      store(v0, d, to);
-      store(v1, d, to + lanes);
+};
+
+void make_column(const TileColumn& column) {
+  constexpr Size tile_size = tile_rows * tile_cols;
+  const Floats d;
+  // The words of a tile after which one row of the tile before is stored.
+  const Size run = std::max<Size>(column.words / tile_rows, 1);
+  const Size runs = column.tiles * (column.words / run);
+  const Size fetched = column.next == nullptr ? 0 : (column.next_lines + runs - 1) / runs;
+  WaitingTile waiting;
+  for (Size t = 0; t < column.tiles; ++t) {
+    const auto *a = reinterpret_cast<const float*>(column.a + t * column.a_tile),
+               *b = reinterpret_cast<const float*>(column.b);
+    WaitingTile made;
+    if (column.target == nullptr) {
+      made.sums = column.sums + t * tile_size;
+    } else {
+      made.sums = column.sums + t % 2 * tile_size;
+      made.target = *column.target;
+      made.target.data += t * tile_rows * made.target.stride;
+      made.target.rows = std::min<Size>(tile_rows, made.target.rows - t * tile_rows);
     }
-  };
-  const TileTarget* const target = made.target;
-  const bool is_stored = target != nullptr && target->is_plain(tile_rows, tile_cols);
-  if (!is_stored)
-    each_row(made.sums, tile_cols, false);
-  else if (target->narrow)
-    each_row(reinterpret_cast<bf16*>(target->data), target->stride / 2, false);
-  else
-    each_row(reinterpret_cast<float*>(target->data), target->stride / 4, target->beta != 0);
-  return is_stored;
+    hn::Vec<Floats> sums[tile_rows][2];
+#pragma GCC unroll 14
+    for (int i = 0; i < tile_rows; ++i) sums[i][0] = sums[i][1] = hn::Zero(d);
+    Size w = 0;
+    for (Size r = 0; w < column.words; ++r) {
+      if (waiting.has_row()) waiting.store_row();
+      if (r < made.target.rows) made.target.fetch(r);
+      if (fetched > 0) column.next->fetch(fetched);
+      for (const Size end = std::min(w + run, column.words); w < end; ++w, a += tile_rows, b += tile_cols) {
+        const auto b0 = hn::LoadU(d, b), b1 = hn::LoadU(d, b + lanes);
+#pragma GCC unroll 14
+        for (int i = 0; i < tile_rows; ++i) {
+          const auto x = hn::Set(d, a[i]);
+          sums[i][0] = hn::MulAdd(x, b0, sums[i][0]);
+          sums[i][1] = hn::MulAdd(x, b1, sums[i][1]);
+        }
+      }
+    }
+    while (waiting.has_row()) waiting.store_row();
+    float* to = made.sums;
+#pragma GCC unroll 14
+    for (int i = 0; i < tile_rows; ++i, to += tile_cols) {
+      hn::StoreU(sums[i][0], d, to);
+      hn::StoreU(sums[i][1], d, to + lanes);
+    }
+    waiting = made;
+  }
+  while (waiting.has_row()) waiting.store_row();
 }
 
 // How words are loaded: neighbouring words of a line (along); and, for words of two elements, from a row and
@@ -289,7 +332,7 @@ constexpr MicroKernel kernel{.name = "our FMA kernel",
                              .depth = lanes == 16 ? 384 : 512,
                              .whole_depth = lanes == 16 ? 384 : 512,
                              .a_words = (lanes == 16 ? 96 : 64) * 1024,  // the L2 cache is larger, too
-                             .tile = make_tile};
+                             .column = make_column};
 static_assert(tile_rows <= MicroKernel::most_rows && tile_cols <= MicroKernel::most_cols);
 
 constexpr MatmulPasses passes{.floats_along = pack_along<FromFloats>,
