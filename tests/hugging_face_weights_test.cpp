@@ -389,5 +389,34 @@ TEST(HuggingFaceWeights, NormsLessOneAddUpToTheSameBitsWhenTheyAreExported) {
   }
 }
 
+// As transformers' AutoModel saves it: an embedding model, say, whose files have no output layer.
+TEST(HuggingFaceWeights, AModelIsReadWithoutThePrefixOfItsClass) {
+  for (const auto& [fixture, prefix] : std::vector<std::pair<const char*, std::string>>{
+           {"llama-tied", "model."}, {"opt", "model."}, {"mamba2", "backbone."}, {"gpt-neox", "gpt_neox."}}) {
+    SCOPED_TRACE(fixture);
+    const TemporaryDirectory directory;
+    fs::copy(fixtures / fixture / "config.json", directory / "config.json");
+    const SafetensorsFile original((fixtures / fixture / "model.safetensors").string());
+    const auto renamed = [&](const std::string& tensor) {
+      return tensor.starts_with(prefix) ? tensor.substr(prefix.size()) : tensor;
+    };
+    std::vector<StoredTensor> tensors = original.tensors();
+    for (StoredTensor& tensor : tensors) tensor.name = renamed(tensor.name);
+    EXPECT_TRUE(std::ranges::any_of(
+        original.tensors(), [&](const StoredTensor& tensor) { return renamed(tensor.name) != tensor.name; }));
+    SafetensorsWriter writer(directory / "model.safetensors", tensors);
+    for (const StoredTensor& tensor : original.tensors()) {
+      const std::vector<std::byte> bytes = original.bytes(tensor);
+      writer.write(renamed(tensor.name), bytes.data(), bytes.size());
+    }
+    writer.finish();
+    CheckpointReader one(import_hugging_face(directory / ".", directory / "read", DType::f32, 1).checkpoint),
+        other(import_hugging_face((fixtures / fixture).string(), directory / "whole", DType::f32, 1)
+                  .checkpoint);
+    for (const ParamSpec& spec : all_parameters(load_model(directory / ".")))
+      EXPECT_EQ(one.read(spec.name, spec, DType::f32), other.read(spec.name, spec, DType::f32)) << spec.name;
+  }
+}
+
 }  // namespace
 }  // namespace echelon::hugging_face_weights_test

@@ -49,12 +49,12 @@ bool is_left_out(const ModelSpec& model, const TransformersType& type, const std
 // place of "model.".
 const std::string text_model = "language_model.", inner_text_model = "model.language_model.";
 
-// The tensor of this name; also GPT-2's without the prefix of its class, or in the text part of a model that
-// sees images. nullptr if there is none.
+// The tensor of this name; also without the prefix that a model without its output layer (AutoModel) is saved
+// without, or in the text part of a model that sees images. nullptr if there is none.
 const std::string* find_tensor(const StoredModel& stored, const std::string& name) {
-  const std::string prefix = "transformer.";
   const std::string* found = stored.find(name);
-  if (found == nullptr && name.starts_with(prefix)) found = stored.find(name.substr(prefix.size()));
+  for (const std::string_view prefix : {"transformer.", "gpt_neox.", model_prefix})
+    if (found == nullptr && name.starts_with(prefix)) found = stored.find(name.substr(prefix.size()));
   if (found == nullptr) found = stored.find(text_model + name);
   if (found == nullptr && name.starts_with(model_prefix))
     found = stored.find(inner_text_model + name.substr(std::string_view(model_prefix).size()));
