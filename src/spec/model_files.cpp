@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <filesystem>
 #include <sstream>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -122,6 +123,29 @@ constexpr const char* toml_keys[] = {"name",
                                      "freeze",
                                      "lora"};
 
+// What transformers' config.json calls some of them.
+constexpr std::pair<std::string_view, const char*> keys_of_transformers[] = {
+    {"num_hidden_layers", "num_layers"},
+    {"hidden_size", "hidden"},
+    {"num_attention_heads", "num_heads"},
+    {"num_key_value_heads", "num_kv_heads"},
+    {"intermediate_size", "mlp_hidden"},
+    {"vocab_size", "vocab"},
+    {"max_position_embeddings", "max_seq"},
+    {"hidden_act", "activation"},
+    {"sliding_window", "window"},
+    {"initializer_range", "init_std"},
+    {"n_routed_experts", "num_experts"},
+    {"num_local_experts", "num_experts"},
+    {"num_experts_per_tok", "experts_per_token"},
+    {"moe_intermediate_size", "expert_hidden"}};
+
+std::string meant_by(std::string_view key) {
+  for (const auto& [theirs, ours] : keys_of_transformers)
+    if (key == theirs) return fmt::format(" (did you mean {}?)", ours);
+  return did_you_mean(key, {std::begin(toml_keys), std::end(toml_keys)});
+}
+
 // Typed access to a flat TOML table; every error names the file, the key, the value and what is legal.
 class Reader {
  public:
@@ -182,8 +206,7 @@ class Reader {
                                      [&k = key](const char* legal) { return k.str() == legal; });
       if (!known) {
         refuse("{}: unknown key {} = {}{}; a model has {}", where_, key.str(), shown(value),
-               did_you_mean(key.str(), {std::begin(toml_keys), std::end(toml_keys)}),
-               fmt::join(toml_keys, ", "));
+               meant_by(key.str()), fmt::join(toml_keys, ", "));
       }
     }
   }
