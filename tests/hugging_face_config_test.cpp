@@ -494,6 +494,9 @@ TEST(HuggingFaceConfig, WhatEndsGenerationIsATokenOrSeveral) {
   EXPECT_EQ(ends_of_generation({}), std::vector<std::int32_t>());
   EXPECT_EQ(ends("{}"), std::vector<std::int32_t>());
   EXPECT_EQ(ends(R"({"eos_token_id": null})"), std::vector<std::int32_t>());
+  // As in config.json: transformers warns, and generates up to the last token.
+  EXPECT_EQ(ends(R"({"eos_token_id": -1})"), std::vector<std::int32_t>());
+  EXPECT_EQ(begin_of_generation({{"generation_config.json", R"({"bos_token_id": -1})"}}), std::nullopt);
   EXPECT_EQ(ends(R"({"eos_token_id": 7})"), (std::vector<std::int32_t>{7}));
   EXPECT_EQ(ends(R"({"eos_token_id": [7, 0]})"), (std::vector<std::int32_t>{7, 0}));
   for (const char* text : {R"({"eos_token_id": "a"})", R"({"eos_token_id": [-1]})",

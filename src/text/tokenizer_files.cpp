@@ -51,7 +51,8 @@ nlohmann::json bound_of_generation(const TokenizerFiles& files, const char* key)
   const auto found = files.find(generation_file);
   if (found == files.end()) return {};
   const nlohmann::json config = parse_json(found->second, found->first);
-  return config.is_object() ? config.value(key, nlohmann::json()) : nlohmann::json();
+  const nlohmann::json said = config.is_object() ? config.value(key, nlohmann::json()) : nlohmann::json();
+  return said.is_number_integer() && said < 0 ? nlohmann::json() : said;  // as in config.json
 }
 
 }  // namespace
