@@ -432,6 +432,9 @@ TEST(ModelToml, EveryMistakeIsNamed) {
   refused("vocab = 257", "vocab = 257\n[more]\nx = [1, 2]", {"more"});
   refused("hidden = 64\nnum_heads = 4\nmlp_hidden = 128",
           "hidden = 2000000000\nnum_heads = 4\nmlp_hidden = 2000000000", {"parameters"});
+  refused("hidden = 64\nnum_heads = 4\nmlp_hidden = 128",
+          "hidden = 2000000000\nnum_heads = 4\nhead_dim = 2\nmlp_hidden = 2\nnum_mtp_layers = 1",
+          {"parameters"});
 
   const std::string gpt2 = replaced(small_llama, "llama", "gpt2");
   const auto refused_gpt2 = [&](const std::string& extra, const std::vector<std::string>& words) {

@@ -604,7 +604,9 @@ void validate(const ModelSpec& m) {
       real(m.hidden) *
           (3 * real(m.state_space.width()) + 2 * real(m.state_space.groups) * real(m.state_space.state)) +
       (m.short_conv.kernel > 0 ? real(m.hidden) * real(4 * m.hidden + m.short_conv.kernel) : 0);
-  const double total = real(m.num_layers) * block + 2 * real(m.hidden) * (real(m.vocab) + real(m.max_seq));
+  const double total = real(m.num_layers + m.num_mtp_layers) * block +
+                       real(m.num_mtp_layers) * 2 * real(m.hidden) * real(m.hidden) +
+                       2 * real(m.hidden) * (real(m.vocab) + real(m.max_seq));
   if (total > largest_num_parameters) {
     refuse("model {}: its sizes make some {:.1e} parameters; at most {:.0e} can be counted", m.name, total,
            largest_num_parameters);
