@@ -177,7 +177,7 @@ TEST(CalibrateFrom, LeavesOutWhatStandsBesideTheTable) {
   EXPECT_EQ(m.collectives.size(), 1u);
 }
 
-// Of two tests in one file each has its own ranks; srun and mpirun write a rank before each line.
+// Of two tests in one file each has its own ranks; srun, mpirun and torchrun write a rank before each line.
 TEST(CalibrateFrom, ReadsNcclTestsOneBehindAnother) {
   const auto test = [](const char* name, const std::string& row) {
     return fmt::format("# Collective test starting: {}\n{}{}", name, nccl_head, row);
@@ -188,7 +188,8 @@ TEST(CalibrateFrom, ReadsNcclTestsOneBehindAnother) {
   for (const MeasuredCollective& one : m.collectives) EXPECT_EQ(one.ranks, 4);
   EXPECT_EQ(m.collectives[1].verb, Verb::all_gather);
   EXPECT_EQ(m.collectives[1].hosts, 2);
-  for (const std::string prefix : {"0: ", " 0: ", "[1,0]<stdout>:"}) {
+  for (const std::string prefix :
+       {"0: ", " 0: ", "[1,0]<stdout>:", "[prterun-node1.a-4711@1,0]<stdout>: ", "[default0]:"}) {
     std::string labelled;
     std::istringstream lines(both);
     for (std::string line; std::getline(lines, line);) labelled += prefix + line + "\n";
@@ -363,7 +364,7 @@ TEST(CalibrateFrom, ReadsMegatronsLogs) {
       "  recompute_granularity ........................... full\n"
       "0:   seq_length ...................................... 4096  \n"
       "  sequence_parallel ............................... True\n"
-      "  tensor_model_parallel_size ...................... 2\n"
+      "[default0]:  tensor_model_parallel_size ...................... 2\n"
       "  use_distributed_optimizer ....................... True\n"
       "  virtual_pipeline_model_parallel_size ............ 4\n"
       "  world_size ...................................... 16\n";

@@ -29,7 +29,9 @@ std::string FilePlace::text() const {
 }
 
 std::size_t rank_prefix(const std::string& line) {
-  static const std::regex prefix(R"( {0,9}[0-9]{1,9}: |\[[0-9]{1,9},[0-9]{1,9}\]<std(out|err)>:)");
+  static const std::regex prefix(R"( {0,9}[0-9]{1,9}: |)"
+                                 R"(\[([\w.-]{1,300}@)?[0-9]{1,9},[0-9]{1,9}\]<std(out|err)>: ?|)"
+                                 R"(\[[A-Za-z_]{1,99}[0-9]{1,9}\]:)");
   std::smatch found;
   return std::regex_search(line, found, prefix, std::regex_constants::match_continuous)
              ? static_cast<std::size_t>(found.length())

@@ -23,7 +23,8 @@ struct GivenField {
 using GivenFields = std::map<std::string, GivenField>;  // by flag, without dashes; "gpus" and "precision" too
 
 // The length of the rank prefix that a launcher writes before a line: "0: " of srun --label, "[1,0]<stdout>:"
-// of mpirun --tag-output.
+// of mpirun --tag-output, "[prterun-node1-4711@1,0]<stdout>: " of Open MPI 5's, "[default0]:" of torchrun
+// --tee.
 std::size_t rank_prefix(const std::string& line);
 
 // Reads the fields of a line "# echelon: KEY=VALUE ..."; false if the line is not one.
