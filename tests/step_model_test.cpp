@@ -1023,6 +1023,34 @@ TEST(StepModel, VocabularyParallelismSharesTheOutputLayer) {
   }
 }
 
+// Passes that run together hide the experts' exchanges, but not what they wait for the host, which launches
+// both: a slower link never makes a step faster.
+TEST(StepModel, PairsOfPassesWaitForTheHostOfBoth) {
+  Workload work = checks::workload_of(load_model("qwen3-30b-a3b"), 2048, 64, Precision::fp8,
+                                      load_machine("h100"), load_software("deepseek-v3"));
+  Plan c = work.plan;
+  c.mesh.set(Axis::dp, 2);
+  c.mesh.set(Axis::tp, 4);
+  c.mesh.set(Axis::pp, 6);
+  c.mesh.ep = 8;
+  c.mesh.etp = 1;
+  c.micro_batch = 2;
+  c.zero = 1;
+  for (const char* schedule : {"dualpipe", "dualpipev"})
+    for (const Recompute& recompute : {Recompute::none, Recompute::full}) {
+      c.schedule = schedule;
+      c.recompute = recompute;
+      double last = 0;
+      for (double slower : {1.0, 2.0, 4.0, 8.0}) {
+        Workload one = work;
+        one.machine.tiers[0].bandwidth /= slower;
+        const double seconds = StepModel(one).estimate(c).seconds;
+        EXPECT_GE(seconds, last) << schedule << ", 1/" << slower << " of the bandwidth";
+        last = seconds;
+      }
+    }
+}
+
 TEST(StepModel, ZeroStatesAreThePapers) {
   Workload work = workload("llama-2-7b", 64, "a100-80");
   work.software.gradient_bytes = 2;

@@ -746,7 +746,9 @@ class Pricer {
                                             : s.overlaps_experts ? s.expert_pair_seconds
                                                                  : s.expert_launch_seconds);
     t_.backward_input += again;
-    if (recompute_.everything()) t_.backward_input.compute += std::max(0.0, launch - again.total());
+    const double least = recompute_.everything() ? launch : 0;
+    t_.backward_input.compute += std::max(0.0, least - again.total());
+    t_.hideable += shorter_by(again.expert, again.total(), least);
   }
 
   // Seconds for which the host launches a forward pass; `more` of them for what is not counted in kernels.
@@ -758,7 +760,13 @@ class Pricer {
     const double forward = t_.forward.total(), backward = t_.backward();
     t_.forward.compute += std::max(0.0, launch - forward);
     t_.backward_input.compute += std::max(0.0, 2 * launch - backward);
+    t_.hideable = shorter_by(t_.forward.expert, forward, launch) +
+                  shorter_by(t_.backward_input.expert, backward, 2 * launch);
     return launch;
+  }
+  // A part of `seconds` hidden, of a pass that takes at least `least`.
+  static double shorter_by(double part, double seconds, double least) {
+    return std::max(least, seconds) - std::max(least, seconds - part);
   }
 
   const ModelPrograms& programs_;
@@ -815,12 +823,13 @@ LayerSeconds& LayerSeconds::operator+=(const LayerSeconds& more) {
   backward_weight += more.backward_weight;
   sent += more.sent;
   attention += more.attention;
+  hideable += more.hideable;
   return *this;
 }
 
 LayerSeconds LayerSeconds::operator*(double factor) const {
-  return {forward * factor, backward_input * factor, backward_weight * factor, sent * factor,
-          attention * factor};
+  return {forward * factor, backward_input * factor, backward_weight * factor,
+          sent * factor,    attention * factor,      hideable * factor};
 }
 
 static std::vector<BlockProgram> programs_of(const ModelSpec& m) {

@@ -35,6 +35,8 @@ struct LayerSeconds {
   PassSeconds forward, backward_input, backward_weight;
   LayerBytes sent;       // in all passes
   double attention = 0;  // of the compute of all passes, without recomputation
+  // By how much shorter all passes would be without the experts' exchanges: not below what the host takes.
+  double hideable = 0;
   double backward() const { return backward_input.total() + backward_weight.total(); }
   LayerSeconds& operator+=(const LayerSeconds& more);
   LayerSeconds operator*(double factor) const;

@@ -22,7 +22,7 @@ SimulationCosts simulation_costs(const std::vector<LayerSeconds>& stages, const 
                                  const Software& software, double message, int pp) {
   SimulationCosts costs;
   costs.stages.clear();
-  double all = 0, experts = 0;
+  double all = 0, experts = 0, hideable = 0;
   // For each microbatch: a rank with several stages spends it in parts, one for each stage.
   const double handing =
       pp > 1 ? software.message_seconds * pp / real(static_cast<std::int64_t>(stages.size())) : 0;
@@ -33,13 +33,16 @@ SimulationCosts simulation_costs(const std::vector<LayerSeconds>& stages, const 
                             t.backward_weight.total()});
     all += t.forward.total() + t.backward() + added[i] + 2 * handing;
     experts += t.forward.expert + t.backward_input.expert;
+    hideable += t.hideable;
   }
   costs.message = message;
   // Passes that run together hide the experts' all-to-all, which is the purpose of DualPipe; tp's collectives
-  // cannot be hidden, since they are between products that depend on each other.
-  if (all > 0)
-    costs.overlap_factor =
-        (all - experts + added_seconds(all - experts, experts, software.overlap_slowdown)) / all;
+  // cannot be hidden, since they are between products that depend on each other. What passes wait for the
+  // host stays: it launches the kernels of both.
+  if (all > 0) {
+    const double slower = added_seconds(all - experts, experts, software.overlap_slowdown);
+    costs.overlap_factor = std::min(1.0, (all - hideable + slower) / all);
+  }
   return costs;
 }
 
