@@ -480,6 +480,16 @@ TEST(LaunchFiles, NanotronsAndDeepSpeeds) {
           .at("ds_config.json"));
   EXPECT_FALSE(cut.contains("train_batch_size"));
   EXPECT_EQ(cut["gradient_accumulation_steps"], 8);
+  // It would take the stages of a pipeline for data-parallel ranks too.
+  const Files staged =
+      files_of("deepspeed", request_of("llama-2-7b", 16, 128, "deepspeed",
+                                       {{"tp", "2"}, {"pp", "4"}, {"zero", "1"}, {"micro-batch", "2"}}));
+  const nlohmann::json by_script = nlohmann::json::parse(staged.at("ds_config.json"));
+  EXPECT_FALSE(by_script.contains("tensor_parallel"));
+  EXPECT_EQ(by_script["train_batch_size"], 128);
+  EXPECT_NE(staged.at("launch.sh").find("PipeModelDataParallelTopology(num_pp=4, num_mp=2, num_dp=2)"),
+            std::string::npos)
+      << staged.at("launch.sh");
 }
 
 // Of every program the best plans, not the first alone: what its file says that it runs is what it is started

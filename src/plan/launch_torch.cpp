@@ -291,11 +291,14 @@ std::vector<LaunchFile> launch_deepspeed(const LaunchRequest& r) {
       {"optimizer", {{"type", "AdamW"}, {"params", {{"lr", 3e-4}, {"weight_decay", 0.1}}}}},
       {"zero_optimization",
        {{"stage", offloads ? plan.zero : plan.zero_stage()}, {"overlap_comm", plan.zero_stage() > 0}}}};
-  // Its check of the three batch sizes counts the ranks correctly only without tensor parallelism.
-  if (mesh.tp() == 1) config["train_batch_size"] = plan.global_batch;
+  // Its own tensor parallelism takes all ranks without it for data-parallel ones, stages of a pipeline too; a
+  // PipelineModule leaves cutting its layers to the script.
+  const bool cuts_layers = mesh.tp() > 1 && mesh.pp() == 1;
+  // Its check of the three batch sizes counts the ranks correctly only without its tensor parallelism.
+  if (!cuts_layers) config["train_batch_size"] = plan.global_batch;
   if (offloads) config["zero_optimization"]["offload_optimizer"] = {{"device", "cpu"}, {"pin_memory", true}};
   if (mesh.cp() > 1) config["sequence_parallel_size"] = mesh.cp();
-  if (mesh.tp() > 1) config["tensor_parallel"] = {{"autotp_size", mesh.tp()}};
+  if (cuts_layers) config["tensor_parallel"] = {{"autotp_size", mesh.tp()}};
   if (plan.offloads_activations() && !r.is_recompute("full"))
     not_launched(r,
                  "--offload {}: checkpoints of layers are what it keeps on the host; legal: {}none, or "
@@ -305,9 +308,15 @@ std::vector<LaunchFile> launch_deepspeed(const LaunchRequest& r) {
     config["activation_checkpointing"] = {{"partition_activations", false},
                                           {"cpu_checkpointing", plan.offloads_activations()}};
   std::string notes = "# TRAIN: a script that makes the model and calls deepspeed.initialize";
-  if (mesh.pp() > 1)
-    notes += fmt::format(" with a PipelineModule of num_stages={},\n# whose stages hold {} layers", mesh.pp(),
-                         fmt::join(r.best.layers, ", "));
+  if (mesh.pp() > 1) {
+    notes += mesh.tp() > 1
+                 ? fmt::format(
+                       " with a PipelineModule of\n# topology=PipeModelDataParallelTopology(num_pp={}, "
+                       "num_mp={}, num_dp={}), whose layers it cuts over num_mp itself and",
+                       mesh.pp(), mesh.tp(), mesh.dp())
+                 : fmt::format(" with a PipelineModule of num_stages={},", mesh.pp());
+    notes += fmt::format("\n# whose stages hold {} layers", fmt::join(r.best.layers, ", "));
+  }
   if (r.is_recompute("full"))
     notes += plan.offloads_activations()
                  ? ",\n# and checkpoints each layer with deepspeed.checkpointing.checkpoint"
