@@ -353,6 +353,14 @@ TEST(CalibrateFrom, ReadsSteps) {
         {"a.csv, line 2: ", "legal: up to 1000000"});
 }
 
+// The first line of a log that ends before its first step is no header of a table.
+TEST(CalibrateFrom, NamesWhatIsReadForALogWithoutSteps) {
+  expect_refusal(
+      [] { read("using world size: 16, data-parallel size: 4\n  seq_length ......... 4096\n", "a.log"); },
+      {"a.log: line 1: ", "nothing that is known",
+       "a log of Megatron, torchtitan or nanotron with the time"});
+}
+
 TEST(CalibrateFrom, ReadsMegatronsLogs) {
   const std::string arguments =
       "using world size: 16, data-parallel size: 4\n"

@@ -243,6 +243,17 @@ struct CsvTable {
   }
 };
 
+// In small or capital letters.
+bool names_products(const std::vector<std::string>& names) {
+  std::set<std::string> small;
+  for (std::string name : names) {
+    for (char& c : name) c = static_cast<char>(std::tolower(static_cast<unsigned char>(c)));
+    small.insert(std::move(name));
+  }
+  return small.contains("m") && small.contains("n") && small.contains("k");
+}
+
+// Without rows if the first line names the columns of no known table.
 CsvTable table_of(const std::vector<std::string>& lines, const std::string& file) {
   CsvTable table;
   for (std::size_t i = 0; i < lines.size(); ++i) {
@@ -253,6 +264,7 @@ CsvTable table_of(const std::vector<std::string>& lines, const std::string& file
     if (table.names.empty()) {
       for (std::string& name : cells) std::replace(name.begin(), name.end(), '_', '-');
       table.names = cells;
+      if (!table.has("seconds") && !names_products(cells)) break;
       for (std::size_t c = 0; c < cells.size(); ++c)
         if (std::count(cells.begin(), cells.begin() + static_cast<std::ptrdiff_t>(c), cells[c]) > 0)
           refuse("{}: two columns are named \"{}\"", FilePlace{file, i + 1, c + 1}.text(), cells[c]);
@@ -338,13 +350,7 @@ void read_measurements(const std::string& text, const std::string& file, const s
     return;
   }
   const CsvTable table = table_of(lines, file);
-  std::set<std::string> small;
-  for (std::string name : table.names) {
-    for (char& c : name) c = static_cast<char>(std::tolower(static_cast<unsigned char>(c)));
-    small.insert(std::move(name));
-  }
-  if (small.contains("m") && small.contains("n") && small.contains("k") &&
-      !(table.has("m") && table.has("n") && table.has("k")))
+  if (names_products(table.names) && !(table.has("m") && table.has("n") && table.has("k")))
     refuse(
         "--from {}: has columns {}; a table of products names them m, n, k, one of seconds, ms, us, tflops, "
         "and "
@@ -355,7 +361,7 @@ void read_measurements(const std::string& text, const std::string& file, const s
   refuse(
       "--from {}: line 1: is nothing that is known: nccl-tests' output, a CSV of products (columns m, n, k), "
       "a CSV of "
-      "steps (a column seconds), a log of Megatron, torchtitan or nanotron",
+      "steps (a column seconds), a log of Megatron, torchtitan or nanotron with the time of a step",
       file);
 }
 
