@@ -130,6 +130,13 @@ TEST_F(PlanCommand, RefusesWhatCannotBe) {  // long
   refused("--plan absent.toml", {"--plan absent.toml"});
 }
 
+// All others of these would be too slow, which has no example.
+TEST_F(PlanCommand, HeadsNoListWithoutExamples) {
+  const CommandResult said = run("--model gpt2-124m --gpus 1 --global-batch 8 --explain");
+  EXPECT_NE(said.output.find("why not the next"), std::string::npos) << said.output;
+  EXPECT_EQ(said.output.find("an example of each kind"), std::string::npos) << said.output;
+}
+
 TEST_F(PlanCommand, ExplainsWritesAndReadsBack) {  // long
   const CommandResult said =
       run(std::string(small) + "--explain --against tp=8,zero=1 --out plan.toml --html plan.html");

@@ -372,9 +372,10 @@ std::string explain_winner(const SearchResult& result, const Workload& work) {
       sources_of(work.software.name, to_toml(work.software), work.software.provenance, to_toml(Software()));
   if (result.plans.size() > 1)
     fmt::format_to(out, "\nwhy not the next: {}", explain_loser(e, result.plans[1]));
-  if (!result.rejected.empty()) fmt::format_to(out, "\nrejected, an example of each kind:\n");
+  std::string examples;
   for (const auto& [reason, rejected] : result.rejected)
-    for (const std::string& example : rejected.examples) fmt::format_to(out, "  {}\n", example);
+    for (const std::string& example : rejected.examples) examples += fmt::format("  {}\n", example);
+  if (!examples.empty()) text += "\nrejected, an example of each kind:\n" + examples;
   return text;
 }
 
