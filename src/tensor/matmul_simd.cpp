@@ -27,8 +27,7 @@ using Words = hn::RebindToUnsigned<Floats>;
 constexpr int lanes = static_cast<int>(hn::MaxLanes(Floats())), tile_rows = lanes == 16 ? 14 : 6,
               tile_cols = 2 * lanes;
 
-template <class T>
-void store_tile(const float* from, Size from_stride, Size row, Size count, const TileTarget& target);
+void store(const float* tile, Size tile_stride, Size row, Size count, const TileTarget& c);
 
 // A tile whose rows are stored while the next one is computed: all at once, they would fill the buffers of
 // the processor, and the next tile's loads would wait.
@@ -41,11 +40,9 @@ struct WaitingTile {
 
   HWY_INLINE void store_row() {
     const float* const from = sums + row * tile_cols;
-    if (target.narrow)
-      store_tile<bf16>(from, tile_cols, row, 1, target);
-    else if (!target.is_plain(target.rows, tile_cols))
-      store_tile<float>(from, tile_cols, row, 1, target);
-    else {
+    if (target.narrow || !target.is_plain(target.rows, tile_cols)) {
+      store(from, tile_cols, row, 1, target);
+    } else {
       const Floats d;
       auto* const to = reinterpret_cast<float*>(target.data + row * target.stride);
       auto v0 = hn::LoadU(d, from), v1 = hn::LoadU(d, from + lanes);
