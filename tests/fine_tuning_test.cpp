@@ -2,7 +2,6 @@
 // axis.
 #include <gtest/gtest.h>
 
-#include <cstring>
 #include <filesystem>
 #include <map>
 #include <nlohmann/json.hpp>
@@ -18,6 +17,7 @@
 #include "refusals.h"
 #include "spec/block_passes.h"
 #include "train/asynchronous.h"
+#include "transformers_tensors.h"
 #include "verify/verify.h"
 
 namespace echelon::fine_tuning_test {
@@ -623,21 +623,6 @@ const std::filesystem::path peft_fixtures = std::filesystem::path(ECHELON_SOURCE
                             models =
                                 std::filesystem::path(ECHELON_SOURCE_DIR) / "tests/fixtures/hugging_face";
 
-std::vector<double> numbers_of(const SafetensorsFile& file, const std::string& name) {
-  const StoredTensor& tensor = file.at(name);
-  const auto bytes = file.bytes(tensor);
-  std::vector<double> values(static_cast<std::size_t>(tensor.numel()));
-  const auto read = [&]<class T>(T) {
-    std::vector<T> raw(values.size());
-    std::memcpy(raw.data(), bytes.data(), bytes.size());
-    std::copy(raw.begin(), raw.end(), values.begin());
-  };
-  if (tensor.type == StoredType::f64) read(double{});
-  if (tensor.type == StoredType::f32) read(float{});
-  if (tensor.type == StoredType::i32) read(std::int32_t{});
-  return values;
-}
-
 struct OfPeft {
   const char *name, *lora;
   double error;  // transformers has f32 in a Llama, whatever its type
@@ -685,7 +670,7 @@ class Peft {
       }
     };
   }
-  std::vector<double> expected(const std::string& name) const { return numbers_of(expected_, name); }
+  std::vector<double> expected(const std::string& name) const { return checks::values_of(expected_, name); }
 
  private:
   OfPeft one_;
@@ -762,16 +747,17 @@ TEST(Adapters, AreExportedAsPeftHasThem) {
         apart(directory / "apart/adapter_model.safetensors"),
         theirs((peft_fixtures / one.name / "adapter_model.safetensors").string());
     for (const AdaptedMatrix& m : adapted_matrices(plan.model))
-      EXPECT_LE(
-          relative_difference(peft.expected("merged." + m.weight.name), numbers_of(merged, m.weight.name)),
-          100 * one.error)
+      EXPECT_LE(relative_difference(peft.expected("merged." + m.weight.name),
+                                    checks::values_of(merged, m.weight.name)),
+                100 * one.error)
           << m.weight.name;
     EXPECT_EQ(merged.tensors().size(), all_parameters(load_model((models / one.name).string())).size());
     ASSERT_EQ(apart.tensors().size(), theirs.tensors().size());
     for (const StoredTensor& tensor : theirs.tensors()) {
       EXPECT_EQ(apart.at(tensor.name).shape, tensor.shape);
-      EXPECT_LE(relative_difference(numbers_of(theirs, tensor.name), numbers_of(apart, tensor.name)),
-                100 * one.error)
+      EXPECT_LE(
+          relative_difference(checks::values_of(theirs, tensor.name), checks::values_of(apart, tensor.name)),
+          100 * one.error)
           << tensor.name;
     }
     const auto config = [](const std::filesystem::path& at) {
@@ -840,7 +826,7 @@ TEST(Adapters, StartFromWeights) {
   });
   const SafetensorsFile file(base + "/model.safetensors");
   EXPECT_EQ(first.at("model.layers.1.self_attn.q_proj.weight"),
-            numbers_of(file, "model.layers.1.self_attn.q_proj.weight"));
+            checks::values_of(file, "model.layers.1.self_attn.q_proj.weight"));
   EXPECT_EQ(first.at("model.layers.1.self_attn.q_proj.lora_B.weight"),
             std::vector<double>(first.at("model.layers.1.self_attn.q_proj.lora_B.weight").size()));
   const StartingWeights learned(directory / "run");
