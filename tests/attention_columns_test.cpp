@@ -8,6 +8,7 @@
 #include <cmath>
 #include <cstring>
 #include <limits>
+#include <numeric>
 #include <string>
 #include <vector>
 
@@ -45,6 +46,12 @@ class AttentionColumns : public ::testing::Test {
   }
 
   using Matrix = std::vector<double>;
+  static Matrix values(const Tensor& x) {
+    Matrix all;
+    for (std::int64_t i = 0; i < x.rows(); ++i)
+      for (std::int64_t j = 0; j < x.cols(); ++j) all.push_back(at(x, i, j));
+    return all;
+  }
   // A sum of so many terms; in bf16 of weights that were rounded, and what is stored is, too.
   static void expect_close(const Tensor& x, const Matrix& exact, std::int64_t terms,
                            const std::string& what) {
@@ -80,45 +87,45 @@ class AttentionColumns : public ::testing::Test {
         const bool is_key = i % stride < s.kv_len;
         exact_dk.push_back(is_key ? 0 : at(dk, i, j)), exact_dv.push_back(is_key ? 0 : at(dv, i, j));
       }
-    const auto add = [](Matrix& x, std::int64_t cols, std::int64_t i, std::int64_t j, double by) {
-      x[static_cast<std::size_t>(i * cols + j)] += by;
-    };
     const std::int64_t q_cols = s.num_heads * d, k_cols = s.num_kv_heads * d;
+    const Matrix of_q = values(q), of_k = values(k), of_v = values(v), of_dout = values(dout);
+    const auto part = [](auto& x, std::int64_t cols, std::int64_t row, std::int64_t col) {
+      return x.data() + row * cols + col;
+    };
+    const auto dot = [&](const double* x, const double* y) { return std::inner_product(x, x + d, y, 0.0); };
+    const auto add = [&](double* to, double weight, const double* x) {
+      for (std::int64_t j = 0; j < d; ++j) to[j] += weight * x[j];
+    };
     for (std::int64_t b = 0; b < s.batch; ++b)
       for (std::int64_t h = 0; h < s.num_heads; ++h)
         for (std::int64_t t = 0; t < s.q_len; ++t) {
           const std::int64_t row = b * s.q_len + t, q_at = h * d, k_at = h / group * d, end = s.end_key(t),
                              first = s.first_keys.defined() ? s.first_keys.host<std::int32_t>()[row] : 0;
+          const double *const query = part(of_q, q_cols, row, q_at), *const slope =
+                                                                         part(of_dout, q_cols, row, q_at);
+          double* const result = part(exact_out, q_cols, row, q_at);
           Matrix scores;
-          for (std::int64_t i = first; i < end; ++i) {
-            double score = 0;
-            for (std::int64_t j = 0; j < d; ++j)
-              score += at(q, row, q_at + j) * at(k, b * stride + i, k_at + j);
-            scores.push_back(score * s.scale);
-          }
-          double max = -std::numeric_limits<double>::infinity(), sum = 0, level = 0;
+          for (std::int64_t i = first; i < end; ++i)
+            scores.push_back(dot(query, part(of_k, k_cols, b * stride + i, k_at)) * s.scale);
+          double max = -std::numeric_limits<double>::infinity(), sum = 0;
           for (const double x : scores) max = std::max(max, x);
           for (const double x : scores) sum += std::exp(x - max);
           const auto of = static_cast<std::size_t>((b * s.num_heads + h) * s.q_len + t);
           exact_lse[of] = scores.empty() ? max : max + std::log(sum);
+          Matrix weights;
+          for (const double x : scores) weights.push_back(std::exp(x - exact_lse[of]));
           for (std::size_t i = 0; i < scores.size(); ++i)
-            for (std::int64_t j = 0; j < d; ++j)
-              add(exact_out, q_cols, row, q_at + j,
-                  std::exp(scores[i] - exact_lse[of]) *
-                      at(v, b * stride + first + static_cast<std::int64_t>(i), k_at + j));
-          for (std::int64_t j = 0; j < d; ++j)
-            level += exact_out[static_cast<std::size_t>(row * q_cols + q_at + j)] * at(dout, row, q_at + j);
+            add(result, weights[i],
+                part(of_v, k_cols, b * stride + first + static_cast<std::int64_t>(i), k_at));
+          const double level = dot(result, slope);
           delta.host<float>()[of] = static_cast<float>(level);
           for (std::size_t i = 0; i < scores.size(); ++i) {
             const std::int64_t key = b * stride + first + static_cast<std::int64_t>(i);
-            double dp = 0;
-            for (std::int64_t j = 0; j < d; ++j) dp += at(dout, row, q_at + j) * at(v, key, k_at + j);
-            const double p = std::exp(scores[i] - exact_lse[of]), ds = p * (dp - level) * s.scale;
-            for (std::int64_t j = 0; j < d; ++j) {
-              add(exact_dq, q_cols, row, q_at + j, ds * at(k, key, k_at + j));
-              add(exact_dk, k_cols, key, k_at + j, ds * at(q, row, q_at + j));
-              add(exact_dv, k_cols, key, k_at + j, p * at(dout, row, q_at + j));
-            }
+            const double dp = dot(slope, part(of_v, k_cols, key, k_at)),
+                         ds = weights[i] * (dp - level) * s.scale;
+            add(part(exact_dq, q_cols, row, q_at), ds, part(of_k, k_cols, key, k_at));
+            add(part(exact_dk, k_cols, key, k_at), ds, query);
+            add(part(exact_dv, k_cols, key, k_at), weights[i], slope);
           }
         }
     const std::int64_t room_step = product_scratch_bytes() / 64 * 64;
@@ -129,8 +136,8 @@ class AttentionColumns : public ::testing::Test {
                                  reinterpret_cast<std::byte*>(rooms.host<std::uint8_t>()), room_step, team);
     expect_close(out, exact_out, s.kv_len + d, "out");
     expect_close(lse, exact_lse, s.kv_len + d, "lse");
-    const auto back = [&](const Tensor& of_q, const Tensor& of_k, const Tensor& of_v) {
-      attention_backward_by_columns(kernels, q, k, v, dout, lse, delta, s, of_q, of_k, of_v,
+    const auto back = [&](const Tensor& to_q, const Tensor& to_k, const Tensor& to_v) {
+      attention_backward_by_columns(kernels, q, k, v, dout, lse, delta, s, to_q, to_k, to_v,
                                     reinterpret_cast<std::byte*>(rooms.host<std::uint8_t>()), room_step,
                                     team);
     };

@@ -22,18 +22,18 @@ namespace {
 
 class MatmulAmx : public ::testing::Test {
  protected:
-  // Normal numbers that bf16 holds, in a matrix whose rows stand `stride` apart; what lies between them is
-  // not a number, and so is what lies behind.
+  // Numbers of either sign that bf16 holds, in a matrix whose rows stand `stride` apart; what lies between
+  // them is not a number, and so is what lies behind.
   std::vector<bf16> random(std::int64_t rows, std::int64_t cols, std::int64_t stride) {
-    const auto n = static_cast<std::size_t>(rows * cols);
-    std::vector<double> values(n);
-    Philox(17, Stream::test, draws_++).fill_normal(0, n, values.data());
+    std::vector<std::uint32_t> words(static_cast<std::size_t>(rows * cols));
+    Philox(17, Stream::test, draws_++).fill_words(0, words.size(), words.data());
     std::vector<bf16> matrix(static_cast<std::size_t>(rows * stride),
                              bf16(std::numeric_limits<float>::quiet_NaN()));
     for (std::int64_t i = 0; i < rows; ++i)
       for (std::int64_t j = 0; j < cols; ++j)
-        matrix[static_cast<std::size_t>(i * stride + j)] =
-            bf16(values[static_cast<std::size_t>(i * cols + j)]);
+        matrix[static_cast<std::size_t>(i * stride + j)] = bf16(std::ldexp(
+            static_cast<float>(static_cast<std::int32_t>(words[static_cast<std::size_t>(i * cols + j)])),
+            -30));
     return matrix;
   }
 
@@ -74,12 +74,22 @@ class MatmulAmx : public ::testing::Test {
       EXPECT_TRUE(same(narrow, narrow_alone) && same(wide, wide_alone)) << m << ", " << n << ", " << k;
     }
     const auto index = [](std::int64_t i) { return static_cast<std::size_t>(i); };
+    // Line after line, along k.
+    const auto lines = [&](const std::vector<bf16>& x, std::int64_t count, std::int64_t line,
+                           std::int64_t step) {
+      std::vector<float> all;
+      for (std::int64_t i = 0; i < count; ++i)
+        for (std::int64_t l = 0; l < k; ++l) all.emplace_back(x[index(i * line + l * step)]);
+      return all;
+    };
+    const std::vector<float> of_a = lines(a, m, turn_a ? 1 : a_stride, turn_a ? a_stride : 1),
+                             of_b = lines(b, n, turn_b ? b_stride : 1, turn_b ? 1 : b_stride);
     for (std::int64_t i = 0; i < m; ++i)
       for (std::int64_t j = 0; j < n; ++j) {
+        const float *const row = of_a.data() + i * k, *const column = of_b.data() + j * k;
         double sum = 0, sizes = 0;
         for (std::int64_t l = 0; l < k; ++l) {
-          const double x = double{float{a[index(turn_a ? l * a_stride + i : i * a_stride + l)]}} *
-                           double{float{b[index(turn_b ? j * b_stride + l : l * b_stride + j)]}};
+          const double x = double{row[l]} * double{column[l]};
           sum += x, sizes += std::abs(x);
         }
         const double old = beta != 0 ? double{float{before[index(i * c_stride + j)]}} : 0.0;

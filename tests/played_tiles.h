@@ -4,8 +4,6 @@
 #include <gtest/gtest.h>
 
 #include <atomic>
-#include <bit>
-#include <cmath>
 #include <cstring>
 
 #include "tensor/matmul_amx.h"
@@ -19,6 +17,9 @@ inline float low(std::uint32_t word) {
   return float{x};
 }
 inline float high(std::uint32_t word) { return low(word >> 16); }
+
+// TDPBF16PS: adds the product of two tiles of pairs to a tile of sums.
+void play_product(const std::uint32_t a[16][16], const std::uint32_t b[16][16], float sums[16][16]);
 
 // TILELOADD, TDPBF16PS and TILESTORED as the manual writes them down.
 struct PlayedUnit {
@@ -58,13 +59,7 @@ struct PlayedUnit {
     }
     static void multiply() {
       EXPECT_TRUE(ready);
-      for (int m = 0; m < 16; ++m)
-        for (int k = 0; k < 16; ++k)
-          for (int n = 0; n < 16; ++n) {
-            float& x = sum()[m][n];
-            x = std::fma(low(a[s][m][k]), low(b[t][k][n]), x);
-            x = std::fma(high(a[s][m][k]), high(b[t][k][n]), x);
-          }
+      play_product(a[s], b[t], sum());
     }
     static void store(float* to, std::int64_t stride) {
       for (int row = 0; row < 16; ++row)
@@ -80,21 +75,7 @@ inline constexpr MicroKernel played_kernel =
     amx_kernel_by<PlayedUnit>("played", PlayedUnit::begin, PlayedUnit::end);
 
 // Columns of tiles of f32, in the same layout.
-inline void play_f32_column(const TileColumn& column) {
-  for (std::int64_t t = 0; t < column.tiles; ++t)
-    for (std::int64_t i = 0; i < amx_rows; ++i) {
-      const std::int64_t row = (t * amx_rows + i) * amx_cols;
-      float sums[amx_cols] = {};
-      if (column.before != nullptr) std::copy_n(column.before + row, amx_cols, sums);
-      for (std::int64_t w = 0; w < column.words; ++w) {
-        const std::int64_t of_a = (w / amx_group * amx_rows + i) * amx_group + w % amx_group;
-        const float x = std::bit_cast<float>(column.a[t * column.a_tile + of_a]);
-        for (std::int64_t j = 0; j < amx_cols; ++j)
-          sums[j] += x * std::bit_cast<float>(column.b[w * amx_cols + j]);
-      }
-      std::copy_n(sums, amx_cols, column.sums + row);
-    }
-}
+void play_f32_column(const TileColumn& column);
 inline constexpr MicroKernel played_f32_columns{.name = "played in f32",
                                                 .rows = amx_rows,
                                                 .cols = amx_cols,
