@@ -20,6 +20,7 @@
 #include "played_tiles.h"
 #include "tensor/arena.h"
 #include "tensor/matmul.h"
+#include "tensor/normals.h"
 #include "tensor/score_columns.h"
 #include "tensor/tensor.h"
 
@@ -35,9 +36,9 @@ class AttentionColumns : public ::testing::Test {
   template <class T>
   Tensor random(std::int64_t rows, std::int64_t cols) {
     const Tensor x = make(dtype_of<T>, rows, cols + 5);
-    std::vector<double> values(static_cast<std::size_t>(x.numel()));
-    Philox(23, Stream::test, draws_++).fill_normal(0, values.size(), values.data());
-    std::transform(values.begin(), values.end(), x.host<T>(), [](double value) { return T(value); });
+    std::vector<float> values(static_cast<std::size_t>(x.numel()));
+    fill_normals(Philox(23, Stream::test, draws_++), 1, 0, values);
+    std::transform(values.begin(), values.end(), x.host<T>(), [](float value) { return T(value); });
     return x.column_range(3, 3 + cols);
   }
   static double at(const Tensor& x, std::int64_t row, std::int64_t col) {

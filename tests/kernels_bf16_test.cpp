@@ -22,6 +22,7 @@
 #include "case_choice.h"
 #include "tensor/host.h"
 #include "tensor/kernels.h"
+#include "tensor/normals.h"
 #include "tensor/split_weights.h"
 
 namespace echelon::kernels_bf16_test {
@@ -54,9 +55,10 @@ class KernelsBf16 : public ::testing::TestWithParam<Maker> {
   }
   // Normal numbers rounded to bf16, `scale` times.
   Operand random(DType dtype, std::int64_t rows, std::int64_t cols, double scale = 1) {
-    std::vector<double> values(static_cast<std::size_t>(rows * cols));
-    Philox(13, Stream::test, draws++).fill_normal(0, values.size(), values.data());
-    for (double& x : values) x = float{bf16(scale * x)};
+    std::vector<float> drawn(static_cast<std::size_t>(rows * cols));
+    fill_normals(Philox(13, Stream::test, draws++), scale, 0, drawn);
+    std::vector<double> values;
+    for (const float x : drawn) values.push_back(float{bf16(x)});
     const Operand x{make(DType::f64, {rows, cols}), make(dtype, {rows, cols})};
     copy_numbers_from_host(values, x.exact);
     copy_numbers_from_host(values, x.held);

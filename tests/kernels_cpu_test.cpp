@@ -18,6 +18,7 @@
 #include "base/error.h"
 #include "base/philox.h"
 #include "tensor/kernels.h"
+#include "tensor/normals.h"
 #include "tensor/simd.h"
 
 namespace echelon::kernels_cpu_test {
@@ -50,16 +51,15 @@ class KernelsCpu : public ::testing::Test {
   // frame_value.
   Operand random(std::int64_t rows, std::int64_t cols, bool strided = false, double scale = 1.0) {
     const Philox numbers(11, Stream::test, draws++);
-    std::vector<double> values(static_cast<std::size_t>(rows * cols));
-    numbers.fill_normal(0, values.size(), values.data());
+    std::vector<float> values(static_cast<std::size_t>(rows * cols));
+    fill_normals(numbers, scale, 0, values);
     const auto make = [&]<class F>(DType dtype, F) {
       Tensor whole(arena, MemoryCategory::other, dtype, {rows, cols + (strided ? 5 : 0)});
       std::fill_n(whole.host<F>(), whole.numel(), F(frame_value));
       const Tensor t = strided ? whole.column_range(2, 2 + cols) : whole;
       for (std::int64_t i = 0; i < rows; ++i)
         for (std::int64_t j = 0; j < cols; ++j)
-          t.host<F>()[i * t.row_stride() + j] =
-              static_cast<float>(scale * values[static_cast<std::size_t>(i * cols + j)]);
+          t.host<F>()[i * t.row_stride() + j] = values[static_cast<std::size_t>(i * cols + j)];
       return t;
     };
     return {make(DType::f64, double()), make(DType::f32, float()), make(DType::f32, float())};

@@ -70,9 +70,9 @@ TEST_F(RunControl, AMemoryLimitCountsTheTextThatIsMade) {
     r.plan.seq_len = 4;
     r.plan.global_batch = 2;
     r.plan.micro_batch = 1;
-    r.plan.model.max_seq = 6000;
+    r.plan.model.max_seq = 2500;
     r.optimizer.total_steps = 2;
-    r.sample_tokens = 5000;
+    r.sample_tokens = 2000;
     r.generate.ends = [](std::int32_t) { return true; };
     SCOPED_TRACE(describe(r.plan));
     const PipelineLayout pipeline(r.plan);
@@ -85,7 +85,7 @@ TEST_F(RunControl, AMemoryLimitCountsTheTextThatIsMade) {
     r.run.memory_limit = text;
     EXPECT_EQ(losses(r).size(), 2u);
     r.run.memory_limit = text - 1;
-    expect_contains(message_of<RequestError>([&] { losses(r); }), {"--memory-limit", "--sample 5000"});
+    expect_contains(message_of<RequestError>([&] { losses(r); }), {"--memory-limit", "--sample 2000"});
     r.sample_tokens = 0;
     r.run.memory_limit = step;
     EXPECT_EQ(losses(r).size(), 2u);

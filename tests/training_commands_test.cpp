@@ -445,12 +445,15 @@ TEST_F(TrainingCommands, VerifyComparesNothingWithWhatIsNotFinite) {
 
 // What needs a mesh has the one that verify chooses.
 TEST_F(TrainingCommands, VerifyJudgesFlagsByTheMeshThatItChooses) {
+  write("even.toml",
+        "family = \"gpt2\"\nnum_layers = 2\nhidden = 16\nnum_heads = 4\nmlp_hidden = 32\nvocab = "
+        "257\nmax_seq = 16\n");
   for (const Words& more : std::vector<Words>{{"--zero", "3"},
                                               {"--bucket", "1KiB"},
                                               {"--compress", "topk:1"},
                                               {"--collectives", "ring"},
                                               {"--sp", "on"}})
-    EXPECT_EQ(run(joined({"verify", "--model", "gpt2-tiny", "--steps", "1", "--seq-len", "8", "--precision",
+    EXPECT_EQ(run(joined({"verify", "--model", "even.toml", "--steps", "1", "--seq-len", "8", "--precision",
                           ECHELON_TEST_DTYPE},
                          more))
                   .status,

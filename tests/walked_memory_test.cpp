@@ -142,7 +142,8 @@ TEST(WalkedMemory, NoRankHoldsLessThanItsBounds) {
                           {"nemotron-h-8b", 2, 4, 2, 1, Recompute::full},
                           {"lfm2-1.2b", 4, 2, 2, 1, Recompute::none}}) {
     if (!checks::is_taken(3)) continue;
-    Workload work = of_this_trainer(one.model, 4096, 256);
+    const std::int64_t microbatches = 2 * one.pp;  // of more no rank holds more
+    Workload work = of_this_trainer(one.model, 4096, microbatches * one.dp * one.micro_batch);
     Plan c = work.plan;
     c.mesh.set(Axis::tp, one.pp == 2 ? 1 : 2);
     c.mesh.set(Axis::pp, one.pp);
@@ -160,6 +161,7 @@ TEST(WalkedMemory, NoRankHoldsLessThanItsBounds) {
                                            {"zb-h1", 0},
                                            {"v-half", 0},
                                            {"dualpipev", 0}}) {
+      if (one.zero == 3 && !checks::is_taken(4)) continue;  // many gathers of experts are walked
       c.schedule = schedule;
       c.chunks = chunks;
       SCOPED_TRACE(fmt::format("{} {}", one.model, summary(c)));
