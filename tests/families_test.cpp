@@ -531,6 +531,7 @@ TEST(GptNeox, IsTheSameOnEveryAxis) {
     ModelSpec model = odd_llama(false, 4);
     model.name = "neox";
     model.family = Family::neox;
+    model.activation = usual_activation(model.family);
     model.parallel_residual = parallel;
     model.rotary_dim = 4;
     expect_toml_says(model);

@@ -374,7 +374,8 @@ INSTANTIATE_TEST_SUITE_P(
                     "hyperclovax", "granite-swa", "mellum", "flex-olmo", "afmoe", "apertus", "nanochat",
                     "cohere2-moe", "cohere2-moe-shared", "gpt-neo", "opt", "gpt-bigcode", "mamba2",
                     "mamba2-groups", "phi", "gpt-j", "gpt-j-tied", "codegen", "falcon", "falcon-grouped",
-                    "falcon-serial"),
+                    "falcon-serial", "gpt2-gelu-erf", "gpt-neox-gelu", "gpt-bigcode-gelu-erf", "opt-gelu",
+                    "phi-relu", "llama-geglu"),
     [](const auto& instance) {
       std::string name = instance.param;
       std::erase(name, '-');

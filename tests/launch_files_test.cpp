@@ -682,6 +682,14 @@ TEST(LaunchFiles, RefusesWhatAProgramDoesNotRun) {  // long
   }
 }
 
+// It would train MLPs without one.
+TEST(LaunchFiles, MegatronHasNoGateOfGelu) {
+  SearchRequest r = request_of("llama-3-8b", 8, 64, "current", {{"zero", "1"}});
+  r.work.plan.model.activation = Activation::geglu;
+  expect_refusal([&] { files_of("megatron-core", r); },
+                 {"--model llama-3-8b", "GELU with a gate", "not written"});
+}
+
 // Fused attention is of 16 and 8 bits.
 TEST(LaunchFiles, RefusesF32WhereAttentionHasNone) {
   SearchRequest r = request_of("llama-3-8b", 8, 64, "current", {{"cp", "2"}, {"zero", "1"}});

@@ -31,6 +31,7 @@ inline ModelSpec odd_gpt2(bool tied = true, std::int64_t layers = 2) {
   ModelSpec m;
   m.name = "odd-gpt2";
   m.family = Family::gpt2;
+  m.activation = usual_activation(m.family);
   m.num_layers = layers;
   m.hidden = 24;
   m.num_heads = m.num_kv_heads = 4;
@@ -46,6 +47,7 @@ inline ModelSpec odd_llama(bool tied = false, std::int64_t kv_heads = 2, std::in
   ModelSpec m = odd_gpt2(tied, layers);
   m.name = "odd-llama";
   m.family = Family::llama;
+  m.activation = usual_activation(m.family);
   m.num_kv_heads = kv_heads;
   m.mlp_hidden = 37;
   return m;

@@ -715,8 +715,7 @@ TEST(ModelHuggingFace, RefusesWhatWouldComputeSomethingElse) {
   refused(llama, "silu", "gelu", {"hidden_act", "gelu", "silu"});
   refused(llama, "\"pretraining_tp\": 1", R"("layer_types": ["full_attention", "sliding_attention"])",
           {"layer_types"});
-  refused(gpt2, "gelu_new", "relu", {"activation_function", "relu", "gelu_new", "gelu_pytorch_tanh"});
-  refused(gpt2, "gelu_new", "gelu", {"activation_function"});  // the exact form by erf
+  refused(gpt2, "gelu_new", "tanh", {"activation_function", "tanh", "gelu_new", "gelu_pytorch_tanh", "relu"});
   refused(gpt2, "\"n_ctx\": 1024", "\"scale_attn_by_inverse_layer_idx\": true",
           {"scale_attn_by_inverse_layer_idx"});
   refused(gpt2, "\"n_ctx\": 1024", "\"scale_attn_weights\": false", {"scale_attn_weights", "only true"});

@@ -24,6 +24,7 @@ Workload workload(Family family, Precision precision = Precision::f32) {
   Workload w;
   ModelSpec& m = w.plan.model;
   m.family = family;
+  m.activation = usual_activation(family);
   m.num_layers = 8;
   m.hidden = 32;
   m.num_heads = 8;

@@ -33,6 +33,7 @@ inline ModelSpec random_model(Draws& draw) {
   const std::string kind = draw.one_of<const char*>({"gpt2", "llama", "llama", "mixtral", "deepseek"});
   m.name = "random-" + kind;
   m.family = kind == "gpt2" ? Family::gpt2 : Family::llama;
+  m.activation = usual_activation(m.family);
   m.num_layers = pick({1, 1, 2, 3, 4});
   m.num_heads = pick({1, 1, 2, 2, 4});
   m.head_dim = kind == "gpt2" ? pick({1, 2, 2, 4}) : pick({2, 2, 4});

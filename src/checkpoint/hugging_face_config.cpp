@@ -52,6 +52,28 @@ void refuse_uneven_heads(const ModelSpec& m, const std::string& type) {
       m.name, type, m.num_heads, m.hidden, m.hidden);
 }
 
+// What transformers calls it: gpt-oss's clamped one is silu in a configuration.
+const char* name_in_transformers(Activation activation) {
+  switch (activation) {
+    case Activation::swiglu:
+    case Activation::clamped_swiglu:
+      return "silu";
+    case Activation::geglu:
+      return "gelu_pytorch_tanh";
+    case Activation::gelu:
+      return "gelu_new";
+    case Activation::gelu_erf:
+      return "gelu";
+    case Activation::relu2:
+      return "relu2";
+    case Activation::relu:
+      return "relu";
+    case Activation::xielu:
+      return "xielu";
+  }
+  return "";
+}
+
 // The fraction of a head that is rotated. transformers multiplies and rounds down, so it may need to be
 // rounded up.
 double rotary_part(const ModelSpec& m) {
@@ -161,7 +183,6 @@ void add_later_families(const ModelSpec& m, ordered_json& config) {
     rename("rms_norm_eps", "norm_epsilon");
     rename("attention_bias", "use_bias");
     config.erase("mlp_bias");
-    config["hidden_act"] = "gelu_pytorch_tanh";
     config["attention_dropout"] = config["residual_dropout"] = config["embedding_dropout"] = 0.0;
   } else if (type == "jais2") {
     rename("rms_norm_eps", "layer_norm_eps");
@@ -175,7 +196,6 @@ void add_later_families(const ModelSpec& m, ordered_json& config) {
     rename("rms_norm_eps", "layer_norm_eps");
     config.erase("attention_bias");
     config.erase("mlp_bias");
-    config["hidden_act"] = "gelu_new";
     config["qk_layernorm"] = false;
     config["resid_pdrop"] = config["embd_pdrop"] = config["attention_dropout"] = 0.0;
   } else if (type == "nemotron") {
@@ -345,7 +365,7 @@ ordered_json gpt2_config(const ModelSpec& m) {
           {"n_inner", m.mlp_hidden},
           {"n_positions", m.max_seq},
           {"layer_norm_epsilon", m.norm_eps},
-          {"activation_function", "gelu_new"},
+          {"activation_function", name_in_transformers(m.activation)},
           {"resid_pdrop", 0.0},
           {"embd_pdrop", 0.0},
           {"attn_pdrop", 0.0}};
@@ -360,7 +380,7 @@ ordered_json positions_config(const ModelSpec& m, const std::string& type) {
             {"ffn_dim", m.mlp_hidden},
             {"max_position_embeddings", m.max_seq},
             {"word_embed_proj_dim", m.hidden},
-            {"activation_function", "relu"},
+            {"activation_function", name_in_transformers(m.activation)},
             {"do_layer_norm_before", true},
             {"enable_bias", true},
             {"layer_norm_elementwise_affine", true},
@@ -368,7 +388,6 @@ ordered_json positions_config(const ModelSpec& m, const std::string& type) {
             {"attention_dropout", 0.0}};
   if (type == "gpt_bigcode") {
     ordered_json config = gpt2_config(m);
-    config["activation_function"] = "gelu_pytorch_tanh";
     config["multi_query"] = true;
     return config;
   }
@@ -383,7 +402,7 @@ ordered_json positions_config(const ModelSpec& m, const std::string& type) {
           {"attention_types", types},
           {"window_size", m.window.size > 0 ? m.window.size : 256},
           {"layer_norm_epsilon", m.norm_eps},
-          {"activation_function", "gelu_new"},
+          {"activation_function", name_in_transformers(m.activation)},
           {"resid_dropout", 0.0},
           {"embed_dropout", 0.0},
           {"attention_dropout", 0.0}};
@@ -504,7 +523,7 @@ std::string hugging_face_config(const ModelSpec& m, DType dtype, const TextBound
               {"num_attention_heads", m.num_heads},
               {"max_position_embeddings", m.max_seq},
               {"layer_norm_eps", m.norm_eps},
-              {"hidden_act", "gelu"},
+              {"hidden_act", name_in_transformers(m.activation)},
               {"use_parallel_residual", m.parallel_residual},
               {"attention_bias", true},
               {"attention_dropout", 0.0},
@@ -535,8 +554,7 @@ std::string hugging_face_config(const ModelSpec& m, DType dtype, const TextBound
                deepseek = m.latent_attention(), glm4_moe = type == "glm4_moe",
                ernie_moe = type == "ernie4_5_moe", granite_moe = type.starts_with("granitemoe"),
                hunyuan_moe = type == "hunyuan_v1_moe", exaone_moe = type == "exaone_moe",
-               lfm2_moe = type == "lfm2_moe", seed_oss = type == "seed_oss",
-               own_act = m.activation == Activation::relu2 || m.activation == Activation::xielu;
+               lfm2_moe = type == "lfm2_moe", seed_oss = type == "seed_oss";
     if (m.experts == Experts::deepseek && !deepseek && !olmoe && !qwen_moe && !glm4_moe && !ernie_moe &&
         !granite_moe && !hunyuan_moe && !exaone_moe && !afmoe && !lfm2_moe && !cohere_moe)
       refuse(
@@ -560,10 +578,9 @@ std::string hugging_face_config(const ModelSpec& m, DType dtype, const TextBound
               {"max_position_embeddings", m.max_seq},
               {"rms_norm_eps", m.norm_eps},
               {"rope_theta", m.rope.theta},
-              {"hidden_act", "silu"},
+              {"hidden_act", name_in_transformers(m.activation)},
               {"attention_bias", seed_oss ? m.qkv_bias : m.attention_out_bias},
               {"mlp_bias", m.mlp_bias}};
-    if (own_act) config["hidden_act"] = name_of(m.activation);
     if (seed_oss) {
       config["attention_out_bias"] = m.attention_out_bias;
       config["attention_dropout"] = config["residual_dropout"] = 0.0;
@@ -637,11 +654,9 @@ std::string hugging_face_config(const ModelSpec& m, DType dtype, const TextBound
     const bool capped = type == "gemma2" || type == "vaultgemma";
     if (capped) config["attn_logit_softcapping"] = cap(m.caps.attention);
     if (capped || type == "nanochat") config["final_logit_softcapping"] = cap(m.caps.logits);
-    if (type == "gemma") {
-      config["hidden_act"] = "gelu_pytorch_tanh";
-    } else if (type == "gemma2" || type == "gemma3_text" || type == "vaultgemma") {
+    if (type == "gemma2" || type == "gemma3_text" || type == "vaultgemma") {
+      config["hidden_activation"] = config["hidden_act"];
       config.erase("hidden_act");
-      config["hidden_activation"] = "gelu_pytorch_tanh";
       const double scalar = m.scales.attention > 0 ? 1 / (m.scales.attention * m.scales.attention)
                                                    : static_cast<double>(m.head_dim);
       // transformers loads only whole numbers.

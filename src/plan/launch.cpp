@@ -87,6 +87,7 @@ void check_plain_llama(const LaunchRequest& r, bool is_megatron) {
   lacks(m.learned_positions, "learned positions in layers of Llama's kind");
   lacks(m.activation == Activation::relu, "ReLU");
   lacks(m.activation == Activation::gelu_erf, "GELU (erf form)");
+  lacks(m.activation == Activation::geglu, "GELU with a gate");
   lacks(m.embedding_norm, "a norm behind the embedding");
   lacks(m.parallel_residual, "attention and MLP of the same input");
   lacks(m.interleaved_rope, "rotary positions that turn neighbours");

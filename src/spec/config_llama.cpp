@@ -1,4 +1,5 @@
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <cmath>
@@ -8,6 +9,30 @@
 #include "spec/config_window.h"
 
 namespace echelon {
+
+Activation activation_of(const Config& config, const char* key, const std::vector<Activation>& legal) {
+  constexpr std::pair<const char*, Activation> names[] = {{"silu", Activation::swiglu},
+                                                          {"swish", Activation::swiglu},
+                                                          {"gelu_pytorch_tanh", Activation::geglu},
+                                                          {"gelu_new", Activation::geglu},
+                                                          {"gelu_fast", Activation::geglu},
+                                                          {"gelu_pytorch_tanh", Activation::gelu},
+                                                          {"gelu_new", Activation::gelu},
+                                                          {"gelu_fast", Activation::gelu},
+                                                          {"gelu", Activation::gelu_erf},
+                                                          {"relu", Activation::relu},
+                                                          {"relu2", Activation::relu2},
+                                                          {"xielu", Activation::xielu}};
+  if (!config.has(key)) return legal.front();
+  const std::string given = config.text_or(key, "");
+  std::vector<std::string> supported;
+  for (const auto& [name, activation] : names) {
+    if (std::find(legal.begin(), legal.end(), activation) == legal.end()) continue;
+    if (name == given) return activation;
+    supported.emplace_back(name);
+  }
+  config.wrong(key, fmt::format("{}", fmt::join(supported, " or ")));
+}
 
 void read_llama(const Config& config, const LlamaDefaults& defaults, ModelSpec& m) {
   m.family = Family::llama;
@@ -24,18 +49,9 @@ void read_llama(const Config& config, const LlamaDefaults& defaults, ModelSpec& 
   m.tied_embedding = config.boolean_or("tie_word_embeddings", defaults.tied);
   m.norm_eps = config.real_or(defaults.norm_eps_key, defaults.norm_eps);
   read_rope(config, defaults.rope_theta, defaults.rotary_part, defaults.rotary_part_on_top, m);
-  m.activation = defaults.activation;
-  const char* const geglu = config.has("hidden_activation") ? "hidden_activation" : "hidden_act";
-  if (m.activation == Activation::geglu && defaults.gelu_is_tanh)
-    config.only_text(geglu, "gelu_pytorch_tanh", {"gelu_pytorch_tanh", "gelu"});
-  else if (m.activation == Activation::geglu)
-    config.only_text(geglu, "gelu_pytorch_tanh", {"gelu_pytorch_tanh"});
-  else if (m.activation == Activation::relu2 || m.activation == Activation::xielu)
-    config.only_text("hidden_act", name_of(m.activation), {name_of(m.activation)});
-  else if (m.activation == Activation::gelu)
-    config.only_text("hidden_act", "gelu_pytorch_tanh", {"gelu_pytorch_tanh", "gelu_new"});
-  else
-    config.only_text("hidden_act", "silu", {"silu", "swish"});
+  m.activation = defaults.gelu_is_tanh && config.text_or(defaults.activation_key, "") == "gelu"
+                     ? Activation::geglu
+                     : activation_of(config, defaults.activation_key, defaults.activations);
   if (defaults.biased)
     m.qkv_bias = m.attention_out_bias = config.boolean_or(defaults.bias_key, *defaults.biased);
   else

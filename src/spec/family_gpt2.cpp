@@ -1,5 +1,5 @@
-// GPT-2: learned positions, LayerNorm, GELU, biases, one matrix for queries, keys and values, weights stored
-// (in, out).
+// GPT-2: learned positions, LayerNorm, an activation without a gate, biases, one matrix for queries, keys and
+// values, weights stored (in, out).
 #include <fmt/core.h>
 
 #include "spec/block_builder.h"
@@ -30,7 +30,7 @@ BlockProgram Gpt2::layer(const ModelSpec& m, std::int64_t layer) {
   y = b.layer_norm("norm2", middle, at + "ln_2");
   y = b.columns("mlp_in", y, {matrix(at + "mlp.c_fc.weight", C, F, 1, {{F, 1}}, m.init_std)},
                 {cut_bias(at + "mlp.c_fc.bias", F, {{F, 1}})});
-  y = b.activation(y, Activation::gelu);
+  y = b.activation(y, m.activation);
   y = b.rows("mlp_out", y, matrix(at + "mlp.c_proj.weight", F, C, 0, {{F, 1}}, residual_std(m)));
   return b.finish(b.residual("residual2", middle, y, {whole_bias(at + "mlp.c_proj.bias", C)}));
 }

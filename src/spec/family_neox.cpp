@@ -1,6 +1,6 @@
 // GPT-NeoX (Black et al. 2022, https://arxiv.org/abs/2204.06745) and Pythia: rotary positions of a part of
-// each head, LayerNorm, GELU, biases, weights stored (out, in); attention and MLP one after the other, or
-// both of the same input. Files have queries, keys and values as one matrix, head by head
+// each head, LayerNorm, an activation without a gate, biases, weights stored (out, in); attention and MLP one
+// after the other, or both of the same input. Files have queries, keys and values as one matrix, head by head
 // (checkpoint/hugging_face_tensors.cpp).
 #include <fmt/core.h>
 
@@ -45,7 +45,7 @@ BlockProgram Neox::layer(const ModelSpec& m, std::int64_t layer) {
   }
   mlp = b.columns("mlp_in", mlp, {cut_rows(at + "mlp.dense_h_to_4h.weight", F, C, 1, m.init_std)},
                   {cut_bias(at + "mlp.dense_h_to_4h.bias", F, {{F, 1}})});
-  mlp = b.activation(mlp, Activation::gelu_erf);
+  mlp = b.activation(mlp, m.activation);
   mlp = b.rows("mlp_out", mlp, cut_columns(at + "mlp.dense_4h_to_h.weight", C, F, 1, residual_std(m)));
   if (m.parallel_residual) middle = add_attention();
   return b.finish(b.residual("residual2", middle, mlp, {whole_bias(at + "mlp.dense_4h_to_h.bias", C)}));

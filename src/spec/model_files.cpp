@@ -371,11 +371,8 @@ bool llama_choice(const Reader& reader, const std::string& where, const char* ke
 
 Activation read_activation(const Reader& reader, const std::string& where, const ModelSpec& m) {
   const char* legal = "\"swiglu\", \"geglu\", \"relu\", \"relu2\", \"gelu\", \"gelu_erf\" or \"xielu\"";
-  if (!reader.has("activation")) return Activation::swiglu;
+  if (!reader.has("activation")) return usual_activation(m.family);
   const std::string name = reader.text("activation", legal);
-  if (m.family != Family::llama)
-    refuse("{}: activation = \"{}\" is not legal for the {} family, whose activation is GELU", where, name,
-           name_of(m.family));
   if (name != "swiglu" && name != "geglu" && name != "relu" && name != "relu2" && name != "gelu" &&
       name != "gelu_erf" && name != "xielu")
     refuse("{}: activation = \"{}\" is not legal: give {}", where, name, legal);
@@ -555,7 +552,7 @@ std::string to_toml(const ModelSpec& m) {
   if (m.qk_norm_turned) line("qk_norm_turned", m.qk_norm_turned);
   line("init_std", m.init_std);
   if (!m.layer_pattern.empty()) line("layer_pattern", quoted(m.layer_pattern));
-  if (!gpt2 && m.activation != Activation::swiglu) line("activation", quoted(name_of(m.activation)));
+  if (m.activation != usual_activation(m.family)) line("activation", quoted(name_of(m.activation)));
   if (m.qkv_bias) line("qkv_bias", m.qkv_bias);
   if (m.attention_out_bias) line("attention_out_bias", m.attention_out_bias);
   if (m.mlp_bias) line("mlp_bias", m.mlp_bias);

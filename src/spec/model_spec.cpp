@@ -268,6 +268,12 @@ void check_attention(const ModelSpec& m) {
   if (m.mlp_bias && m.experts != Experts::none)
     refuse("model {}: mlp_bias = true is not legal with experts = \"{}\"; give false", m.name,
            name_of(m.experts));
+  if (m.family != Family::llama && m.activation != Activation::gelu && m.activation != Activation::gelu_erf &&
+      m.activation != Activation::relu)
+    refuse(
+        "model {}: activation = \"{}\" is not legal for the {} family; give \"gelu\", \"gelu_erf\" or "
+        "\"relu\"",
+        m.name, name_of(m.activation), name_of(m.family));
   if (m.mlp_bias && m.activation == Activation::xielu)
     refuse("model {}: mlp_bias = true is not legal with activation = \"xielu\"; give false", m.name);
   // They are added with the residual stream.

@@ -14,12 +14,21 @@
 
 namespace echelon {
 
-// gpt2: learned positions, LayerNorm, GELU (tanh form), biases, fused c_attn, weights stored (in, out).
+// gpt2: learned positions, LayerNorm, GELU (tanh form) or another activation without a gate, biases, fused
+// c_attn, weights stored (in, out).
 // llama: RoPE, RMSNorm, SwiGLU, no biases, grouped-query attention, weights stored (out, in).
-// neox: RoPE on part of each head, LayerNorm, GELU (erf form), biases, weights stored (out, in).
+// neox: RoPE on part of each head, LayerNorm, GELU (erf form) or another activation without a gate, biases,
+// weights stored (out, in).
 enum class Family { gpt2, llama, neox };
 template <>
 inline constexpr std::array choice_names<Family>{"gpt2", "llama", "neox"};
+
+// Where a model's file says none.
+constexpr Activation usual_activation(Family family) {
+  return family == Family::gpt2   ? Activation::gelu
+         : family == Family::neox ? Activation::gelu_erf
+                                  : Activation::swiglu;
+}
 
 // Mixtures of experts, in place of a llama's MLPs: a router sends each token to a few of many experts
 // (Shazeer et al. 2017).
@@ -156,8 +165,8 @@ struct ModelSpec {
   // for each layer: M a state space, * attention, - an MLP, E experts [hybrid_override_pattern]. Empty:
   // layers have two parts.
   std::string layer_pattern;
-  // The activation of a llama's MLPs. MLPs without a gate have no gate_proj; those with gelu use StarCoder2's
-  // names. `deepseek` experts may have relu2 (Nemotron 3).
+  // The activation of MLPs, which has no gate in gpt2 and neox. A llama's MLPs without a gate have no
+  // gate_proj; those with gelu use StarCoder2's names. `deepseek` experts may have relu2 (Nemotron 3).
   Activation activation = Activation::swiglu;
   bool qkv_bias = false;            // of a llama's query, key and value projections (Qwen2)
   bool attention_out_bias = false;  // of attention's output projection (gpt-oss)

@@ -22,7 +22,9 @@ bool written_otherwise(const ModelSpec& /*model*/) { return false; }
 // Of GPT-2's relatives, beside those of attention.
 std::vector<std::pair<const char*, const char*>> gpt_names(
     std::vector<std::pair<const char*, const char*>> all) {
-  all.insert(all.end(), {{"model.embed_tokens.", "model.wte."},
+  all.insert(all.end(), {{".mlp.up_proj.", ".mlp.c_fc."},
+                         {".mlp.down_proj.", ".mlp.c_proj."},
+                         {"model.embed_tokens.", "model.wte."},
                          {"model.embed_positions.", "model.wpe."},
                          {"model.layers.", "model.h."},
                          {".input_layernorm.", ".ln_1."},
@@ -36,13 +38,14 @@ std::vector<std::pair<const char*, const char*>> gptj_names() {
   return gpt_names({{".self_attn.o_proj.", ".attn.out_proj."},
                     {".self_attn.", ".attn."},
                     {".mlp.c_fc.", ".mlp.fc_in."},
-                    {".mlp.c_proj.", ".mlp.fc_out."}});
+                    {".mlp.up_proj.", ".mlp.fc_in."},
+                    {".mlp.c_proj.", ".mlp.fc_out."},
+                    {".mlp.down_proj.", ".mlp.fc_out."}});
 }
 
-// A bias of the output matrix beside LayerNorm, GELU, and attention and MLP of the same norm.
+// A bias of the output matrix beside LayerNorm, MLPs without a gate, and attention and MLP of the same norm.
 bool is_phi_or_gptj(const ModelSpec& m) {
-  return m.output_bias && m.norm_kind == NormKind::layer && m.activation == Activation::gelu &&
-         m.parallel_residual;
+  return m.output_bias && m.norm_kind == NormKind::layer && !is_gated(m.activation) && m.parallel_residual;
 }
 
 // Of layers of one part each.
@@ -90,13 +93,15 @@ const std::vector<ModelType>& model_types() {
          {".post_attention_layernorm.", ".final_layer_norm."},
          {".self_attn.o_proj.", ".self_attn.out_proj."},
          {".mlp.up_proj.", ".fc1."},
+         {".mlp.c_fc.", ".fc1."},
          {".mlp.down_proj.", ".fc2."},
+         {".mlp.c_proj.", ".fc2."},
          {"model.norm.", "model.final_layer_norm."}},
         false,
         false,
         "model.decoder."},
        read_opt,
-       [](M m) { return m.learned_positions && m.activation == Activation::relu; }},
+       [](M m) { return m.learned_positions && m.position_offset > 0; }},
       {{"gpt_bigcode", "GPTBigCodeForCausalLM",
         gpt_names({{".self_attn.q_proj.", ".attn.c_attn."},
                    {".self_attn.k_proj.", ".attn.c_attn."},
@@ -174,7 +179,9 @@ const std::vector<ModelType>& model_types() {
         "PhiForCausalLM",
         {{".self_attn.o_proj.", ".self_attn.dense."},
          {".mlp.c_fc.", ".mlp.fc1."},
+         {".mlp.up_proj.", ".mlp.fc1."},
          {".mlp.c_proj.", ".mlp.fc2."},
+         {".mlp.down_proj.", ".mlp.fc2."},
          {"model.norm.", "model.final_layernorm."}}},
        read_phi,
        is_phi_or_gptj},
@@ -377,7 +384,7 @@ const std::vector<ModelType>& model_types() {
       {{"seed_oss", "SeedOssForCausalLM"},
        read_seed_oss,
        [](M m) {
-         return !m.qk_norm && m.activation == Activation::swiglu && (m.attention_out_bias || m.mlp_bias) &&
+         return !m.qk_norm && is_gated(m.activation) && (m.attention_out_bias || m.mlp_bias) &&
                 (m.qkv_bias != m.attention_out_bias || m.hidden % m.num_heads != 0);
        }},
       {{"qwen2", "Qwen2ForCausalLM"},

@@ -11,7 +11,7 @@ void read_delta_rule(const Config& config, ModelSpec& m) {
   config.required("num_key_value_heads");  // transformers would take 2
   config.required("head_dim");             // and 256
   m.norms_less_one = m.qk_norm = m.attention_gate = true;
-  read_llama(config, {.rotary_part = 0.25, .mixed = true}, m);
+  read_llama(config, {.activations = {Activation::swiglu}, .rotary_part = 0.25, .mixed = true}, m);
   StateSpaceSpec& s = m.state_space;
   s.rule = StateRule::gated_delta;
   s.heads = config.integer_or("linear_num_value_heads", 32);

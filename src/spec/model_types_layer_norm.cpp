@@ -17,6 +17,9 @@ void read_logit_scale(const Config& config, ModelSpec& m) {
 
 }  // namespace
 
+// Of MLPs that are two products; GELU's tanh form where none is named.
+static const std::vector<Activation> without_gate{Activation::gelu, Activation::gelu_erf, Activation::relu};
+
 // What GPT-2's configuration says, and that of the same layers with another attention.
 static void read_gpt2_sizes(const Config& config, ModelSpec& m) {
   m.num_layers = config.integer("n_layer");
@@ -28,7 +31,7 @@ static void read_gpt2_sizes(const Config& config, ModelSpec& m) {
   m.max_seq = config.integer("n_positions");
   m.tied_embedding = config.boolean_or("tie_word_embeddings", true);
   m.norm_eps = config.real_or("layer_norm_epsilon", 1e-5);
-  config.only_text("activation_function", "gelu_new", {"gelu_new", "gelu_pytorch_tanh"});
+  m.activation = activation_of(config, "activation_function", without_gate);
   config.only_boolean("scale_attn_weights", true);
   config.only_boolean("add_cross_attention", false);
 }
@@ -40,11 +43,10 @@ void read_gpt2(const Config& config, ModelSpec& m) {
 }
 
 // What GPT-2's relatives whose weights are (out, in) have: learned positions, LayerNorm, no gate.
-static void with_positions(ModelSpec& m, Activation activation) {
+static void with_positions(ModelSpec& m) {
   m.family = Family::llama;
   m.norm_kind = NormKind::layer;
   m.learned_positions = true;
-  m.activation = activation;
   m.num_kv_heads = m.num_heads;
   m.attention_out_bias = m.mlp_bias = true;
 }
@@ -52,7 +54,7 @@ static void with_positions(ModelSpec& m, Activation activation) {
 // StarCoder's first: GPT-2's layers with one head of keys and values.
 void read_gpt_bigcode(const Config& config, ModelSpec& m) {
   read_gpt2_sizes(config, m);
-  with_positions(m, Activation::gelu);
+  with_positions(m);
   config.only_boolean("multi_query", true);
   m.num_kv_heads = 1;
   m.qkv_bias = true;
@@ -63,7 +65,7 @@ void read_gpt_neo(const Config& config, ModelSpec& m) {
   m.num_layers = config.integer("num_layers");
   m.hidden = config.integer("hidden_size");
   m.num_heads = config.integer("num_heads");
-  with_positions(m, Activation::gelu);
+  with_positions(m);
   m.head_dim = even_head_dim(config, "num_heads", "hidden_size");
   if (m.head_dim > 1) m.scales.attention = 1;
   m.mlp_hidden = config.integer_or("intermediate_size", 4 * m.hidden);
@@ -71,7 +73,7 @@ void read_gpt_neo(const Config& config, ModelSpec& m) {
   m.max_seq = config.integer("max_position_embeddings");
   m.tied_embedding = config.boolean_or("tie_word_embeddings", true);
   m.norm_eps = config.real_or("layer_norm_epsilon", 1e-5);
-  config.only_text("activation_function", "gelu_new", {"gelu_new", "gelu_pytorch_tanh"});
+  m.activation = activation_of(config, "activation_function", without_gate);
   // Lists of types, each repeated so many times.
   const char* const key = "attention_types";
   const char* const legal = "a list like [[[\"global\", \"local\"], n]] that makes num_layers";
@@ -106,7 +108,7 @@ void read_opt(const Config& config, ModelSpec& m) {
   m.num_layers = config.integer("num_hidden_layers");
   m.hidden = config.integer("hidden_size");
   m.num_heads = config.integer("num_attention_heads");
-  with_positions(m, Activation::relu);
+  with_positions(m);
   m.qkv_bias = true;
   m.position_offset = 2;
   m.head_dim = even_head_dim(config, "num_attention_heads", "hidden_size");
@@ -115,7 +117,8 @@ void read_opt(const Config& config, ModelSpec& m) {
   m.max_seq = config.integer("max_position_embeddings");
   m.tied_embedding = config.boolean_or("tie_word_embeddings", true);
   m.norm_eps = 1e-5;  // a configuration says nothing of it
-  config.only_text("activation_function", "relu", {"relu"});
+  m.activation = activation_of(config, "activation_function",
+                               {Activation::relu, Activation::gelu, Activation::gelu_erf});
   config.only_boolean("do_layer_norm_before", true);
   config.only_boolean("_remove_final_layer_norm", false);
   config.only_boolean("enable_bias", true);
@@ -154,7 +157,8 @@ void read_neox(const Config& config, ModelSpec& m) {
     refuse("{}: {} of each head of {} is to be turned: give a part above 0 and up to 1", config.where(), part,
            m.head_dim);
   m.rotary_dim = turned == m.head_dim ? 0 : turned;
-  config.only_text("hidden_act", "gelu", {"gelu"});
+  m.activation =
+      activation_of(config, "hidden_act", {Activation::gelu_erf, Activation::gelu, Activation::relu});
   config.only_boolean("attention_bias", true);
   config.only_real("hidden_dropout", 0.0);
   config.only_real("attention_dropout", 0.0);
@@ -174,7 +178,7 @@ void read_starcoder2(const Config& config, ModelSpec& m) {
   config.required("num_key_value_heads");  // transformers would take 2
   m.norm_kind = NormKind::layer;
   read_llama(config,
-             {.activation = Activation::gelu,
+             {.activations = {Activation::gelu},
               .windowed = true,
               .norm_eps = 1e-5,
               .tied = true,
@@ -202,7 +206,7 @@ void read_nemotron(const Config& config, ModelSpec& m) {
   m.norm_kind = NormKind::layer;
   m.norms_less_one = true;
   read_llama(config,
-             {.activation = Activation::relu2,
+             {.activations = {Activation::relu2},
               .norm_eps = 1e-5,
               .biased = false,
               .mlp_biased = true,
@@ -215,7 +219,7 @@ void read_nemotron(const Config& config, ModelSpec& m) {
 void read_jais2(const Config& config, ModelSpec& m) {
   m.norm_kind = NormKind::layer;
   read_llama(config,
-             {.activation = Activation::relu2,
+             {.activations = {Activation::relu2},
               .norm_eps = 1e-5,
               .biased = true,
               .mlp_biased = true,
@@ -229,7 +233,7 @@ void read_jais2(const Config& config, ModelSpec& m) {
 void read_phi(const Config& config, ModelSpec& m) {
   m.norm_kind = NormKind::layer;
   read_llama(config,
-             {.activation = Activation::gelu,
+             {.activations = without_gate,
               .norm_eps = 1e-5,
               .norm_eps_key = "layer_norm_eps",
               .rotary_part = 0.5,
@@ -244,7 +248,6 @@ void read_gptj(const Config& config, ModelSpec& m) {
   read_gpt2_sizes(config, m);
   m.family = Family::llama;
   m.norm_kind = NormKind::layer;
-  m.activation = Activation::gelu;
   m.tied_embedding = config.boolean_or("tie_word_embeddings", false);
   m.parallel_residual = m.interleaved_rope = m.mlp_bias = m.output_bias = true;
   const char* const key = "rotary_dim";

@@ -46,8 +46,8 @@ void read_exaone(const Config& config, ModelSpec& m) {
 
 // A squared ReLU, without a gate.
 void read_arcee(const Config& config, ModelSpec& m) {
-  read_llama(config, {.activation = Activation::relu2, .norm_eps = 1e-5, .biased = false, .mlp_biased = true},
-             m);
+  read_llama(config,
+             {.activations = {Activation::relu2}, .norm_eps = 1e-5, .biased = false, .mlp_biased = true}, m);
 }
 
 // transformers' own defaults would be 8 heads and a window of 4096 tokens: too surprising to be assumed here.
@@ -207,7 +207,7 @@ void read_hyperclovax(const Config& config, ModelSpec& m) {
 // Apertus: an activation that learns, and norms of heads.
 void read_apertus(const Config& config, ModelSpec& m) {
   config.required(rope_key(config));  // transformers would scale positions
-  read_llama(config, {.activation = Activation::xielu, .rope_theta = 12e6, .norm_eps = 1e-5}, m);
+  read_llama(config, {.activations = {Activation::xielu}, .rope_theta = 12e6, .norm_eps = 1e-5}, m);
   m.qk_norm = true;
 }
 
@@ -215,7 +215,7 @@ void read_apertus(const Config& config, ModelSpec& m) {
 void read_nanochat(const Config& config, ModelSpec& m) {
   m.norm_kind = NormKind::rms_plain;
   m.embedding_norm = true;
-  read_llama(config, {.activation = Activation::relu2, .biased = false}, m);
+  read_llama(config, {.activations = {Activation::relu2}, .biased = false}, m);
   m.attention_out_bias = m.qkv_bias;
   m.qk_norm = m.qk_norm_turned = true;
   m.caps.logits = read_cap(config, "final_logit_softcapping", 15);

@@ -29,7 +29,8 @@ std::vector<std::int64_t> lfm2_attention_layers(const Config& config, const Mode
 void read_lfm2_layers(const Config& config, const char* mlp_hidden_key, ModelSpec& m) {
   config.required("num_key_value_heads");  // transformers would take 8
   read_llama(config,
-             {.rope_theta = 1e6,
+             {.activations = {Activation::swiglu},
+              .rope_theta = 1e6,
               .norm_eps = 1e-5,
               .tied = true,
               .norm_eps_key = "norm_eps",

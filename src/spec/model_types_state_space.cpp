@@ -101,7 +101,8 @@ void read_bamba(const Config& config, ModelSpec& m) {
   const char* const key = "attn_layer_indices";
   config.required("num_key_value_heads");  // transformers would take 8
   read_llama(config,
-             {.norm_eps = 1e-5,
+             {.activations = {Activation::swiglu},  // a convolution's too
+              .norm_eps = 1e-5,
               .biased = false,
               .mlp_biased = true,
               .rotary_part = 0.5,
@@ -121,7 +122,7 @@ void read_bamba(const Config& config, ModelSpec& m) {
 // keys and its output is one factor of scores and one of what it makes.
 void read_falcon_h1(const Config& config, ModelSpec& m) {
   config.require_name("num_key_value_heads");  // transformers would take 8
-  read_llama(config, {.norm_eps = 1e-5}, m);
+  read_llama(config, {.activations = {Activation::swiglu}, .norm_eps = 1e-5}, m);
   StateSpaceSpec& s = m.state_space;
   s.beside_attention = true;
   for (const char* key : {"mamba_n_heads", "mamba_d_state"})
@@ -169,7 +170,7 @@ void read_falcon_h1(const Config& config, ModelSpec& m) {
 // have attention.
 void read_granite_hybrid(const Config& config, ModelSpec& m) {
   m.fused_mlp = true;
-  read_llama(config, {.biased = false, .mixed = true}, m);
+  read_llama(config, {.activations = {Activation::swiglu}, .biased = false, .mixed = true}, m);
   config.required("num_local_experts");  // transformers would take 8
   m.mlp_hidden = config.integer("shared_intermediate_size");
   read_granite_factors(config, m);

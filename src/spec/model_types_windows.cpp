@@ -37,7 +37,13 @@ void read_gemma(const Config& config, double theta, std::int64_t full_every, Mod
   config.required("num_key_value_heads");
   config.required("head_dim");
   config.required("query_pre_attn_scalar");
-  read_llama(config, {.activation = Activation::geglu, .typed = true, .rope_theta = theta, .tied = true}, m);
+  read_llama(config,
+             {.activations = {Activation::geglu},
+              .typed = true,
+              .rope_theta = theta,
+              .tied = true,
+              .activation_key = "hidden_activation"},
+             m);
   if (!config.has("layer_types")) m.window = {config.integer("sliding_window"), full_every};
   m.scales.embedding = std::sqrt(static_cast<double>(m.hidden));
   const std::int64_t scalar = config.integer("query_pre_attn_scalar");
@@ -52,8 +58,8 @@ void read_gemma1(const Config& config, ModelSpec& m) {
   m.norms_less_one = true;
   config.required("num_key_value_heads");
   config.required("head_dim");
-  read_llama(config, {.activation = Activation::geglu, .tied = true, .biased = false, .gelu_is_tanh = true},
-             m);
+  read_llama(config,
+             {.activations = {Activation::geglu}, .tied = true, .biased = false, .gelu_is_tanh = true}, m);
   m.scales.embedding = std::sqrt(static_cast<double>(m.hidden));
   config.only_boolean("use_bidirectional_attention", false);
 }

@@ -12,6 +12,7 @@ ModelSpec gpt(std::int64_t layers, std::int64_t hidden, std::int64_t heads, std:
   ModelSpec m;
   m.name = fmt::format("gpt {}x{}", layers, hidden);
   m.family = Family::gpt2;
+  m.activation = usual_activation(m.family);
   m.num_layers = layers;
   m.hidden = hidden;
   m.num_heads = m.num_kv_heads = heads;
