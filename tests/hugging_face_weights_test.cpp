@@ -418,5 +418,49 @@ TEST(HuggingFaceWeights, AModelIsReadWithoutThePrefixOfItsClass) {
   }
 }
 
+// Under the output's name alone, or under both, if they are the same.
+TEST(HuggingFaceWeights, ATiedModelsMatrixMayHaveTheNameOfTheOutputs) {
+  const std::string output = "lm_head.weight";
+  for (const auto& [fixture, table] : {std::pair{"llama-tied", "model.embed_tokens.weight"},
+                                       {"gpt2", "transformer.wte.weight"},
+                                       {"falcon", "transformer.word_embeddings.weight"},
+                                       {"opt", "model.decoder.embed_tokens.weight"}})
+    for (const auto& [both, same] : {std::pair{false, true}, {true, true}, {true, false}}) {
+      SCOPED_TRACE(fixture);
+      const TemporaryDirectory directory;
+      fs::copy(fixtures / fixture / "config.json", directory / "config.json");
+      const SafetensorsFile original((fixtures / fixture / "model.safetensors").string());
+      std::vector<StoredTensor> tensors;
+      for (StoredTensor tensor : original.tensors()) {
+        if (tensor.name == table) {
+          if (both) tensors.push_back(tensor);
+          tensor.name = output;
+        }
+        tensors.push_back(tensor);
+      }
+      EXPECT_EQ(std::ssize(tensors), std::ssize(original.tensors()) + both);
+      SafetensorsWriter writer(directory / "model.safetensors", tensors);
+      for (const StoredTensor& tensor : tensors) {
+        std::vector<std::byte> bytes =
+            original.bytes(original.at(tensor.name == output ? table : tensor.name));
+        if (!same && tensor.name == output) bytes.front() ^= std::byte{1};
+        writer.write(tensor.name, bytes.data(), bytes.size());
+      }
+      writer.finish();
+      if (!same) {
+        expect_refusal([&] { import_hugging_face(directory / ".", directory / "no", DType::f32, 1); },
+                       {"tie_word_embeddings", output, "legal: false"});
+        continue;
+      }
+      CheckpointReader one(
+          import_hugging_face(directory / ".", directory / "read", DType::f32, 1).checkpoint),
+          other(import_hugging_face((fixtures / fixture).string(), directory / "whole", DType::f32, 1)
+                    .checkpoint);
+      for (const ParamSpec& spec : all_parameters(load_model(directory / ".")))
+        EXPECT_EQ(one.read(spec.name, spec, DType::f32), other.read(spec.name, spec, DType::f32))
+            << spec.name;
+    }
+}
+
 }  // namespace
 }  // namespace echelon::hugging_face_weights_test

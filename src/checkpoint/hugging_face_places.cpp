@@ -115,12 +115,24 @@ std::vector<FileTensor> with_stacked_experts(const StoredModel& stored, const Tr
 std::vector<FileTensor> stored_tensors(const StoredModel& stored, const ModelSpec& model,
                                        const TransformersType& type) {
   std::vector<FileTensor> tensors = file_tensors(model, type);
+  const auto is_there = [&](const FileTensor& tensor) {
+    return tensor.name.starts_with(type.prefix) && find_tensor(stored, tensor.name) != nullptr;
+  };
   if (type.prefix != nullptr &&
-      find_tensor(stored, tensors.front().name) == nullptr)  // as transformers holds it in memory
+      std::ranges::none_of(tensors, is_there))  // as transformers holds it in memory
     for (FileTensor& tensor : tensors)
       if (tensor.name.starts_with(type.prefix))
         tensor.name.replace(0, std::string(type.prefix).size(), model_prefix);
   return with_stacked_experts(stored, type, std::move(tensors));
+}
+
+// Of a tied model, its matrix under the name of the output's, which files may have too or alone; nullptr if
+// they do not.
+const std::string* find_tied_output(const StoredModel& stored, ModelSpec model,
+                                    const TransformersType& type) {
+  if (!model.tied_embedding) return nullptr;
+  model.tied_embedding = false;
+  return find_tensor(stored, renamed(type, output_matrix(model).name));
 }
 
 // Whether the configuration has a part for images.
@@ -155,8 +167,11 @@ std::map<std::string, StoredPlace> stored_places(const StoredModel& stored, cons
                                                  const TransformersType& type) {
   std::set<std::string> left = stored.names();
   std::map<std::string, StoredPlace> places;
+  const ParamSpec table = embedding_parameters(model).front();
+  const std::string* const output = find_tied_output(stored, model, type);
   for (const FileTensor& tensor : stored_tensors(stored, model, type)) {
     const std::string* name = find_tensor(stored, tensor.name);
+    if (name == nullptr && tensor.parts.front().name == table.name) name = output;
     if (tensor.constant) {
       if (name == nullptr) continue;
       const double value = stored.numbers(*name, {}).all().front();
@@ -191,18 +206,16 @@ std::map<std::string, StoredPlace> stored_places(const StoredModel& stored, cons
     left.erase(*name);
   }
   const bool sees = sees_images(stored.directory());
-  const bool is_inner = places.begin()->second.name.starts_with(text_model);
-  const std::string output = (is_inner ? text_model : "") + "lm_head.weight";
-  const std::vector<std::int64_t> table = embedding_parameters(model).front().shape;
-  const auto check_same = [&](const std::string& copy, const std::string& original, const char* why) {
-    if (left.erase(copy) > 0 && !stored.equal(copy, places[original].name, table))
-      refuse("{}: {}, and yet {} is not {}", stored.directory(), why, copy, original);
+  const auto check_same = [&](const std::string& copy, const std::string& original, const char* key,
+                              const char* legal) {
+    if (left.erase(copy) > 0 && !stored.equal(copy, places[original].name, table.shape))
+      refuse("{}: {}, and yet {} is not {}; legal: {} in config.json", stored.directory(), key, copy,
+             original, legal);
   };
-  if (model.tied_embedding)
-    check_same(output, embedding_parameters(model).front().name, "tie_word_embeddings");
+  if (output != nullptr) check_same(*output, table.name, "tie_word_embeddings", "false");
   if (model.num_mtp_layers > 0)
     for (const auto& [copy, original] : shared_with_module(model))
-      check_same(copy, original, "num_nextn_predict_layers");
+      check_same(copy, original, "num_nextn_predict_layers", "0");
   for (const std::string& name : left)
     if (!is_constant(name) && !predicts_more(model, type, name) && !is_left_out(model, type, name) &&
         !(sees && is_for_images(name)))
