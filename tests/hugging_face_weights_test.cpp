@@ -462,5 +462,17 @@ TEST(HuggingFaceWeights, ATiedModelsMatrixMayHaveTheNameOfTheOutputs) {
     }
 }
 
+// Such a checkpoint could be trained, but nothing could be generated from it.
+TEST(HuggingFaceWeights, WhatEndsATextHasToBeReadable) {
+  const TemporaryDirectory directory;
+  const std::string in = directory / "in", out = directory / "out";
+  fs::copy(fixtures / "llama", in);
+  for (const char* text : {R"({"eos_token_id": 2)", R"({"eos_token_id": "two"})"}) {
+    write_text(in + "/generation_config.json", text);
+    expect_refusal([&] { import_hugging_face(in, out, DType::f32, 1); }, {"generation_config.json"});
+    EXPECT_FALSE(fs::exists(out));
+  }
+}
+
 }  // namespace
 }  // namespace echelon::hugging_face_weights_test

@@ -34,6 +34,7 @@ ImportedModel import_hugging_face(const std::string& directory, const std::strin
     refuse("--out {}: holds {} already; name another directory", checkpoints,
            fs::path(existing.back()).filename().string());
   auto tokenizer = std::make_shared<const TokenizerFiles>(read_tokenizer_files(directory));
+  (void)ends_of_generation(*tokenizer);  // refuses now what `generate` would refuse of the checkpoint
   ImportedModel imported{{}, weights.num_for_images(), dtype != DType::f64 && weights.have_f64()};
   prepare_kernels(plan.precision);
   ThreadWorld world(1, std::chrono::seconds(60));
