@@ -63,12 +63,137 @@ TEST(HuggingFaceConfig, AnEmptyScalingLeavesPositionsToTheOtherKey) {
   config.erase("rope_parameters");
   config["rope_scaling"] = json::object();
   EXPECT_EQ(model_from_hugging_face(config.dump(), "x/config.json").rope.factor, 32);
-  for (const char* fixture : {"cwm", "apertus"}) {
+  for (const auto& [fixture, factor] : {std::pair{"cwm", 16}, {"apertus", 8}}) {
     config = json::parse(read_text((fixtures / fixture / "config.json").string()));
-    config.erase("rope_parameters");
+    config["rope_parameters"] = nullptr;
     config["rope_scaling"] = json::object();
-    expect_refusal([&] { model_from_hugging_face(config.dump(), "x/config.json"); },
-                   {"rope_parameters is missing"});
+    EXPECT_EQ(model_from_hugging_face(config.dump(), "x/config.json").rope.factor, factor);
+  }
+}
+
+// What new weights are drawn by.
+TEST(HuggingFaceConfig, OfAnOptTheSpreadOfWeightsHasANameOfItsOwn) {
+  json config = json::parse(read_text((fixtures / "opt/config.json").string()));
+  const ModelSpec model = model_from_hugging_face(config.dump(), "x/config.json");
+  EXPECT_EQ(model.init_std, 0.1);
+  const json written = json::parse(hugging_face_config(model, DType::f32));
+  EXPECT_EQ(written["init_std"], 0.1);
+  EXPECT_FALSE(written.contains("initializer_range"));
+}
+
+// Of transformers 5.24. Sizes so large that a window shows, and that heads divide them.
+TEST(HuggingFaceConfig, KeysThatAreMissingAreAsTheTypeHasThem) {
+  const auto heads = [](int kv, int width) { return json{{"num_key_value_heads", kv}, {"head_dim", width}}; };
+  const auto kv_heads = [](int kv) { return json{{"num_key_value_heads", kv}}; };
+  const json window{{"sliding_window", 4096}};
+  json gemma = heads(4, 256), llama3{{"rope_type", "llama3"},   {"rope_theta", 1e6},
+                                     {"factor", 16.0},          {"low_freq_factor", 1.0},
+                                     {"high_freq_factor", 4.0}, {"original_max_position_embeddings", 8192}};
+  gemma.update({{"sliding_window", 4096}, {"query_pre_attn_scalar", 256}});
+  json apertus = llama3;
+  apertus.update({{"rope_theta", 12e6}, {"factor", 8.0}});
+  const json ministral3{{"rope_type", "yarn"},
+                        {"rope_theta", 1e6},
+                        {"factor", 16.0},
+                        {"beta_fast", 32.0},
+                        {"beta_slow", 1.0},
+                        {"mscale", 1.0},
+                        {"mscale_all_dim", 1.0},
+                        {"original_max_position_embeddings", 16384},
+                        {"llama_4_scaling_beta", 0.1}},
+      gpt_oss{{"rope_type", "yarn"},
+              {"rope_theta", 150000.0},
+              {"factor", 32.0},
+              {"beta_fast", 32.0},
+              {"beta_slow", 1.0},
+              {"truncate", false},
+              {"original_max_position_embeddings", 4096}};
+  for (const auto& [fixture, defaults] : std::vector<std::pair<const char*, json>>{
+           {"afmoe", {{"head_dim", 128}, {"sliding_window", 1024}}},
+           {"apertus", {{"rope_parameters", apertus}}},
+           {"bamba", kv_heads(8)},
+           {"bamba", {{"mamba_d_state", 256}}},
+           {"cohere2", window},
+           {"cohere2-moe", {{"head_dim", 128}, {"sliding_window", 4096}}},
+           {"cwm", heads(8, 128)},
+           {"cwm", {{"sliding_window", 8192}, {"rope_parameters", llama3}}},
+           {"dots1", kv_heads(32)},
+           {"ernie4-5", heads(2, 128)},
+           {"ernie4-5-moe", kv_heads(4)},
+           {"exaone", kv_heads(8)},
+           {"exaone4", kv_heads(32)},
+           {"exaone4", window},
+           {"exaone-moe", kv_heads(32)},
+           {"exaone-moe", window},
+           {"falcon-h1", kv_heads(8)},
+           {"falcon-h1", {{"mamba_d_state", 256}}},
+           {"gemma", heads(16, 256)},
+           {"gemma2", gemma},
+           {"gemma3", gemma},
+           {"glm", heads(2, 128)},
+           {"glm4", heads(2, 128)},
+           {"glm4-moe", kv_heads(8)},
+           {"gpt-oss", heads(8, 64)},
+           {"gpt-oss", {{"sliding_window", 128}, {"rope_parameters", gpt_oss}}},
+           {"granite-swa", kv_heads(4)},
+           {"granite-swa", {{"sliding_window", 128}}},
+           {"granite-hybrid", {{"mamba_d_state", 256}}},
+           {"hy-v3", heads(8, 128)},
+           {"hy-v3", {{"initializer_range", 0.006}}},
+           {"internlm3", heads(2, 128)},
+           {"lfm2", kv_heads(8)},
+           {"lfm2-moe", kv_heads(8)},
+           {"mamba2", {{"initializer_range", 0.1}}},
+           {"mellum", heads(4, 128)},
+           {"mellum", {{"sliding_window", 1024}}},
+           {"minimax-m2", heads(8, 128)},
+           {"ministral", kv_heads(8)},
+           {"ministral", window},
+           {"ministral3", heads(8, 128)},
+           {"ministral3", {{"rope_parameters", ministral3}}},
+           {"mistral", kv_heads(8)},
+           {"mistral", window},
+           {"mixtral", kv_heads(8)},
+           {"nemotron", {{"initializer_range", 0.0134}}},
+           {"nemotron-h", {{"ssm_state_size", 128}}},
+           {"olmo3", window},
+           {"qwen2-yarn", kv_heads(32)},
+           {"qwen2-window", window},
+           {"qwen2-window", {{"max_window_layers", 28}, {"layer_types", nullptr}}},
+           {"qwen2-moe", kv_heads(16)},
+           {"qwen3", heads(32, 128)},
+           {"qwen3-moe", kv_heads(4)},
+           {"qwen3-next", heads(2, 256)},
+           {"qwen3-5", heads(4, 256)},
+           {"qwen3-5-moe", heads(2, 256)},
+           {"sarvam-moe", heads(4, 64)},
+           {"sarvam-moe",
+            {{"initializer_range", 0.006}, {"routed_scaling_factor", 2.5}, {"use_qk_norm", true}}},
+           {"sarvam-moe", {{"rope_parameters", {{"rope_theta", 8e6}}}, {"rms_norm_eps", 1e-6}}},
+           {"seed-oss", heads(8, 128)},
+           {"smollm3", kv_heads(4)},
+           {"solar-open", heads(8, 128)},
+           {"stablelm", kv_heads(32)},
+           {"starcoder2", kv_heads(2)},
+           {"starcoder2", {{"initializer_range", 0.018042}}},
+           {"vaultgemma", gemma},
+       }) {
+    SCOPED_TRACE(std::string(fixture) + " " + defaults.dump());
+    json config = json::parse(read_text((fixtures / fixture / "config.json").string()));
+    const json as_it_was = config;
+    config["max_position_embeddings"] = 100000;
+    if (defaults.contains("num_key_value_heads")) {
+      config["num_attention_heads"] = 160;
+      config["hidden_size"] = 160 * 20;
+      if (config["model_type"] == "bamba") config.update({{"mamba_n_heads", 800}, {"mamba_d_head", 8}});
+    }
+    config.update(defaults);
+    const std::string said = to_toml(model_from_hugging_face(config.dump(), "x/config.json"));
+    for (const auto& [key, value] : defaults.items()) {
+      EXPECT_TRUE(as_it_was.contains(key) || key == "use_qk_norm") << key;
+      config.erase(key);
+    }
+    EXPECT_EQ(to_toml(model_from_hugging_face(config.dump(), "x/config.json")), said);
   }
 }
 
@@ -194,9 +319,6 @@ TEST(HuggingFaceConfig, IsOfTheTypeThatSaysTheModel) {
   refused("deepseek-v3", {{"head_dim", 2}}, {"head_dim = 2", "qk_rope_head_dim = 4"});
   refused("youtu", {{"head_dim", 2}}, {"head_dim = 2", "qk_rope_head_dim = 4"});
   refused("gemma3", {{"rope_scaling", {{"rope_type", "linear"}, {"factor", 4.0}}}}, {"rope_scaling", "null"});
-  refused("sarvam-moe", {{"head_dim", "left out"}}, {"head_dim is missing"});
-  for (const char* fixture : {"ernie4-5", "smollm3", "seed-oss"})
-    refused(fixture, {{"num_key_value_heads", "left out"}}, {"num_key_value_heads is missing"});
   refused("granite", {{"attention_multiplier", 0.0}}, {"attention_multiplier = 0.0", "other than 0"});
   refused("gemma2", {{"attn_logit_softcapping", 0.0}}, {"attn_logit_softcapping = 0.0", "null"});
   refused("falcon-h1", {{"key_multiplier", 0.0}}, {"key_multiplier = 0.0", "other than 0"});
@@ -210,8 +332,6 @@ TEST(HuggingFaceConfig, IsOfTheTypeThatSaysTheModel) {
   narrow.hidden *= 2;
   expect_refusal([&] { hugging_face_config(narrow, DType::f32); },
                  {"transformers has no phi3", "hidden = 24"});
-  refused("qwen2-window", {{"layer_types", "left out"}, {"sliding_window", "left out"}},
-          {"sliding_window is missing"});
   // It heeds none of these, or computes something else.
   for (const char* fixture : {"olmo3", "gemma3"})
     refused(fixture, {{"rope_parameters", {{"rope_type", "default"}, {"rope_theta", 777.0}}}},
@@ -391,7 +511,9 @@ TEST(HuggingFaceConfig, OfAFalconH1HasFactors) {
   refused({{"mlp_multipliers", {1.0, -2.0}}}, {"mlp_out_scale = -2"});
   refused({{"mamba_rms_norm", true}, {"mamba_norm_before_gate", true}}, {"mamba_norm_before_gate = true"});
   refused({{"mamba_rms_norm", true}, {"mamba_norm_before_gate", "left out"}}, {"mamba_norm_before_gate"});
-  refused({{"mamba_d_ssm", "left out"}}, {"mamba_d_ssm is missing"});
+  EXPECT_EQ(
+      read({{"mamba_d_ssm", "left out"}, {"mamba_n_heads", 8}, {"mamba_d_head", 128}}).state_space.head_dim,
+      128);  // of 1024 channels
   refused({{"mamba_d_head", 4}}, {"mamba_d_head = 4", "only 5"});
   refused({{"attention_bias", true}}, {"attention_bias = true"});
   refused({{"projectors_bias", true}}, {"projectors_bias = true"});
@@ -436,7 +558,7 @@ TEST(HuggingFaceConfig, OfAnLfm2IsReadAsTransformersReadsIt) {
   refused(text, {{"layer_types", nullptr}, {"full_attn_idxs", {4}}}, {"full_attn_idxs", "from 0 to 3"});
   refused(text, {{"layer_types", nullptr}, {"full_attn_idxs", {0, 1, 2, 3}}}, {"without at least one"});
   refused(text, {{"conv_L_cache", 1}}, {"short_conv = 1", "2 to 64"});
-  refused(text, {{"num_key_value_heads", "left out"}}, {"num_key_value_heads is missing"});
+  refused(text, {{"num_key_value_heads", "left out"}}, {"num_kv_heads = 8", "num_heads = 4"});  // its default
   refused(experts, {{"use_expert_bias", false}}, {"use_expert_bias", "only true"});
   refused(experts, {{"num_experts_per_tok", "left out"}}, {"num_experts_per_tok is missing"});
   ModelSpec other = read({});

@@ -679,7 +679,7 @@ std::string hugging_face_config(const ModelSpec& m, DType dtype, const TextBound
   }
   config["vocab_size"] = m.vocab;
   config["tie_word_embeddings"] = m.tied_embedding;
-  config["initializer_range"] = m.init_std;
+  config[of.init_key] = m.init_std;
   config["torch_dtype"] = dtype == DType::f64 ? "float64" : dtype == DType::bf16 ? "bfloat16" : "float32";
   if (bounds.begin || type != "cwm")  // transformers accepts no null for it
     config["bos_token_id"] = bounds.begin ? ordered_json(*bounds.begin) : ordered_json();

@@ -45,13 +45,13 @@ WindowSpec read_window(const Config& config, bool in_all, bool typed, ModelSpec&
   return *window;
 }
 
-void read_turned_windows(const Config& config, ModelSpec& m, std::int64_t otherwise, const char* interval) {
-  if (config.names("sliding_window")) config.required("sliding_window");
+void read_turned_windows(const Config& config, ModelSpec& m, const char* interval) {
+  config.required("sliding_window");
   WindowSpec window;
   if (config.has("layer_types")) {
     window = read_window(config, false, true, m);
   } else {
-    window = {config.integer_or("sliding_window", otherwise), config.integer_or(interval, 4)};
+    window = {config.integer("sliding_window"), config.integer_or(interval, 4)};
     if (window.full_every > m.num_layers) window.full_every = 0;  // this many have no full one
     if (window.full_every == 1) window = {};
     if (window.size < m.max_seq) m.window = window;

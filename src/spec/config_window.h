@@ -23,7 +23,6 @@ WindowSpec plain_window(const ModelSpec& m);
 WindowSpec read_window(const Config& config, bool in_all, bool typed, ModelSpec& m);
 
 // By default, windows in all layers but each fourth, and rotary positions only in the layers with a window.
-void read_turned_windows(const Config& config, ModelSpec& m, std::int64_t otherwise = 4096,
-                         const char* interval = "sliding_window_pattern");
+void read_turned_windows(const Config& config, ModelSpec& m, const char* interval = "sliding_window_pattern");
 
 }  // namespace echelon

@@ -106,7 +106,8 @@ Json with_both_names(Json object, const std::string& where) {
 }
 
 ModelSpec model_of(const Json& given, const std::string& where) {
-  const Json object = with_both_names(given, where);
+  const Json named = with_both_names(given, where);
+  const Json object = with_defaults(named, Config(named, where).text_or("model_type", ""));
   const Config config(object, where);
   const ModelType& type = type_of(config);
   ModelSpec m;
@@ -114,7 +115,7 @@ ModelSpec model_of(const Json& given, const std::string& where) {
   config.only_boolean("is_causal", true);
   type.read(config, m);
   m.window = plain_window(m);
-  m.init_std = config.real_or("initializer_range", 0.02);
+  m.init_std = config.real_or(type.init_key, 0.02);
   try {
     validate(m);
   } catch (const RequestError& error) {

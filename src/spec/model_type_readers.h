@@ -37,8 +37,7 @@ ModelReader read_mixtral, read_gpt_oss, read_qwen2_moe, read_qwen3_moe, read_qwe
 void read_granite_moe(const Config& config, bool shared, ModelSpec& m);
 
 // model_types_sigmoid_experts.cpp
-ModelReader read_glm4_moe, read_sarvam, read_solar, read_dots1, read_minimax_m2, read_exaone_moe, read_hy_v3,
-    read_afmoe;
+ModelReader read_glm4_moe, read_solar, read_dots1, read_minimax_m2, read_exaone_moe, read_hy_v3, read_afmoe;
 
 // model_types_latent.cpp
 ModelReader read_deepseek2, read_deepseek3, read_glm4_moe_lite, read_youtu;
@@ -60,6 +59,10 @@ struct ModelType : TransformersType {
 
 // All types; special cases come before the types that they are cases of.
 const std::vector<ModelType>& model_types();
+
+// model_type_defaults.cpp: the configuration with what transformers takes for keys that it leaves out, where
+// that is a type's own. Sizes are not among them: a model without them is refused.
+Json with_defaults(Json object, const std::string& type);
 
 // model_types_vision.cpp: types with vision, and the part of a configuration that describes the text model
 // (all of it for other types).

@@ -28,6 +28,8 @@ struct TransformersType {
   bool turned_experts = false;
   // Rotations have the opposite sign, which is ours with the two halves of each query and key head swapped.
   bool turns_back = false;
+  // What its configuration calls the standard deviation of new weights.
+  const char* init_key = "initializer_range";
 };
 
 // The type as which a model is written. It does not promise that a configuration of this type can express the

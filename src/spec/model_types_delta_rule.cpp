@@ -8,8 +8,6 @@ namespace echelon {
 // Qwen3-Next's and Qwen3.5's layers: those of the gated delta rule, and gated attention in each fourth or
 // where layer_types say so. The three kinds of positions that a Qwen3.5 turns by are one in a text.
 void read_delta_rule(const Config& config, ModelSpec& m) {
-  config.required("num_key_value_heads");  // transformers would take 2
-  config.required("head_dim");             // and 256
   m.norms_less_one = m.qk_norm = m.attention_gate = true;
   read_llama(config, {.activations = {Activation::swiglu}, .rotary_part = 0.25, .mixed = true}, m);
   StateSpaceSpec& s = m.state_space;

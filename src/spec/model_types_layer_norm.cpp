@@ -175,7 +175,6 @@ void read_olmo(const Config& config, ModelSpec& m) {
 
 // Biases of all projections, or of none.
 void read_starcoder2(const Config& config, ModelSpec& m) {
-  config.required("num_key_value_heads");  // transformers would take 2
   m.norm_kind = NormKind::layer;
   read_llama(config,
              {.activations = {Activation::gelu},
@@ -192,7 +191,6 @@ void read_starcoder2(const Config& config, ModelSpec& m) {
 
 // StableLM, and StableLM 2 but for its largest.
 void read_stablelm(const Config& config, ModelSpec& m) {
-  config.required("num_key_value_heads");  // transformers would take 32
   m.norm_kind = NormKind::layer;
   m.parallel_residual = config.boolean_or("use_parallel_residual", false);
   read_llama(config, {.norm_eps = 1e-5, .norm_eps_key = "layer_norm_eps", .rotary_part = 0.25}, m);

@@ -15,7 +15,6 @@ namespace {
 // What YaRN's positions have beside them in these models.
 double read_query_growth(const Config& config, ModelSpec& m) {
   const char* const key = rope_key(config);
-  config.required(key);  // transformers would take some
   const std::string where = fmt::format("{}, {}", config.where(), key);
   const Config rope(config.required(key), where);
   rope.required("llama_4_scaling_beta");
@@ -28,8 +27,6 @@ double read_query_growth(const Config& config, ModelSpec& m) {
 
 // Llamas by other names, InternLM3 and IQuest-Coder.
 void read_llama_relative(const Config& config, ModelSpec& m) {
-  for (const char* key : {"num_key_value_heads", "head_dim"})
-    config.required(key);  // transformers would take numbers of its own
   config.only_boolean("use_sliding_window", false);
   config.only_null("clip_qkv");
   read_llama(config, {.norm_eps = 1e-5, .biased = false, .mlp_biased = true}, m);
@@ -40,7 +37,6 @@ void read_llama_relative(const Config& config, ModelSpec& m) {
 // EXAONE 3 and 3.5: a Llama whose files have names of their own.
 void read_exaone(const Config& config, ModelSpec& m) {
   constexpr double theta = 500000;
-  config.required("num_key_value_heads");  // transformers would take 8
   read_llama(config, {.rope_theta = theta, .norm_eps = 1e-5, .biased = false, .mlp_biased = true}, m);
 }
 
@@ -50,17 +46,10 @@ void read_arcee(const Config& config, ModelSpec& m) {
              {.activations = {Activation::relu2}, .norm_eps = 1e-5, .biased = false, .mlp_biased = true}, m);
 }
 
-// transformers' own defaults would be 8 heads and a window of 4096 tokens: too surprising to be assumed here.
-void read_mistral(const Config& config, ModelSpec& m) {
-  config.require_name("num_key_value_heads");
-  config.require_name("sliding_window");
-  read_llama(config, {.windowed = true}, m);
-}
+void read_mistral(const Config& config, ModelSpec& m) { read_llama(config, {.windowed = true}, m); }
 
 // Ministral 3: Mistral's layers, with queries that grow with their position.
 void read_ministral3(const Config& config, ModelSpec& m) {
-  for (const char* key : {"num_key_value_heads", "head_dim"})
-    config.required(key);  // transformers would take 8 and 128
   read_llama(config, {.windowed = true, .norm_eps = 1e-5}, m);
   m.rope.query_growth = read_query_growth(config, m);
 }
@@ -68,12 +57,8 @@ void read_ministral3(const Config& config, ModelSpec& m) {
 // Qwen2 and Qwen3. Their window, where one is named, is of use_sliding_window alone, and of the layers from
 // max_window_layers on.
 void read_qwen(const Config& config, bool qwen2, bool typed, ModelSpec& m) {
-  config.required("num_key_value_heads");
-  if (!qwen2) config.required("head_dim");  // transformers would take 128
   const bool window = config.boolean_or("use_sliding_window", false);
   if (window && !config.has("layer_types")) {
-    config.require_name("sliding_window");  // transformers would take 4096
-    // transformers' default of 28 would leave a deeper model's last layers alone.
     if (config.required("max_window_layers") != 0 &&
         config.integer("max_window_layers") < config.integer("num_hidden_layers"))
       config.wrong("max_window_layers", "0, or at least num_hidden_layers,");
@@ -88,7 +73,6 @@ void read_qwen(const Config& config, bool qwen2, bool typed, ModelSpec& m) {
 
 // SmolLM3: layers without positions, each n-th. These alone would have a window.
 void read_smollm3(const Config& config, ModelSpec& m) {
-  config.require_name("num_key_value_heads");  // transformers would take 4
   if (config.has("sliding_window") && !config.has("layer_types"))
     config.only_boolean("use_sliding_window", false);
   read_llama(config, {.rope_theta = 2e6, .tied = true, .biased = false, .mlp_biased = true}, m);
@@ -113,8 +97,6 @@ void read_olmo2(const Config& config, ModelSpec& m) {
 
 // Biases of attention's inputs by default, of what it hands on and of MLPs on request.
 void read_seed_oss(const Config& config, ModelSpec& m) {
-  config.required("head_dim");  // transformers would take 128
-  config.require_name("num_key_value_heads");  // and 8
   read_llama(config, {.biased = true, .mlp_biased = true, .dropped = true}, m);
   m.attention_out_bias = config.boolean_or("attention_out_bias", false);
 }
@@ -136,8 +118,6 @@ void read_phi3(const Config& config, ModelSpec& m) {
 
 // GLM-4 of 2024 and, with norms behind attention and MLP too, of 2025.
 void read_glm(const Config& config, bool glm4, ModelSpec& m) {
-  config.required("num_key_value_heads");  // transformers would take 2
-  config.required("head_dim");             // and 128
   m.fused_mlp = m.interleaved_rope = true;
   if (glm4) m.norm_place = NormPlace::both;
   read_llama(config, {.norm_eps = 1.5625e-7, .biased = true, .rotary_part = 0.5}, m);
@@ -145,8 +125,6 @@ void read_glm(const Config& config, bool glm4, ModelSpec& m) {
 }
 
 void read_ernie(const Config& config, ModelSpec& m) {
-  config.required("head_dim");  // transformers would take 128
-  config.require_name("num_key_value_heads");  // and 2
   m.interleaved_rope = true;
   read_llama(config,
              {.rope_theta = 500000, .norm_eps = 1e-5, .tied = true, .biased = false, .bias_key = "use_bias"},
@@ -155,8 +133,6 @@ void read_ernie(const Config& config, ModelSpec& m) {
 }
 
 void read_helium(const Config& config, ModelSpec& m) {
-  config.required("num_key_value_heads");  // transformers would take 20
-  config.required("head_dim");             // and 128
   m.interleaved_rope = true;
   read_llama(config, {.rope_theta = 100000, .norm_eps = 1e-8, .biased = false, .mlp_biased = true}, m);
   m.attention_out_bias = false;
@@ -206,7 +182,6 @@ void read_hyperclovax(const Config& config, ModelSpec& m) {
 
 // Apertus: an activation that learns, and norms of heads.
 void read_apertus(const Config& config, ModelSpec& m) {
-  config.required(rope_key(config));  // transformers would scale positions
   read_llama(config, {.activations = {Activation::xielu}, .rope_theta = 12e6, .norm_eps = 1e-5}, m);
   m.qk_norm = true;
 }

@@ -27,7 +27,6 @@ std::vector<std::int64_t> lfm2_attention_layers(const Config& config, const Mode
 }
 
 void read_lfm2_layers(const Config& config, const char* mlp_hidden_key, ModelSpec& m) {
-  config.required("num_key_value_heads");  // transformers would take 8
   read_llama(config,
              {.activations = {Activation::swiglu},
               .rope_theta = 1e6,

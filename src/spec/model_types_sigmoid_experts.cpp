@@ -10,10 +10,10 @@
 
 namespace echelon {
 
-// GLM-4.5: DeepSeek-V3's experts behind attention of Qwen's kind, a part of each head turned.
+// GLM-4.5: DeepSeek-V3's experts behind attention of Qwen's kind, a part of each head turned, or whole ones
+// (Sarvam).
 void read_glm4_moe(const Config& config, ModelSpec& m) {
   const std::int64_t dense = read_dense_layers(config, 1);
-  config.required("num_key_value_heads");  // transformers would take 8
   read_llama(config, {.norm_eps = 1e-5, .biased = false, .rotary_part = 0.5}, m);
   m.attention_out_bias = false;
   m.qk_norm = config.boolean_or("use_qk_norm", false);
@@ -25,8 +25,6 @@ void read_glm4_moe(const Config& config, ModelSpec& m) {
 
 // Solar Open: the same in every layer, whole heads turned.
 void read_solar(const Config& config, ModelSpec& m) {
-  config.required("num_key_value_heads");  // transformers would take 8
-  config.required("head_dim");             // and 128
   read_llama(
       config,
       {.rope_theta = 1e6, .norm_eps = 1e-5, .biased = false, .mlp_hidden_key = "moe_intermediate_size"}, m);
@@ -40,7 +38,6 @@ void read_solar(const Config& config, ModelSpec& m) {
 // from max_window_layers on.
 void read_dots1(const Config& config, ModelSpec& m) {
   const std::int64_t dense = read_dense_layers(config, 0);
-  config.required("num_key_value_heads");  // transformers would take 32
   if (!config.has("layer_types") && !(config.names("sliding_window") && !config.has("sliding_window")) &&
       config.integer_or("max_window_layers", 62) < config.integer("num_hidden_layers"))
     config.wrong("max_window_layers", "at least num_hidden_layers");
@@ -51,25 +48,9 @@ void read_dots1(const Config& config, ModelSpec& m) {
   read_sigmoid_routing(config, false, 1, 1, m);
 }
 
-// Sarvam: GLM-4.5's layers with whole heads turned.
-void read_sarvam(const Config& config, ModelSpec& m) {
-  constexpr double theta = 8e6;
-  config.required("head_dim");  // transformers would take 64
-  Json whole = config.object();
-  whole.emplace("n_shared_experts", 1);
-  whole.emplace("routed_scaling_factor", 2.5);
-  whole.emplace("use_qk_norm", true);
-  whole.emplace("rms_norm_eps", 1e-6);
-  whole.emplace("partial_rotary_factor", 1.0);
-  whole.emplace("rope_theta", theta);
-  read_glm4_moe(Config(whole, config.where()), m);
-}
-
 // MiniMax-M2: a mixture of Mixtral's kind in every layer, routed as DeepSeek-V3's, behind norms over all
 // queries and all keys.
 void read_minimax_m2(const Config& config, ModelSpec& m) {
-  for (const char* key : {"num_key_value_heads", "head_dim"})
-    config.required(key);  // transformers would take 8 and 128
   read_llama(config, {.rope_theta = 5e6, .rotary_part = 1.0}, m);
   const bool says_part =
       config.has("rope_parameters") && config.required("rope_parameters").contains("partial_rotary_factor");
@@ -91,7 +72,6 @@ void read_minimax_m2(const Config& config, ModelSpec& m) {
 // tokens is left out, as transformers leaves it.
 void read_exaone_moe(const Config& config, ModelSpec& m) {
   const std::int64_t dense = read_dense_kinds(config, read_dense_layers(config, 1));
-  config.required("num_key_value_heads");  // transformers would take 32
   read_llama(config, {.typed = true, .norm_eps = 1e-5}, m);
   m.qk_norm = true;
   read_turned_windows(config, m);
@@ -113,8 +93,6 @@ void read_exaone_moe(const Config& config, ModelSpec& m) {
 // transformers leaves it out.
 void read_hy_v3(const Config& config, ModelSpec& m) {
   constexpr double theta = 11158840, scale = 2.826;
-  for (const char* key : {"num_key_value_heads", "head_dim"})
-    config.required(key);  // transformers would take 8 and 128
   const std::int64_t dense = read_dense_kinds(config, read_dense_layers(config, 1));
   read_llama(config, {.rope_theta = theta, .norm_eps = 1e-5, .biased = false}, m);
   m.qk_norm = true;
@@ -132,12 +110,10 @@ void read_hy_v3(const Config& config, ModelSpec& m) {
 // DeepSeek-V3's experts.
 void read_afmoe(const Config& config, ModelSpec& m) {
   const char* const dense = "num_dense_layers";
-  for (const char* key : {"num_key_value_heads", "head_dim"})
-    config.required(key);  // transformers would take as many as queries, and 128
   m.norm_place = NormPlace::both;
   read_llama(config, {.typed = true, .norm_eps = 1e-5}, m);
   m.qk_norm = m.attention_gate = true;
-  read_turned_windows(config, m, 1024, "global_attn_every_n_layers");
+  read_turned_windows(config, m, "global_attn_every_n_layers");
   if (config.boolean_or("mup_enabled", false)) m.scales.embedding = std::sqrt(static_cast<double>(m.hidden));
   m.experts = Experts::deepseek;
   m.num_dense_layers = config.has(dense) && config.required(dense) == 0 ? 0 : config.integer_or(dense, 1);

@@ -14,7 +14,6 @@ namespace echelon {
 
 // What balances the experts in training (router_aux_loss_coef) is a run's to say.
 void read_mixtral(const Config& config, ModelSpec& m) {
-  config.required("num_key_value_heads");
   read_llama(config, {.windowed = true, .rope_theta = 1e6, .norm_eps = 1e-5}, m);
   m.experts = Experts::mixtral;
   m.num_experts = config.integer("num_local_experts");
@@ -27,19 +26,9 @@ void read_mixtral(const Config& config, ModelSpec& m) {
 // configuration says otherwise. As published its experts are quantized, which is refused.
 void read_gpt_oss(const Config& config, ModelSpec& m) {
   constexpr double theta = 150000;
-  config.required("num_key_value_heads");
-  config.required("head_dim");  // transformers would take 64
   m.attention_sinks = true;
   read_llama(config, {.typed = true, .rope_theta = theta, .norm_eps = 1e-5, .biased = true}, m);
-  if (!config.has(rope_key(config))) {
-    m.rope.scaling = RopeScaling::yarn;
-    m.rope.factor = 32;
-    m.rope.original_length = config.integer_or("original_max_position_embeddings", 4096);
-    m.rope.whole_pairs = false;
-    m.rope.attention_factor = default_attention_factor(m.rope);
-  }
-  if (!config.has("layer_types"))
-    m.window = {config.names("sliding_window") ? config.integer("sliding_window") : 128, 2};
+  if (!config.has("layer_types")) m.window = {config.integer("sliding_window"), 2};
   m.experts = Experts::gpt_oss;
   m.num_experts = config.integer("num_local_experts");
   m.experts_per_token =
@@ -51,7 +40,6 @@ void read_gpt_oss(const Config& config, ModelSpec& m) {
 
 // Qwen1.5-MoE and Qwen2's. A window would be in every other layer of the first max_window_layers.
 void read_qwen2_moe(const Config& config, ModelSpec& m) {
-  config.required("num_key_value_heads");  // transformers would take 16
   config.only_boolean("use_sliding_window", false);
   read_llama(config, {}, m);
   m.qkv_bias = config.boolean_or("qkv_bias", true);
@@ -120,8 +108,6 @@ void read_flex_olmo(const Config& config, ModelSpec& m) {
 // Mellum 2: Qwen3's experts, a window in some layers, and positions of their own there. What predicts more
 // tokens is left out, as transformers leaves it out.
 void read_mellum(const Config& config, ModelSpec& m) {
-  for (const char* key : {"num_key_value_heads", "head_dim"})
-    config.required(key);  // transformers would take 4 and 128
   const std::int64_t dense = read_dense_kinds(config, 0);
   m.rope.local_theta = 1e4;
   read_llama(config, {.typed = true, .rope_theta = 5e5}, m);
@@ -148,7 +134,6 @@ void read_hunyuan_moe(const Config& config, ModelSpec& m) {
 // ERNIE 4.5's mixtures: routers choose by the probabilities of a softmax and biases beside them. What
 // predicts more tokens is left out, as transformers leaves it.
 void read_ernie_moe(const Config& config, ModelSpec& m) {
-  config.required("num_key_value_heads");  // transformers would take 4
   m.interleaved_rope = true;
   read_llama(config, {.rope_theta = 500000, .norm_eps = 1e-5, .tied = true, .bias_key = "use_bias"}, m);
   config.only_real("moe_norm_min", 1e-12);  // what the sum of a token's weights is brought up to
@@ -172,7 +157,6 @@ void read_ernie_moe(const Config& config, ModelSpec& m) {
 void read_cohere2_moe(const Config& config, ModelSpec& m) {
   const char *const shared = "num_shared_experts", *const kinds = "mlp_layer_types",
                     *const chosen = "expert_selection_fn";
-  config.required("head_dim");  // transformers would take 128
   config.only_null("rope_scaling");  // which it does not heed here
   Json whole = config.object();
   if (config.has("rms_norm_eps")) whole["layer_norm_eps"] = config.required("rms_norm_eps");

@@ -44,7 +44,6 @@ void read_state_space(const Config& config, std::vector<std::int64_t> attention_
   s.groups = config.integer_or("mamba_n_groups", 1);
   if (s.groups < 1 || s.heads % s.groups != 0)
     config.wrong("mamba_n_groups", fmt::format("a divisor of mamba_n_heads = {}", s.heads));
-  config.required("mamba_d_state");  // transformers would take 256
   s.state = config.integer("mamba_d_state");
   read_mamba_convolution(config, s);
 }
@@ -99,7 +98,6 @@ void read_nemotron_experts(const Config& config, ModelSpec& m) {
 
 void read_bamba(const Config& config, ModelSpec& m) {
   const char* const key = "attn_layer_indices";
-  config.required("num_key_value_heads");  // transformers would take 8
   read_llama(config,
              {.activations = {Activation::swiglu},  // a convolution's too
               .norm_eps = 1e-5,
@@ -121,13 +119,9 @@ void read_bamba(const Config& config, ModelSpec& m) {
 // Falcon-H1: attention and a state space side by side in every layer. What multiplies attention's input, its
 // keys and its output is one factor of scores and one of what it makes.
 void read_falcon_h1(const Config& config, ModelSpec& m) {
-  config.require_name("num_key_value_heads");  // transformers would take 8
   read_llama(config, {.activations = {Activation::swiglu}, .norm_eps = 1e-5}, m);
   StateSpaceSpec& s = m.state_space;
   s.beside_attention = true;
-  for (const char* key : {"mamba_n_heads", "mamba_d_state"})
-    config.required(key);                                            // it would take 128 and 256
-  config.require_name("mamba_d_ssm");                                // and 1024
   s.heads = config.integer("mamba_n_heads");
   const std::int64_t width =
       config.integer_or("mamba_d_ssm", config.integer_or("mamba_expand", 2) * m.hidden);
@@ -207,7 +201,6 @@ void read_mamba2(const Config& config, ModelSpec& m) {
   if (config.integer_or("expand", 2) * m.hidden != s.heads * s.head_dim)
     config.wrong("num_heads", fmt::format("expand x hidden_size / head_dim = {} / {}",
                                           config.integer_or("expand", 2) * m.hidden, s.head_dim));
-  config.required("n_groups");  // transformers would take 8
   s.groups = config.integer("n_groups");
   s.state = config.integer_or("state_size", 128);
   s.kernel = config.integer_or("conv_kernel", 4);
@@ -230,7 +223,6 @@ void read_nemotron_h(const Config& config, ModelSpec& m) {
     config.wrong("num_hidden_layers", fmt::format("{}, as the pattern of layers has it,", m.num_layers));
   m.hidden = config.integer("hidden_size");
   m.num_heads = config.integer("num_attention_heads");
-  config.require_name("num_key_value_heads");  // transformers would take 8
   m.num_kv_heads = config.integer_or("num_key_value_heads", m.num_heads);
   // And 128, which is what the first files call otherwise.
   m.head_dim = config.integer(
@@ -256,7 +248,6 @@ void read_nemotron_h(const Config& config, ModelSpec& m) {
   s.heads = config.integer("mamba_num_heads");
   s.head_dim = config.integer("mamba_head_dim");
   s.groups = config.integer(one_of(config, "n_groups", "mamba_n_groups"));
-  config.required("ssm_state_size");
   s.state = config.integer("ssm_state_size");
   s.kernel = config.integer_or(one_of(config, "conv_kernel", "mamba_d_conv"), 4);
   s.conv_bias = config.boolean_or(one_of(config, "use_conv_bias", "mamba_conv_bias"), true);

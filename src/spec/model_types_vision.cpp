@@ -15,9 +15,7 @@ void take_tie(const Config& config, Json& text) {
 Json text_of_gemma3(const Config& config) {
   const Json& text = config.required("text_config");
   if (!text.is_object()) config.wrong("text_config", "an object");
-  Json whole = {{"vocab_size", 262208},  {"num_attention_heads", 8},          {"num_key_value_heads", 4},
-                {"head_dim", 256},       {"max_position_embeddings", 131072}, {"query_pre_attn_scalar", 256},
-                {"sliding_window", 4096}};
+  Json whole = {{"vocab_size", 262208}, {"num_attention_heads", 8}, {"max_position_embeddings", 131072}};
   whole.update(text);
   whole["model_type"] = "gemma3_text";
   whole["tie_word_embeddings"] = config.boolean_or("tie_word_embeddings", true);
@@ -59,6 +57,7 @@ Json text_of_qwen(const Config& config, const char* type, bool windowed, double 
 // Of a Qwen2-VL or 2.5, whose output matrix is the embedding's where the text alone says so too.
 Json text_of_qwen2(const Config& config) {
   Json whole = text_of_qwen(config, "qwen2", true, 1e6, 1e-5);
+  whole.emplace("num_key_value_heads", 8);
   const bool tied =
       config.has("text_config") &&
       Config(config.required("text_config"), config.where()).boolean_or("tie_word_embeddings", false);

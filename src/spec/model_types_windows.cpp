@@ -14,12 +14,11 @@ namespace {
 // Sinks, and a window in all layers but the first of each four, by default. Thetas may be told layer by
 // layer, of which 0 would leave positions out.
 void read_granite_windows(const Config& config, ModelSpec& m) {
-  constexpr std::int64_t window = 128;
   m.attention_sinks = true;
   if (config.has("layer_types"))
     read_window(config, false, true, m);
   else
-    m.window = {config.integer_or("sliding_window", window), 4, true};
+    m.window = {config.integer("sliding_window"), 4, true};
   const char* const key = "layer_rope_theta";
   if (!config.has(key)) return;
   const std::vector<double> thetas = numbers(config, key);
@@ -34,9 +33,6 @@ void read_granite_windows(const Config& config, ModelSpec& m) {
 void read_gemma(const Config& config, double theta, std::int64_t full_every, ModelSpec& m) {
   m.norm_place = NormPlace::both;
   m.norms_less_one = true;
-  config.required("num_key_value_heads");
-  config.required("head_dim");
-  config.required("query_pre_attn_scalar");
   read_llama(config,
              {.activations = {Activation::geglu},
               .typed = true,
@@ -56,8 +52,6 @@ void read_gemma(const Config& config, double theta, std::int64_t full_every, Mod
 // The first Gemma: norms before alone, no window. "gelu" is what its first files call the tanh form.
 void read_gemma1(const Config& config, ModelSpec& m) {
   m.norms_less_one = true;
-  config.required("num_key_value_heads");
-  config.required("head_dim");
   read_llama(config,
              {.activations = {Activation::geglu}, .tied = true, .biased = false, .gelu_is_tanh = true}, m);
   m.scales.embedding = std::sqrt(static_cast<double>(m.hidden));
@@ -86,8 +80,6 @@ void read_gemma3(const Config& config, ModelSpec& m) {
 
 // With a window in some layers (Ministral-8B): all of them where layer_types is missing.
 void read_ministral(const Config& config, ModelSpec& m) {
-  config.require_name("num_key_value_heads");
-  config.require_name("sliding_window");
   read_llama(config, {.windowed = true, .typed = true}, m);
 }
 
@@ -98,33 +90,27 @@ void read_olmo3(const Config& config, ModelSpec& m) {
     config.only_real("rope_theta", theta);  // transformers would take another one in layers without a window
   m.rope.local_theta = config.real_or("rope_theta", theta);
   read_llama(config, {.typed = true, .rope_theta = theta, .norm_eps = 1e-5}, m);
-  if (!config.has("layer_types"))
-    m.window = {config.names("sliding_window") ? config.integer("sliding_window") : 4096, 4};
+  if (!config.has("layer_types")) m.window = {config.integer("sliding_window"), 4};
   m.norm_place = NormPlace::after;
   m.qk_norm = m.qk_norm_whole = true;
 }
 
 // EXAONE 4: norms behind attention and MLP, and of heads. Without a window all layers have positions.
 void read_exaone4(const Config& config, ModelSpec& m) {
-  config.required("num_key_value_heads");  // transformers would take 32
   read_llama(config, {.typed = true, .norm_eps = 1e-5}, m);
   m.norm_place = NormPlace::after;
   m.qk_norm = true;
-  if (!config.names("sliding_window") || config.has("sliding_window")) read_turned_windows(config, m);
+  if (config.has("sliding_window")) read_turned_windows(config, m);
 }
 
 // Code World Model: a Llama with a window in all layers but the first of each four, by default.
 void read_cwm(const Config& config, ModelSpec& m) {
-  for (const char* key : {"num_key_value_heads", "head_dim"})
-    config.required(key);                                               // transformers would take 8 and 128
-  config.required(rope_key(config));                                    // and scale positions
   read_llama(config, {.typed = true, .rope_theta = 1e6, .norm_eps = 1e-5}, m);
   if (!config.has("layer_types")) m.window = {config.integer("sliding_window"), 4, true};
 }
 
 // Granite's factors, windows and sinks.
 void read_granite_swa(const Config& config, ModelSpec& m) {
-  config.required("num_key_value_heads");  // transformers would take 4
   read_llama(config, {.typed = true, .norm_eps = 1e-5, .tied = true, .dropped = true, .mixed = true}, m);
   read_granite_factors(config, m);
   read_granite_windows(config, m);
