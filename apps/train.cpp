@@ -26,6 +26,7 @@
 #include "spec/plan_fields.h"
 #include "train/dry_report.h"
 #include "train/dry_run.h"
+#include "train/refuse_request.h"
 
 namespace echelon {
 namespace {
@@ -190,13 +191,13 @@ std::vector<std::string> tokenizer_places(const TrainFlags& f) {
   return places;
 }
 
-// The model of the last checkpoint that can be read, if the command names no model.
-std::optional<ModelSpec> resumed_model(const TrainFlags& f) {
-  if (!f.request.resume || is_given(*f.app, "--model") || is_given(*f.app, "--plan")) return {};
+// The last checkpoint that can be read, if the run resumes.
+std::optional<CheckpointInfo> resumed_checkpoint(const TrainFlags& f) {
+  if (!f.request.resume) return {};
   const auto checkpoints = list_checkpoints(f.request.checkpoint_directory);
   for (auto last = checkpoints.rbegin(); last != checkpoints.rend(); ++last) {
     try {
-      return read_checkpoint_info(*last).model;
+      return read_checkpoint_info(*last);
     } catch (const RequestError&) {
       continue;  // reported when the run looks for an intact one
     }
@@ -252,16 +253,19 @@ std::unique_ptr<TokenData> read_data(TrainFlags& f, DataReading reading, bool of
 std::unique_ptr<TokenData> TrainFlags::read() {
   TrainFlags& f = *this;
   if (!f.from.empty() && !request.resume) request.from = std::make_shared<const StartingWeights>(f.from);
-  const std::optional<ModelSpec> resumed = resumed_model(f);
+  const std::optional<CheckpointInfo> resumed = resumed_checkpoint(f);
+  const bool names_model = echelon::is_given(*f.app, "--model") || echelon::is_given(*f.app, "--plan");
   std::optional<DataReading> how;
   bool of_tokenizer = false, cuts = false;
-  request.plan = f.plan.plan(request.from.get(), resumed ? &*resumed : nullptr, [&] {
+  request.plan = f.plan.plan(request.from.get(), resumed && !names_model ? &resumed->model : nullptr, [&] {
     how = f.reading.reading(tokenizer_places(f), {});
     const auto end = how->text.tokenizer->end_of_text();
     of_tokenizer = end.has_value();
     cuts = true;
     return end.value_or(-1);
   });
+  // Before the data is read by the checkpoint's tokenizer, whose vocabulary another model may not have.
+  if (resumed) refuse_other_model(*resumed, request.plan.model);
   request.run = f.job.options(f.run, request.plan);
   f.optimizer.finish(f.steps, request.plan);
   if (f.app->get_option("--memory-limit")->count() > 0)

@@ -134,6 +134,9 @@ TEST_F(TextCommands, ATokenizerGoesWithItsModel) {  // long
       run({"train", "--from", tuned, "--data", tuned + "/records.jsonl", "--steps", "1", "--global-batch",
            "2", "--seq-len", "32", "--threads", "1", "--sample", "0", "--checkpoint", "tuned"});
   ASSERT_EQ(trained.status, 0) << trained.err;
+  // Text is the tokenizer's of the checkpoint, which the vocabulary of another model does not fit.
+  refused(training({"--resume", "--checkpoint", "tuned"}),
+          {"--resume tuned", "it holds the model", "without --model"});
   const Words generating{"generate", "--checkpoint", "tuned", "--prompt",
                          "Hello",    "--threads",    "1",     "--json"};
   const json whole = one_object(run(joined(generating, {"--max-tokens", "20", "--seed", "3"})));

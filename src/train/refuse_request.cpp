@@ -433,29 +433,32 @@ void refuse_different_settings(ProcessWorld* processes, const Plan& plan, const 
   }
 }
 
+void refuse_other_model(const CheckpointInfo& resumed, const ModelSpec& model) {
+  const ModelSpec& before = resumed.model;
+  if (!(before.tuning.lora == model.tuning.lora))
+    refuse("--lora {}: {} was trained with --lora {}; legal: that, or --from instead of --resume",
+           lora_text(model.tuning.lora), resumed.path, lora_text(before.tuning.lora));
+  if (before.tuning.freeze != model.tuning.freeze)
+    refuse(
+        "--freeze {}: {} was trained with --freeze {}, and has no optimizer state of what that froze; legal: "
+        "that, or --from instead of --resume",
+        freeze_text(model.tuning), resumed.path, freeze_text(before.tuning));
+  if (const auto others = differences(before, model); !others.empty()) {
+    const bool more = others.front().field == "name" && others.size() > 1;  // which say more than that
+    const auto& [field, there, here] = others[more ? 1 : 0];
+    refuse(
+        "--resume {}: it holds the model {}, not {}: {} = {}, not {}; legal: without --model, which takes it",
+        resumed.path, before.name, model.name, field, there.empty() ? "nothing" : there,
+        here.empty() ? "nothing" : here);
+  }
+}
+
 CheckpointInfo find_resumed(const TrainRequest& request, const std::string& path, const TokenData& tokens) {
   const TokenData::Kind data = tokens.kind();
   CheckpointInfo info;
   if (request.resume) {
     info = read_checkpoint_info(path);
-    if (const Lora& before = info.model.tuning.lora, &now = request.plan.model.tuning.lora; !(before == now))
-      refuse("--lora {}: {} was trained with --lora {}; legal: that, or --from instead of --resume",
-             lora_text(now), info.path, lora_text(before));
-    if (info.model.tuning.freeze != request.plan.model.tuning.freeze)
-      refuse(
-          "--freeze {}: {} was trained with --freeze {}, and has no optimizer state of what that froze; "
-          "legal: that, "
-          "or --from instead of --resume",
-          freeze_text(request.plan.model.tuning), info.path, freeze_text(info.model.tuning));
-    if (const auto others = differences(info.model, request.plan.model); !others.empty()) {
-      const bool more = others.front().field == "name" && others.size() > 1;  // which say more than that
-      const auto& [field, there, here] = others[more ? 1 : 0];
-      refuse(
-          "--resume {}: it holds the model {}, not {}: {} = {}, not {}; legal: without --model, which "
-          "takes it",
-          info.path, info.model.name, request.plan.model.name, field, there.empty() ? "nothing" : there,
-          here.empty() ? "nothing" : here);
-    }
+    refuse_other_model(info, request.plan.model);
     if (info.dtype != request.plan.precision.master) {
       std::vector<std::string> legal = recipe_names();
       std::erase_if(legal, [&](const std::string& name) { return recipe(name).master != info.dtype; });

@@ -19,6 +19,9 @@ std::int64_t scratch_bytes(const Plan& plan, const RunOptions& run);
 DryRunOptions dry_run_options(const TrainRequest& request);
 Memory with_scratch(Memory memory, const TrainRequest& request);
 
+// RequestError if a run of this model cannot continue from the checkpoint, whose model or tuning is another.
+void refuse_other_model(const CheckpointInfo& resumed, const ModelSpec& model);
+
 // The checkpoint at `path` from which the run continues, or the start if that is empty. RequestError if the
 // run cannot continue from it with this data, or if the directory contains something that would prevent
 // saving.
