@@ -138,6 +138,11 @@ PlannedDeath planned_death(const std::string& text, bool processes) {
           parse_number<std::int64_t>("--die", text.substr(first + 1, second - first - 1)), where};
 }
 
+bool on_or_off(const std::string& flag, const std::string& text) {
+  if (text != "on" && text != "off") refuse("{} {}: legal: on, off", flag, text);
+  return text == "on";
+}
+
 // What each flag of train needs to have an effect, other than the plan's.
 std::vector<FlagNeed> train_needs(const TrainFlags& f) {
   const TrainRequest& r = f.request;
@@ -280,11 +285,8 @@ std::unique_ptr<TokenData> TrainFlags::read() {
   if (!is_given("--warmup")) request.optimizer.warmup_steps = std::clamp<std::int64_t>(f.steps, 0, 10);
   if (is_given("--rerun") && request.rerun < 0) refuse("--rerun {}: must be at least 0", request.rerun);
   if (f.on_nan != "stop" && f.on_nan != "skip") refuse("--on-nan {}: legal: stop, skip", f.on_nan);
-  if (f.cuda_graphs != "on" && f.cuda_graphs != "off")
-    refuse("--cuda-graphs {}: legal: on, off", f.cuda_graphs);
-  request.run.cuda_graphs = f.cuda_graphs == "on";
-  if (f.async_save != "on" && f.async_save != "off") refuse("--async-save {}: legal: on, off", f.async_save);
-  request.save_beside = f.async_save == "on";
+  request.run.cuda_graphs = on_or_off("--cuda-graphs", f.cuda_graphs);
+  request.save_beside = on_or_off("--async-save", f.async_save);
   request.skip_nonfinite = f.on_nan == "skip";
   request.trace = f.timeline.asked();
   if (is_given("--die") && !request.resume)
@@ -320,12 +322,15 @@ std::string origin_of_weights(const TrainFlags& f) {
 }  // namespace
 
 Plan TrainFlags::read_dry() const {
+  for (const char* name : {"--staleness", "--servers"})
+    if (is_given(*app, name))
+      refuse("{}: parameter servers and their workers are not run dry; legal: without --dry-run", name);
+  static const std::vector<std::string> own{"plan",   "dry-run",        "json",
+                                            "device", "check-replicas", "cuda-graphs"};
   std::vector<FlagNeed> needs;
   for (const CLI::Option* option : app->get_options()) {
     const std::string name = option->get_lnames().front();
-    const bool acts = find_field(name) != nullptr || name == "plan" || name == "dry-run" || name == "json" ||
-                      name == "device";
-    needs.push_back({"--" + name, acts, "with --dry-run", {}});
+    needs.push_back({"--" + name, find_field(name) != nullptr || contains(own, name), "with --dry-run", {}});
   }
   refuse_idle(*app, needs);
   if (launched_processes() > 1)
@@ -334,16 +339,42 @@ Plan TrainFlags::read_dry() const {
   return plan.plan();
 }
 
+DryRunOptions TrainFlags::dry_options(const Plan& of, const PipelineLayout& pipeline) const {
+  DryRunOptions options{.keeps_copy = request.check_every > 0,
+                        .graphs = on_or_off("--cuda-graphs", cuda_graphs),
+                        .device = run.imagined_device()};
+  if (request.check_every < 0) refuse("--check-replicas {}: must be at least 0", request.check_every);
+  if (options.keeps_copy)
+    refuse_running_again(of, pipeline, options.device,
+                         fmt::format("--check-replicas {}", request.check_every));
+  if (options.graphs) refuse_graphs(of, options.device);
+  return options;
+}
+
 namespace {
+
+// That a plan's file was made for other devices than those imagined.
+std::string note_on_device(const TrainFlags& f, const Plan& plan) {
+  const std::string& machine = plan.priced.machine;
+  if (machine.empty() || is_given(*f.app, "--device")) return "";
+  try {
+    if (load_machine(machine).device() == Device::cpu) return "";
+  } catch (const RequestError&) {  // a file that is elsewhere
+  }
+  return fmt::format(
+      "note    the plan was made for {}, and its ranks are imagined on a CPU; --device cuda imagines GPUs\n",
+      machine);
+}
 
 int run_dry(const TrainFlags& f) {
   const Plan plan = f.read_dry();
   const PipelineLayout pipeline(plan);
-  const DryRunOptions options{.device = f.run.imagined_device()};
+  const DryRunOptions options = f.dry_options(plan, pipeline);
   const DryJob job = with_progress(
       "train", f.json, [&](const Progress& progress) { return dry_job(plan, pipeline, progress, options); });
   fmt::print("{}", f.json ? dry_run_json(plan, pipeline, job) + "\n"
-                          : fitted(dry_run_text(plan, pipeline, job), line_columns(stdout)));
+                          : fitted(note_on_device(f, plan) + dry_run_text(plan, pipeline, job),
+                                   line_columns(stdout)));
   return 0;
 }
 

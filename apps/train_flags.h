@@ -20,8 +20,10 @@ struct TrainFlags {
   // Stores what the flags ask for in `request`. The data is returned, as the request has no member for it.
   // RequestError naming what is impossible.
   std::unique_ptr<TokenData> read();
-  // RequestError for a flag without effect in a dry run, which needs only a plan.
+  // A dry run's plan. RequestError for a flag without effect there.
   Plan read_dry() const;
+  // How that plan is run dry. RequestError for what a run would refuse.
+  DryRunOptions dry_options(const Plan& of, const PipelineLayout& pipeline) const;
 
   PlanFlags plan;
   RunFlags run;

@@ -434,6 +434,40 @@ TEST_F(TrainingCommands, DryRunsNeedNoDataAndAnyNumberOfRanks) {
   EXPECT_EQ(listing(), before);
 }
 
+// What a run's flags add to its memory is in its dry run, and so is what it would refuse.
+TEST_F(TrainingCommands, DryRunsTakeTheFlagsThatMemoryDependsOn) {
+  const Words job{"train", "--dry-run",     "--model", "tiny.toml", "--global-batch",
+                  "4",     "--micro-batch", "1",       "--seq-len", "16"};
+  const auto bytes = [&](const Words& more) {
+    return one_object(run(joined(joined(job, more), {"--json"})))["memory_bytes"]["largest"]["total"]
+        .get<std::int64_t>();
+  };
+  EXPECT_GT(bytes({"--check-replicas", "10"}), bytes({}));  // which keep a copy to run steps again from
+  EXPECT_EQ(bytes({"--check-replicas", "0"}), bytes({}));
+  EXPECT_NE(bytes({"--device", "cuda", "--cuda-graphs", "on"}), bytes({"--device", "cuda"}));
+  const auto refuses = [&](const Words& more, const Words& words) { refused(joined(job, more), words); };
+  refuses({"--check-replicas", "1", "--device", "cuda"}, {"--check-replicas 1", "--device cpu"});
+  refuses({"--check-replicas", "-1"}, {"--check-replicas -1", "at least 0"});
+  refuses({"--cuda-graphs", "on"}, {"--cuda-graphs on", "--device cuda"});
+  refuses({"--cuda-graphs", "yes"}, {"--cuda-graphs yes", "on, off"});
+  refuses({"--staleness", "1"}, {"--staleness", "parameter servers", "without --dry-run"});
+}
+
+// A plan does not say on what it is run.
+TEST_F(TrainingCommands, DryRunsSayThatAPlanWasMadeForOtherDevices) {
+  ASSERT_EQ(run({"plan", "--model", "tiny.toml", "--machine", "h100", "--software", "echelon", "--gpus", "2",
+                 "--global-batch", "4", "--seq-len", "16", "--out", "p.toml"})
+                .status,
+            0);
+  const auto dry = [&](const Words& more) {
+    return run(joined({"train", "--dry-run", "--plan", "p.toml"}, more)).out;
+  };
+  const char* const note = "note    the plan was made for h100";
+  EXPECT_NE(dry({}).find(note), std::string::npos) << dry({});
+  EXPECT_EQ(dry({"--device", "cuda"}).find(note), std::string::npos);
+  EXPECT_EQ(dry({"--device", "cpu"}).find(note), std::string::npos);
+}
+
 TEST_F(TrainingCommands, VerifyComparesNothingWithWhatIsNotFinite) {
   const Result lost =
       run({"verify", "--steps", "3", "--seq-len", "16", "--precision", "f32", "--lr", "1e38"});

@@ -83,7 +83,6 @@ void refuse_asynchronous(const TrainRequest& request) {
 }
 
 void refuse_checking(const TrainRequest& request, const PipelineLayout& pipeline) {
-  const Plan& plan = request.plan;
   const std::string asked = request.check_every > 0 ? fmt::format("--check-replicas {}", request.check_every)
                                                     : std::string("--flip");
   if (request.check_every == 0 && !request.flip) return;
@@ -92,24 +91,10 @@ void refuse_checking(const TrainRequest& request, const PipelineLayout& pipeline
   if (request.asynchronous)
     refuse("{}: workers around parameter servers take other batches each time; legal: without --staleness",
            asked);
-  if (!pipeline.programs(0).flushes())
-    refuse(
-        "{}: {} begins a step before the one before has ended, and none of them can be run again; legal: a "
-        "schedule that "
-        "flushes, as 1f1b or zb-h1",
-        asked, plan.schedule);
-  if (!plan.optimizer_barrier)
-    refuse("{}: --optimizer-barrier off begins a step before the one before has ended; legal: on", asked);
   if (request.run.collectives != Collectives::direct)
     refuse("{}: sums that travel in parts have no sender; with --collectives {} legal: --collectives direct",
            asked, collectives_name(request.run.collectives));
-  if (request.run.driver)
-    refuse("{}: fingerprints are taken in the host's memory; legal: --device cpu", asked);
-  if (plan.offloads_optimizer())
-    refuse(
-        "{}: the copy that steps are run again from would be in the memory that --offload {} saves; legal: "
-        "none, activations",
-        asked, name_of(plan.offload));
+  refuse_running_again(request.plan, pipeline, request.run.device(), asked);
 }
 
 void refuse_flip(const TrainRequest& request) {
@@ -231,13 +216,31 @@ void refuse_on_device(const Plan& plan, const RunOptions& run) {
         plan.offload_directory);
 }
 
+void refuse_running_again(const Plan& plan, const PipelineLayout& pipeline, Device device,
+                          const std::string& asked) {
+  if (!pipeline.programs(0).flushes())
+    refuse(
+        "{}: {} begins a step before the one before has ended, and none of them can be run again; legal: a "
+        "schedule that flushes, as 1f1b or zb-h1",
+        asked, plan.schedule);
+  if (!plan.optimizer_barrier)
+    refuse("{}: --optimizer-barrier off begins a step before the one before has ended; legal: on", asked);
+  if (device != Device::cpu)
+    refuse("{}: fingerprints are taken in the host's memory; legal: --device cpu", asked);
+  if (plan.offloads_optimizer())
+    refuse(
+        "{}: the copy that steps are run again from would be in the memory that --offload {} saves; legal: "
+        "none, activations",
+        asked, name_of(plan.offload));
+}
+
 // A graph is of passes that the host reads nothing of, and nobody else is in.
-static void refuse_graphs(const Plan& plan, const RunOptions& run) {
-  if (!run.cuda_graphs) return;
+void refuse_graphs(const Plan& plan, Device device) {
   const auto refused = [](const std::string& why, const std::string& legal) {
     refuse("--cuda-graphs on: {}; legal: {}, or --cuda-graphs off", why, legal);
   };
-  if (!run.driver) refused("a graph is launched on a device, and --device cpu has none", "--device cuda");
+  if (device != Device::cuda)
+    refused("a graph is launched on a device, and --device cpu has none", "--device cuda");
   if (const int ranks = plan.mesh.num_ranks(); ranks > 1)
     refused(fmt::format("the passes of {} ranks hold messages and sums of each other", ranks), "one rank");
   if (plan.model.experts != Experts::none)
@@ -289,7 +292,7 @@ void refuse_impossible(const TrainRequest& request, const PipelineLayout& pipeli
   refuse_on_device(plan, request.run);
   if (request.run.driver && request.asynchronous)
     refuse("--device cuda: parameter servers are the host's (--staleness); legal: --device cpu");
-  refuse_graphs(plan, request.run);
+  if (request.run.cuda_graphs) refuse_graphs(plan, request.run.device());
   refuse_straggler(request);
   refuse_planted_expert(request);
   refuse_processes(request);

@@ -12,6 +12,11 @@ void refuse_impossible(const TrainRequest& request, const PipelineLayout& pipeli
 
 // RequestError if a device cannot run the plan in this way.
 void refuse_on_device(const Plan& plan, const RunOptions& run);
+// RequestError if its passes are not replayed as graphs.
+void refuse_graphs(const Plan& plan, Device device);
+// RequestError if its steps are not run a second time. `asked`: by which flag.
+void refuse_running_again(const Plan& plan, const PipelineLayout& pipeline, Device device,
+                          const std::string& asked);
 // Bytes that a rank's kernels take for themselves, and those for offloading on a device.
 std::int64_t scratch_bytes(const Plan& plan, const RunOptions& run);
 
