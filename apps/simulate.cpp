@@ -112,7 +112,7 @@ class Simulate {
     Schedule schedule = from_text(read_text(path, flag), path);
     schedule.name = fs::path(path).stem().string();
     if (f_.given_ranks && *f_.given_ranks != schedule.num_ranks())
-      refuse("--pp {}: {} has rows for {} ranks", *f_.given_ranks, path, schedule.num_ranks());
+      refuse("--pp {}: {} has rows for {}", *f_.given_ranks, path, counted(schedule.num_ranks(), "rank"));
     if (f_.given_microbatches && *f_.given_microbatches != schedule.num_microbatches)
       refuse("--microbatches {}: {} has {}", *f_.given_microbatches, path, schedule.num_microbatches);
     return schedule;
@@ -179,7 +179,7 @@ class Simulate {
     if (f_.stages.empty())
       costs.stages = {{full.forward * part, full.backward_input * part, full.backward_weight * part}};
     else if (f_.stages.size() != static_cast<std::size_t>(num_stages))
-      refuse("--stage-times: has {} stages, and {} {}", f_.stages.size(), name, num_stages);
+      refuse("--stage-times: has {}, and {} {}", counted(std::ssize(f_.stages), "stage"), name, num_stages);
     return costs;
   }
 

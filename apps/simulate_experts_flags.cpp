@@ -10,6 +10,7 @@
 #include "apps/simulate_drawing.h"
 #include "base/error.h"
 #include "base/open_file.h"
+#include "base/units.h"
 
 namespace echelon {
 namespace {
@@ -109,8 +110,8 @@ std::vector<double> ExpertsFlags::popularities(std::int64_t experts) const {
     for (std::string word; in >> word;)
       values.push_back(parse_number<double>("--popularity " + popularity_, word));
     if (std::ssize(values) != experts)
-      refuse("--popularity {}: has {} numbers; legal: one of each of the {} experts", popularity_,
-             values.size(), experts);
+      refuse("--popularity {}: has {}; legal: one of each of the {} experts", popularity_,
+             counted(std::ssize(values), "number"), experts);
     for (double value : values)
       if (!(value > 0 && std::isfinite(value)))
         refuse("--popularity {}: {} must be a number above 0", popularity_, value);

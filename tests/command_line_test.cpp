@@ -482,6 +482,22 @@ TEST_F(CommandLine, EmptyValuesAreRefused) {  // long
   refused({"checkpoint", "export", "ck", "--out", ""}, {"--out", "empty"});
 }
 
+TEST_F(CommandLine, WhatIsThereOnceIsSingular) {
+  write("one.toml",
+        "family = \"llama\"\nnum_layers = 1\nhidden = 8\nnum_heads = 1\nnum_kv_heads = 1\nmlp_hidden = 8\n"
+        "vocab = 257\nmax_seq = 64\n");
+  const Words dry{"train", "--dry-run", "--model", "one.toml", "--seq-len", "8"};
+  const auto refuses = [&](const Words& more, const std::string& words) {
+    refused(joined(dry, more), {words});
+  };
+  refuses({"--pp", "2"}, "has only 1 layer;");
+  refuses({"--tp", "2"}, "must divide the 1 head of");
+  refuses({"--pp", "2", "--layers-per-stage", "2,0"}, "a stage has 0 to 1 layer;");
+  refuses({"--dp", "2", "--global-batch", "1"}, "has only 1 sequence,");
+  refused({"simulate", "--schedule", "1f1b", "--pp", "2", "--microbatches", "2", "--stage-times", "1,1,1"},
+          {"has 1 stage,"});
+}
+
 // Names that are not UTF-8, and prose of several lines, have no place in JSON.
 TEST_F(CommandLine, JsonIsOneLineOfUtf8) {
   fs::create_directory(at("b\xff"));

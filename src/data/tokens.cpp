@@ -21,6 +21,7 @@
 #include "base/atomic_file.h"
 #include "base/begins_document.h"
 #include "base/error.h"
+#include "base/units.h"
 #include "base/utf8.h"
 #include "data/checksum.h"
 #include "data/megatron_index.h"
@@ -462,7 +463,8 @@ Split split_tokens(std::int64_t num_tokens, double validation_fraction, std::int
   if (seq_len < 1) refuse("--seq-len {}: must be at least 1", seq_len);
   // Written without seq_len + 1, which can overflow.
   if (num_tokens <= seq_len) {
-    refuse("--data: text of {} tokens is shorter than one sequence of {} + 1{}", num_tokens, seq_len,
+    refuse("--data: text of {} is shorter than one sequence of {} + 1{}", counted(num_tokens, "token"),
+           seq_len,
            num_tokens > 1 ? fmt::format("; legal: more text, or --seq-len up to {}", num_tokens - 1) : "");
   }
   auto held_out =

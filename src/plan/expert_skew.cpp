@@ -8,6 +8,7 @@
 #include "base/error.h"
 #include "base/parse_number.h"
 #include "base/real.h"
+#include "base/units.h"
 #include "plan/rank_groups.h"
 
 namespace echelon {
@@ -62,7 +63,8 @@ std::vector<double> read_expert_shares(const std::string& text, std::int64_t exp
     shares.push_back(share);
   }
   if (std::ssize(shares) != experts)
-    refuse("{}: has {} numbers; legal: one of each of the {} experts", where, shares.size(), experts);
+    refuse("{}: has {}; legal: one of each of the {} experts", where, counted(std::ssize(shares), "number"),
+           experts);
   if (std::accumulate(shares.begin(), shares.end(), 0.0) <= 0) refuse("{}: no expert has any load", where);
   return shares;
 }

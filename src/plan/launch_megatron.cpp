@@ -145,8 +145,8 @@ void check_megatron(const LaunchRequest& r) {
   if (plan.mesh.pp() > 1 && plan.schedule != "1f1b" && !interleaved)
     not_launched(r, "--schedule {}: does not run it; legal: 1f1b, interleaved", plan.schedule);
   if (plan.mesh.pp() > 1 && interleaved && r.best.microbatches % plan.mesh.pp() != 0)
-    not_launched(r, "--micro-batch {}: {} microbatches are no multiple of --pp {}, which interleaving needs",
-                 plan.micro_batch, r.best.microbatches, plan.mesh.pp());
+    not_launched(r, "--micro-batch {}: makes {}, no multiple of --pp {}, which interleaving needs",
+                 plan.micro_batch, counted(r.best.microbatches, "microbatch"), plan.mesh.pp());
   if (plan.offloads_activations() && plan.mesh.pp() > 1)
     not_launched(
         r,

@@ -9,6 +9,7 @@
 
 #include "base/error.h"
 #include "base/parse_number.h"
+#include "base/units.h"
 #include "spec/plan_fields.h"
 
 namespace echelon {
@@ -101,8 +102,8 @@ MeasuredStep measured_step(const GivenFields& fields, const std::string& model, 
                fields.at("gpus").where, gpus, others);
       plan.mesh.set(Axis::dp, static_cast<int>(gpus / others));
     } else if (plan.mesh.num_ranks() != gpus) {
-      refuse("{}: gpus {} is not legal: the mesh has {} ranks", fields.at("gpus").where, gpus,
-             plan.mesh.num_ranks());
+      refuse("{}: gpus {} is not legal: the mesh has {}", fields.at("gpus").where, gpus,
+             counted(plan.mesh.num_ranks(), "rank"));
     }
   }
   if (plan.chunks > 1 && !given("schedule")) plan.schedule = "interleaved";

@@ -151,7 +151,8 @@ class NcclTests {
   void read_row(const std::vector<std::string>& words, std::size_t line) {
     if (columns_.empty()) refuse("{}: a measurement before the line that names its columns", place(line));
     if (words.size() < columns_.size())
-      refuse("{}: has {} columns of the {} that nccl-tests name", place(line), words.size(), columns_.size());
+      refuse("{}: has {} of the {} that nccl-tests name", place(line), counted(std::ssize(words), "column"),
+             columns_.size());
     if (!verb_) verb_ = verb_in(std::filesystem::path(file_).filename().string());
     if (!verb_)
       refuse("--from {}: does not say which collective this is; name the file so that it has one of {}",
@@ -271,7 +272,8 @@ CsvTable table_of(const std::vector<std::string>& lines, const std::string& file
       continue;
     }
     if (cells.size() != table.names.size())
-      refuse("{}: has {} columns, and the header {}", place.text(), cells.size(), table.names.size());
+      refuse("{}: has {}, and the header {}", place.text(), counted(std::ssize(cells), "column"),
+             table.names.size());
     auto& row = table.rows.emplace_back();
     for (std::size_t c = 0; c < cells.size(); ++c)
       row[table.names[c]] = {cells[c], FilePlace{file, i + 1, c + 1}.text()};

@@ -9,6 +9,7 @@
 
 #include "base/edits.h"
 #include "base/error.h"
+#include "base/units.h"
 #include "plan/packed_attention.h"
 #include "plan/search_space.h"
 #include "schedule/schedules.h"
@@ -183,7 +184,7 @@ void check_request(const SearchRequest& r) {
   }
   const std::int64_t all = r.given_ranks();
   if (r.gives_mesh() ? all != r.gpus : r.gpus % all != 0)
-    refuse("--gpus {}: the axes that are given make {} ranks", r.gpus, all);
+    refuse("--gpus {}: the axes that are given make {}", r.gpus, counted(all, "rank"));
   for (const std::string& name : r.work.software.schedules.value_or(std::vector<std::string>{}))
     if (std::find(schedule_names().begin(), schedule_names().end(), name) == schedule_names().end())
       refuse("--software {}: schedules = {}: unknown{}; legal: {}", r.work.software.name, name,

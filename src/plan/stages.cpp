@@ -6,6 +6,7 @@
 
 #include "base/error.h"
 #include "base/real.h"
+#include "base/units.h"
 #include "schedule/balance.h"
 #include "schedule/pipeline_layout.h"
 #include "schedule/schedules.h"
@@ -224,8 +225,8 @@ std::string Stages::schedule_problem(const Plan& c) {
     refusal = copies_refusal(c, stages_of);
   }
   if (!refusal && facts.num_stages > c.model.num_layers && c.layers_per_stage.empty())
-    return fmt::format("{}: {} stages, and the model has {} layers: a stage without layers is not priced",
-                       c.schedule, facts.num_stages, c.model.num_layers);
+    return fmt::format("{}: {}, and the model has {}: a stage without layers is not priced", c.schedule,
+                       counted(facts.num_stages, "stage"), counted(c.model.num_layers, "layer"));
   return refusal ? sentence(c, *refusal) : "";
 }
 

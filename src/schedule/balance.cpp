@@ -9,6 +9,7 @@
 
 #include "base/error.h"
 #include "base/split.h"
+#include "base/units.h"
 #include "schedule/balance_problem.h"
 
 namespace echelon {
@@ -216,8 +217,8 @@ Balance balance_layers(const Schedule& schedule, const std::vector<double>& laye
                        double last_extra, const std::vector<double>& in_first) {
   const auto num_layers = static_cast<std::int64_t>(layer_costs.size());
   if (num_layers < schedule.num_stages)
-    refuse("{} has {} stages of at least one layer, and there are {} layers", schedule.name,
-           schedule.num_stages, num_layers);
+    refuse("{} has {} of at least one layer, and {} for them", schedule.name,
+           counted(schedule.num_stages, "stage"), counted(num_layers, "layer"));
   const auto stages = static_cast<size_t>(schedule.num_stages);
   StageCosts costs{{layer_costs}, std::vector<size_t>(stages, 0), std::vector<double>(stages, 0)};
   costs.extra.front() += first_extra;

@@ -37,14 +37,14 @@ Schedule own_schedule(const Plan& plan, int ranks, int microbatches) {
         "same without them, and --vocabulary-parallel",
         plan.schedule);
   if (schedule.num_ranks() != ranks)
-    refuse_field(plan, "schedule", {remedy("pp", schedule.num_ranks())}, "it is for {} ranks, and --pp is {}",
-                 schedule.num_ranks(), ranks);
+    refuse_field(plan, "schedule", {remedy("pp", schedule.num_ranks())}, "it is for {}, and --pp is {}",
+                 counted(schedule.num_ranks(), "rank"), ranks);
   if (schedule.num_microbatches != microbatches)
     refuse(
-        "--schedule {}: it is for {} microbatches, and --global-batch {} over --dp {} in --micro-batch {} "
+        "--schedule {}: it is for {}, and --global-batch {} over --dp {} in --micro-batch {} "
         "makes {}",
-        plan.schedule, schedule.num_microbatches, plan.global_batch, plan.mesh.size(Axis::dp),
-        plan.micro_batch, microbatches);
+        plan.schedule, counted(schedule.num_microbatches, "microbatch"), plan.global_batch,
+        plan.mesh.size(Axis::dp), plan.micro_batch, microbatches);
   return schedule;
 }
 
@@ -150,10 +150,10 @@ StepPrograms planned_programs(const Plan& plan, int microbatches) {
     throw;
   } catch (const RequestError& error) {
     refuse(
-        "--schedule {} --pp {} with {} microbatches a step (--global-batch {} over --dp {} in --micro-batch "
+        "--schedule {} --pp {} with {} a step (--global-batch {} over --dp {} in --micro-batch "
         "{}): {}",
-        plan.schedule, ranks, microbatches, plan.global_batch, plan.mesh.size(Axis::dp), plan.micro_batch,
-        error.what());
+        plan.schedule, ranks, counted(microbatches, "microbatch"), plan.global_batch,
+        plan.mesh.size(Axis::dp), plan.micro_batch, error.what());
   }
 }
 
@@ -221,10 +221,10 @@ void refuse_batch_scope(const Plan& plan, const Schedule& schedule, bool same_mi
       if (i.op == Op::B || i.op == Op::BW) backward.insert(i.stage);
       if (i.op == Op::F && backward.contains(i.stage))
         problem(
-            fmt::format("{} with {} microbatches begins backward passes before the tokens of all "
+            fmt::format("{} with {} begins backward passes before the tokens of all "
                         "forward passes are counted",
                         plan.mesh.size(Axis::pp) == 1 ? "one pipeline rank" : schedule.name.c_str(),
-                        schedule.num_microbatches));
+                        counted(schedule.num_microbatches, "microbatch")));
     }
   }
 }

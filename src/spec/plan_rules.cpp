@@ -76,7 +76,7 @@ Verdict of_ranges(const Plan& plan) {
 std::string tensor_parallel_problem(const ModelSpec& m, std::int64_t tp, const Runner& runner) {
   const bool attends = m.num_attention_layers() > 0;
   if (attends && m.num_heads % tp != 0)
-    return fmt::format("the {} heads of {} do not divide", m.num_heads, m.name);
+    return fmt::format("must divide the {} of {}", counted(m.num_heads, "head"), m.name);
   if (attends && m.num_kv_heads % tp != 0 && tp % m.num_kv_heads != 0)
     return fmt::format("is neither a divisor nor a multiple of the {} key/value heads of {}", m.num_kv_heads,
                        m.name);
@@ -86,7 +86,7 @@ std::string tensor_parallel_problem(const ModelSpec& m, std::int64_t tp, const R
         "(tensor_repeats_heads, in its file)",
         m.num_kv_heads, m.name);
   if (const StateSpaceSpec& s = m.state_space; s.heads > 0 && s.heads % tp != 0)
-    return fmt::format("the {} state-space heads of {} do not divide", s.heads, m.name);
+    return fmt::format("must divide the {} of {}", counted(s.heads, "state-space head"), m.name);
   if (const StateSpaceSpec& s = m.state_space; s.heads > 0 && s.groups % tp != 0 && tp % s.groups != 0)
     return fmt::format("is neither a divisor nor a multiple of the {} groups of state-space heads of {}",
                        s.groups, m.name);
@@ -122,8 +122,8 @@ Verdict of_data_parallel(const Plan& plan) {
   const int dp = plan.mesh.size(Axis::dp), ranks = plan.mesh.dp_cp_size();
   if (plan.global_batch < dp)
     return refused("dp", {remedy("dp", plan.global_batch, at_most), remedy("global-batch", dp, at_least)},
-                   "the global batch has only {} sequences, so some ranks would have none",
-                   plan.global_batch);
+                   "the global batch has only {}, so some ranks would have none",
+                   counted(plan.global_batch, "sequence"));
   if (ranks % plan.hsdp != 0)
     return refused("hsdp", {remedy("hsdp", ranks, divisors)},
                    "the {} data-parallel ranks do not divide into so many groups", ranks);
@@ -186,19 +186,19 @@ Verdict of_layers(const Plan& plan) {
   if (plan.layers_per_stage.empty()) {
     if (plan.mesh.size(Axis::pp) <= m.num_layers || !plan.schedule_text.empty()) return {};
     return refused("pp", {remedy("pp", m.num_layers, at_most)},
-                   "each rank of {} has a stage, and {} has only {} layers", plan.schedule, m.name,
-                   m.num_layers);
+                   "each rank of {} has a stage, and {} has only {}", plan.schedule, m.name,
+                   counted(m.num_layers, "layer"));
   }
   std::int64_t sum = 0;
   for (std::int64_t count : plan.layers_per_stage) {
     if (count < 0 || count > m.num_layers)
-      return refused("layers-per-stage", {{"layers-per-stage", "auto"}}, "a stage has 0 to {} layers",
-                     m.num_layers);
+      return refused("layers-per-stage", {{"layers-per-stage", "auto"}}, "a stage has 0 to {}",
+                     counted(m.num_layers, "layer"));
     sum += count;
   }
   if (sum == m.num_layers) return {};
   return refused("layers-per-stage", {{"layers-per-stage", "auto"}},
-                 "the numbers add up to {}, and {} has {} layers", sum, m.name, m.num_layers);
+                 "the numbers add up to {}, and {} has {}", sum, m.name, counted(m.num_layers, "layer"));
 }
 
 // Ranks that exchange a state space's heads have as many, of whole groups or of one.

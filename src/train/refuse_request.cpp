@@ -497,8 +497,8 @@ CheckpointInfo find_resumed(const TrainRequest& request, const std::string& path
       refuse("--data: {} has learned bytes, which the ids of token files are not; legal: text", info.path);
     refuse_other_data(info, tokens);
     if (info.step > request.optimizer.total_steps)
-      refuse("--steps {}: {} has done {} steps already; give a larger number", request.optimizer.total_steps,
-             info.path, info.step);
+      refuse("--steps {}: {} has done {} already; give a larger number", request.optimizer.total_steps,
+             info.path, counted(info.step, "step"));
   } else if (!request.checkpoint_directory.empty()) {
     const auto existing = list_checkpoints(request.checkpoint_directory);
     if (!existing.empty())
