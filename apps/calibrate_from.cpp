@@ -101,6 +101,12 @@ std::string stem(const std::string& path) { return std::filesystem::path(path).s
 int run_calibrate_from(const CalibrateFromFlags& f) {
   const Machine start = load_machine(f.machine);
   const Software program = load_software(f.software);
+  for (auto one = f.from.begin(); one != f.from.end(); ++one)
+    if (std::any_of(f.from.begin(), one, [&](const std::string& before) {
+          std::error_code error;
+          return std::filesystem::equivalent(before, *one, error);
+        }))
+      refuse("--from {}: is given twice, and its measurements would count as many times", *one);
   Measurements measured;
   for (const std::string& path : f.from)
     read_measurements(read_text(path, "--from"), path, f.model, measured);

@@ -248,6 +248,18 @@ TEST(CalibrateFrom, AProductOfNoSpeedIsRefused) {
   EXPECT_EQ(fit("8192,8192,8192,1.6\n128,128,128,5\n").products.size(), 2u);
 }
 
+TEST(CalibrateFrom, AStepOfNoSpeedIsRefused) {
+  const auto fit = [](const char* seconds) {
+    const Measurements m = read(
+        std::string("gpus,global-batch,seq-len,zero,recompute,seconds\n8,128,8192,3,full,") + seconds + "\n",
+        "a.csv", "llama-3-8b");
+    return fit_software(load_software("torchtitan"), usual_numbers(), load_machine("h100"), m.steps);
+  };
+  for (const char* seconds : {"1e300", "22000"})  // which are milliseconds
+    expect_refusal([&] { fit(seconds); }, {"a.csv, line 2", "s a step", "torchtitan", "are they seconds?"});
+  EXPECT_EQ(fit("220").steps.size(), 1u);
+}
+
 TEST(CalibrateFrom, AStepAboveThePeakIsRefused) {
   const auto fit = [](const char* seconds) {
     const Measurements m = read(
@@ -865,6 +877,8 @@ TEST_F(CalibrateCommand, FitsInAnyBuild) {
       run("--from steps.csv --machine h100 --software torchtitan --software-out mine.toml 2>&1");
   EXPECT_EQ(fitted.status, 0) << fitted.output;
   EXPECT_NE(software_from_toml(read("mine.toml"), "mine.toml").elementwise_passes, 1);
+  refused("--from steps.csv ./steps.csv --machine h100 --software torchtitan",
+          {"./steps.csv", "given twice"});
   write("wanted.csv",
         "# echelon: model=llama-3-8b seq-len=8192 global-batch=128 zero=3 recompute=full\n"
         "gpus,tp,micro-batch,seconds\n8,1,1,21.9\n16,1,2,\n16,2,1,\n32,8,1,\n");

@@ -497,6 +497,11 @@ SoftwareFit fit_software(const Software& start, const std::vector<Knob>& knobs, 
                          const std::vector<MeasuredStep>& steps) {
   for (const MeasuredStep& step : steps) {
     const Estimate e = priced(start, machine, step);
+    // A job of small layers may be far slower than priced, but not by so much.
+    constexpr double far = 1000, next_to_none = 1e-3;  // seconds
+    if (step.seconds > far * std::max(e.seconds, next_to_none))
+      refuse("{}: {:.4g} s a step are {:.4g} times what {} says; are they seconds?", step.where, step.seconds,
+             step.seconds / e.seconds, start.name);
     check_peak(machine, step.precision, 1e12 * e.model_tflops_per_gpu * e.seconds / step.seconds, step.where,
                "are its seconds, its batch and its number of devices right?");
   }
