@@ -203,7 +203,7 @@ int run_plan(const PlanSearchFlags& f) {
   const std::string answer = plans_json(result, request.work, cost, near);
   if (!f.html.empty()) {
     request.gpus = gpus;
-    const std::string page = plan_page(result, request, answer, f.app());
+    const std::string page = plan_page(result, request, near, answer, f.app());
     line.clear();
     write_output("--html", f.html, page);
   }

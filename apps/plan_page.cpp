@@ -210,8 +210,8 @@ std::string plan_survey(const SearchRequest& request, const CLI::App& verb) {
   return json_text(survey_json(survey(request), request, verb));
 }
 
-std::string plan_page(const SearchResult& result, const SearchRequest& request, const std::string& answer,
-                      const CLI::App& verb) {
+std::string plan_page(const SearchResult& result, const SearchRequest& request,
+                      const std::vector<NearSize>& near, const std::string& answer, const CLI::App& verb) {
   const Workload& work = request.work;
   const Plan& asked = work.plan;
   Page page;
@@ -244,7 +244,7 @@ std::string plan_page(const SearchResult& result, const SearchRequest& request, 
                   {"looked", looked_json(result)},
                   {"survey", surveys_later() ? "null" : plan_survey(request, verb)}};
   if (result.plans.empty()) {
-    page.members.emplace_back("nothing", json_text(ordered_json(explain_nothing(result, request.gpus))));
+    page.members.emplace_back("nothing", json_text(ordered_json(explain_nothing(result, request, near))));
   } else {
     page.tracks = tracks_of_plans(result, request);
     page.members.emplace_back("mesh", json_text(mesh_json(result.plans.front().plan.mesh)));

@@ -217,6 +217,12 @@ TEST_F(PlanCommand, DrawsAPageWhereNothingFits) {
   EXPECT_NE(said.output.find(nothing), std::string::npos) << nothing;
   EXPECT_GT(page["answer"]["nearest"]["bytes"].get<double>(), page["machine"]["usable_bytes"].get<double>());
   EXPECT_FALSE(page["looked"]["groups"].empty());
+  // What is legal near the request, where nothing is.
+  const CommandResult near =
+      run("--model llama-3-8b --machine h100 --gpus 1000 --global-batch 3 --html plan.html");
+  EXPECT_EQ(near.status, 1);
+  const std::string advice = checks::document_of(read("plan.html"))["nothing"];
+  EXPECT_NE(advice.find("near it:\n  --gpus "), std::string::npos) << advice;
 }
 
 // The planner knows programs that do what the trainer here does not.

@@ -290,7 +290,7 @@ void bind_plan(nb::module_& m) {
             request.gpus = a.found->gpus;
             std::string html;
             search_apart(request,
-                         [&] { html = plan_page(a.found->result, request, a.json(), a.found->app); });
+                         [&] { html = plan_page(a.found->result, request, {}, a.json(), a.found->app); });
             return html;
           },
           "The best plans as one page. RequestError where nothing fits.")

@@ -37,7 +37,7 @@ function planOverview() {
 function planNothing() {
   const box = section("chosen", "No plan fits", ""), { nearest } = data.answer;
   box.classList.add("full");
-  box.append(el("p", { style: "overflow-wrap:anywhere" }, data.nothing));
+  box.append(el("p", { style: "overflow-wrap:anywhere;white-space:pre-line" }, data.nothing));
   if (!nearest) return;
   const used = data.categories.filter(name => nearest.memory_bytes[name] > 0), most = data.categories.map((name, c) => [name, c]).filter(([name]) => used.includes(name));
   box.append(facts([["the nearest needs", bytes(nearest.bytes), "on the rank that holds most"], ["usable", bytes(nearest.usable_bytes), "of a device"], ["too much", bytes(nearest.bytes - nearest.usable_bytes)],
