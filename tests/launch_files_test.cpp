@@ -680,6 +680,9 @@ TEST(LaunchFiles, RefusesWhatAProgramDoesNotRun) {  // long
         EXPECT_NE(std::string(error.what()).find(words), std::string::npos) << error.what();
     }
   }
+  SearchRequest lite = request_of("deepseek-v2-lite", 16, 64, "nanotron", {{"micro-batch", "1"}});
+  lite.work.machine.memory_bytes = 1e13;
+  expect_refusal([&] { files_of("nanotron", lite); }, {"deepseek-v2-lite: has latent attention"});
 }
 
 // It would train MLPs without one.

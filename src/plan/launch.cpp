@@ -68,7 +68,7 @@ void check_plain_llama(const LaunchRequest& r, bool is_megatron) {
   const bool is_hybrid = is_megatron && !m.layer_pattern.empty(),
              runs_latent = is_megatron && !is_hybrid && m.latent_attention();
   ScaleSpec factors = m.scales;
-  if (runs_latent) factors.attention = 0;
+  if (m.latent_attention()) factors.attention = 0;  // its own, which YaRN sets
   const auto lacks = [&](bool has, const char* what) {
     if (has) not_launched(r, "--model {}: has {}, which is not written for this program", m.name, what);
   };
