@@ -184,9 +184,13 @@ int run_info(const DataVerbFlags& f) {
   });
   std::vector<FlagNeed> needs = f.reading.needs(data);
   std::erase_if(needs, [](const FlagNeed& need) { return need.flag == "--tokenizer"; });  // it shows samples
+  const bool reads = decodes || data.kind() == TokenData::Kind::text;
+  needs.push_back({"--samples",
+                   reads || f.samples == 0,
+                   "with token files and no --tokenizer",
+                   {advice("--tokenizer", "PATH")}});
   refuse_idle(*f.info, needs);
   const Counts all = counts_of(data);
-  const bool reads = decodes || data.kind() == TokenData::Kind::text;
   const ordered_json samples =
       reads ? samples_of(data, *reading.text.tokenizer, f.samples) : ordered_json::array();
   if (f.json) {

@@ -322,6 +322,9 @@ void GenerateFlags::read() {
     if (one.prompt_tokens.empty()) one.prompt_tokens.push_back(*begin);
   }
   plan = generate_plan(f, info);
+  if (const int ranks = f.plan.mesh.size(Axis::dp); !f.chat && ranks > std::ssize(f.prompts))
+    refuse("--dp {}: each of its ranks continues prompts of its own, and here {} {}; legal: up to {}", ranks,
+           f.prompts.size() == 1 ? "is" : "are", counted(std::ssize(f.prompts), "prompt"), f.prompts.size());
   run_options = f.run.options(plan);
   for (const GeneratedText& one : texts)
     validate(is_given(*f.app, "--max-tokens") ? f.options : that_fit(f.options, plan.model, one), plan.model,

@@ -173,6 +173,7 @@ void add_view(CLI::App& program, int& status) {
           "view {}: has no log whose name ends in .jsonl; legal: a file that train --log wrote as JSON lines",
           flags->log);
     write_output("--out", flags->out, page_html(run_page(log, "view", command_text(app))));
+    fmt::print("written to {}\n", flags->out);
   });
 }
 

@@ -198,6 +198,8 @@ TEST_F(TextCommands, PromptsAreContinuedOnAnyMesh) {  // long
     for (const std::string& prompt : prompts) words = joined(words, {"--prompt", prompt});
     EXPECT_EQ(one_object(run(words))["texts"], all) << testing::PrintToString(mesh);
   }
+  for (const Words& few : std::vector<Words>{{}, {"--prompt", "To"}})
+    refused(joined(joined(generating, {"--dp", "2"}), few), {"--dp 2", "1 prompt", "up to 1"});
   const Result shown = run({"generate", "--checkpoint", "ck", "--threads", "1", "--max-tokens", "2", "--dp",
                             "2", "--prompt", "To be", "--prompt", "or"});
   EXPECT_TRUE(shown.out.starts_with("To be")) << shown.out;
@@ -391,6 +393,7 @@ TEST_F(TextCommands, TextBecomesTokensOnceAndWeightsAreStartedFrom) {  // long
   EXPECT_EQ(info["samples"][0]["counted"], "As many as you like.");
   EXPECT_EQ(info["samples"].size(), 3u);
   refused({"data"}, {"tokenize, info"});
+  refused({"data", "info", "made.tokens", "--samples", "2"}, {"--samples 2", "no --tokenizer"});
   refused({"data", "info", "made.tokens", "--raw-tokens", "uint16"}, {"--raw-tokens", "without .bin files"});
   refused({"data", "tokenize", "made.tokens", "--tokenizer", "bytes", "--out", "again"},
           {"has tokens already"});

@@ -68,7 +68,9 @@ TEST_F(TrainingCommands, RunsAreReportedAsAPage) {  // long
   ASSERT_EQ(b["history"]["starts"].size(), 2u);
   EXPECT_EQ(b["history"]["starts"][1]["step"], 3);
 
-  EXPECT_EQ(run({"view", "run.jsonl", "--out", "c.html"}).status, 0);
+  const Result viewed = run({"view", "run.jsonl", "--out", "c.html"});
+  EXPECT_EQ(viewed.status, 0) << viewed.err;
+  EXPECT_EQ(viewed.out, "written to c.html\n");
   const json c = document_of(read_bytes(at("c.html")));
   EXPECT_EQ(c["history"], b["history"]);
   EXPECT_EQ(c["answer"], second);
