@@ -5,10 +5,14 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <atomic>
+#include <thread>
+
 #include "base/open_file.h"
 #include "bottles.h"
 #include "checkpoint/checkpoint.h"
 #include "checkpoint/checkpoint_directory.h"
+#include "checkpoint/new_directory.h"
 #include "mesh_runs.h"
 #include "train/session.h"
 
@@ -163,6 +167,32 @@ TEST_F(OfCheckpoints, OneOfALaterVersionIsNotPassedOver) {
   request_.resume = true;
   request_.optimizer.total_steps = 4;
   expect_contains(message_of<RequestError>([&] { train(request_, *data_, {}); }), {"echelon-checkpoint-9"});
+}
+
+// Of two that write to the same directory one does, whenever the other looks.
+TEST(NewDirectories, AreOfOneAlone) {
+  const TemporaryDirectory top;
+  for (int round = 0; round < 1000; ++round) {
+    const std::string out = top / std::to_string(round);
+    std::atomic<int> ready = 0, done = 0;
+    const auto write = [&](const std::string& text) {
+      ++ready;
+      while (ready < 2) std::this_thread::yield();
+      try {
+        NewDirectory directory(out);
+        for (const char* name : {"first", "last"}) write_text(directory.path(name), text);
+        directory.finish("last");
+        ++done;
+      } catch (const RequestError&) {
+      }
+    };
+    std::thread other(write, "other");
+    write("one");
+    other.join();
+    ASSERT_EQ(done, 1) << round;
+    EXPECT_EQ(read_bytes(out + "/first"), read_bytes(out + "/last"));
+    EXPECT_FALSE(fs::exists(out + "/.unfinished"));
+  }
 }
 
 }  // namespace

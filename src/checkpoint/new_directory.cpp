@@ -10,9 +10,9 @@ namespace fs = std::filesystem;
 
 NewDirectory::NewDirectory(const std::string& directory)
     : directory_(directory), unfinished_(directory_ / ".unfinished") {
+  const auto refuse_full = [&] { refuse("--out {}: is there already and not empty", directory); };
   std::error_code error;
-  for (const auto& entry : fs::directory_iterator(directory_, error))
-    if (entry.path() != unfinished_) refuse("--out {}: is there already and not empty", directory);
+  if (has_others()) refuse_full();
   // The target of a link is not ours, and must not be cleared.
   if (fs::is_symlink(unfinished_, error))
     refuse("--out {}: {} is a link; remove it, or name another directory", directory, unfinished_.string());
@@ -20,13 +20,17 @@ NewDirectory::NewDirectory(const std::string& directory)
   fs::create_directories(unfinished_, error);
   if (error) refuse("--out {}: cannot be made: {}", directory, error.message());
   lock_.emplace(unfinished_.string(), "--out");
+  if (has_others()) {  // of one that ended before this one had the lock
+    fs::remove_all(unfinished_, error);
+    refuse_full();
+  }
   for (const fs::path& left : files()) fs::remove_all(left, error);
 }
 
 NewDirectory::~NewDirectory() {
-  lock_.reset();
   std::error_code none;
-  fs::remove_all(unfinished_, none);
+  fs::remove_all(unfinished_, none);  // under the lock: then it may be another's
+  lock_.reset();
   if (made_) fs::remove(directory_, none);  // if it is empty
 }
 
@@ -36,6 +40,13 @@ void NewDirectory::finish(const std::string& last) {
   for (const fs::path& file : files())
     if (file.filename() != last) place(file);
   place(path(last));
+}
+
+bool NewDirectory::has_others() const {
+  std::error_code none;
+  for (const auto& entry : fs::directory_iterator(directory_, none))
+    if (entry.path() != unfinished_) return true;
+  return false;
 }
 
 void NewDirectory::place(const fs::path& file) const {

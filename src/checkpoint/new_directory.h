@@ -26,6 +26,7 @@ class NewDirectory {
   void finish(const std::string& last);
 
  private:
+  bool has_others() const;
   void place(const std::filesystem::path& file) const;
   std::vector<std::filesystem::path> files() const;
 
