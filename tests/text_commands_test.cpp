@@ -273,6 +273,22 @@ TEST_F(TextCommands, AConversationIsKept) {  // long
   EXPECT_NE(full.err.find("fills the 64 positions"), std::string::npos) << full.err;
 }
 
+// What was trained of a model does not make it another one: the base of adapters is seen to be as it was.
+TEST_F(TextCommands, AdaptersAreComparedWithTheirBase) {
+  const auto trained = [&](const Words& more) {
+    const Result r = run(joined(training({"--steps", "1", "--sample", "0"}), more));
+    EXPECT_EQ(r.status, 0) << r.err;
+  };
+  trained({"--checkpoint", "base"});
+  trained({"--from", "base", "--lora", "rank=2", "--checkpoint", "tuned"});
+  const Result r = run({"checkpoint", "diff", "base", "tuned"});
+  EXPECT_EQ(r.status, 1) << r.err;
+  EXPECT_NE(r.out.find("q_proj.lora_A.weight "), std::string::npos) << r.out;
+  EXPECT_NE(r.out.find("only in tuned\n"), std::string::npos) << r.out;
+  EXPECT_NE(r.out.find(".exp_avg "), std::string::npos) << r.out;
+  EXPECT_EQ(r.out.find("q_proj.weight "), std::string::npos) << r.out;
+}
+
 // What a model reads is said where it is not what one would expect.
 TEST_F(TextCommands, BytesAreNotFedToATokenizersIds) {  // long
   const auto config = [](int vocab) {

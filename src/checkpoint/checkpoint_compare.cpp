@@ -93,13 +93,15 @@ std::vector<TensorDifference> diff_checkpoints(const std::string& a, const std::
                                                const Progress& progress) {
   CheckpointReader first(read_checkpoint_info(a).path), second(read_checkpoint_info(b).path);
   ModelSpec other = second.info().model;
-  other.name = first.info().model.name;  // the model's name does not matter
+  // Neither the model's name matters nor what was trained of it: adapters are tensors of their own.
+  other.name = first.info().model.name;
+  other.tuning = first.info().model.tuning;
   if (const auto fields = differences(first.info().model, other); !fields.empty())
     refuse("{} holds the model {} and {} another one, {}: {} is {} and {}", a, first.info().model.name, b,
            second.info().model.name, fields.front().field,
            fields.front().first.empty() ? "nothing" : fields.front().first,
            fields.front().second.empty() ? "nothing" : fields.front().second);
-  const auto tensors = model_tensors(other);
+  const auto of_first = model_tensors(first.info().model), of_second = model_tensors(second.info().model);
   std::set<std::string> names;
   for (CheckpointReader* reader : {&first, &second})
     for (const std::string& name : reader->names()) names.insert(name);
@@ -113,7 +115,7 @@ std::vector<TensorDifference> diff_checkpoints(const std::string& a, const std::
       differences.push_back({name, std::numeric_limits<double>::infinity(), holder});
       continue;
     }
-    const double diff = relative_difference(read(first, name, tensors), read(second, name, tensors));
+    const double diff = relative_difference(read(first, name, of_first), read(second, name, of_second));
     if (diff != 0) differences.push_back({name, diff});
   }
   return differences;

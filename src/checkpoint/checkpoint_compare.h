@@ -22,8 +22,8 @@ struct TensorDifference {
   double rel_diff = 0;  // max |a - b| / max |a|; infinite if only one of them has it
   enum class Holder { both, first, second } holder = Holder::both;
 };
-// The logical tensors that differ, whatever meshes saved them. RequestError if a checkpoint is damaged or the
-// models differ.
+// The logical tensors that differ, whatever meshes saved them and whatever of the model was trained.
+// RequestError if a checkpoint is damaged or the models differ.
 std::vector<TensorDifference> diff_checkpoints(const std::string& a, const std::string& b,
                                                const Progress& progress = {});
 
