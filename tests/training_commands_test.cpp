@@ -455,6 +455,16 @@ TEST_F(TrainingCommands, DryRunsTakeTheFlagsThatMemoryDependsOn) {
   refuses({"--staleness", "1"}, {"--staleness", "parameter servers", "without --dry-run"});
 }
 
+// Passes leave nothing on the stack, which they filled.
+TEST_F(TrainingCommands, DryRunsOfThousandsOfLayers) {
+  write("deep.toml",
+        "family = \"llama\"\nnum_layers = 3000\nhidden = 8\nnum_heads = 1\nnum_kv_heads = 1\n"
+        "mlp_hidden = 8\nvocab = 257\nmax_seq = 64\n");
+  const Result deep = run({"train", "--dry-run", "--model", "deep.toml", "--global-batch", "1",
+                           "--micro-batch", "1", "--seq-len", "8"});
+  EXPECT_EQ(deep.status, 0) << deep.err;
+}
+
 // A plan does not say on what it is run.
 TEST_F(TrainingCommands, DryRunsSayThatAPlanWasMadeForOtherDevices) {
   ASSERT_EQ(run({"plan", "--model", "tiny.toml", "--machine", "h100", "--software", "echelon", "--gpus", "2",

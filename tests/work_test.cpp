@@ -69,6 +69,19 @@ TEST(Work, ThrowsWhatItsPartsThrow) {
   EXPECT_THROW(outer(said).finish(), std::runtime_error);
 }
 
+// A model's layers are as many, one after the other.
+TEST(Work, PartsLeaveNothingOnTheStack) {
+  constexpr int parts = 300'000;
+  std::string said;
+  const auto all = [](std::string& s) -> Work<int> {
+    int sum = 0;
+    for (int i = 0; i < parts; ++i) sum += co_await say(s, 'l', i % 100'000 == 0 ? 1 : 0);
+    co_return sum;
+  };
+  EXPECT_EQ(all(said).finish(), 3);
+  EXPECT_EQ(said, "lll");
+}
+
 TEST(Work, MayBeLeftUnfinished) {
   std::string said;
   auto held = std::make_shared<int>(1);

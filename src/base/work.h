@@ -16,7 +16,10 @@ class WorkPromise {
  public:
   std::suspend_always initial_suspend() noexcept { return {}; }
   void unhandled_exception() noexcept { error_ = std::current_exception(); }
-  std::suspend_always await_transform(Pause) noexcept { return {}; }
+  std::suspend_always await_transform(Pause) noexcept {
+    outermost_->pauses_ = true;
+    return {};
+  }
   template <class Other>
   Other&& await_transform(Other&& other) noexcept {
     return std::forward<Other>(other);
@@ -25,10 +28,9 @@ class WorkPromise {
   struct Final {
     bool await_ready() noexcept { return false; }
     template <class P>
-    std::coroutine_handle<> await_suspend(std::coroutine_handle<P> ended) noexcept {
+    void await_suspend(std::coroutine_handle<P> ended) noexcept {
       WorkPromise& promise = ended.promise();
-      if (!promise.awaited_by_) return std::noop_coroutine();
-      return promise.outermost_->innermost_ = promise.awaited_by_;
+      if (promise.awaited_by_) promise.outermost_->innermost_ = promise.awaited_by_;
     }
     void await_resume() noexcept {}
   };
@@ -43,6 +45,7 @@ class WorkPromise {
 
   std::coroutine_handle<> awaited_by_, innermost_;  // innermost_: used in the outermost one
   WorkPromise* outermost_ = this;
+  bool pauses_ = false;  // used in the outermost one: the innermost one does
   std::exception_ptr error_;
 };
 
@@ -79,10 +82,15 @@ class [[nodiscard]] Work {
   }
 
   // Runs until it pauses (false) or ends (true). Rethrows what it threw.
+  //
+  // A Work that begins another or ends returns to here, where the next one is resumed. Resumed by each other
+  // they would each lie on the stack, where the compiler makes no tail calls: thousands of layers fill it.
   bool step() {
-    self_.promise().innermost_.resume();
+    promise_type& promise = self_.promise();
+    promise.pauses_ = false;
+    while (!promise.pauses_ && !self_.done()) promise.innermost_.resume();
     if (!self_.done()) return false;
-    self_.promise().rethrow();
+    promise.rethrow();
     return true;
   }
   // The result, once it has ended.
@@ -97,11 +105,11 @@ class [[nodiscard]] Work {
   // If another Work awaits this one, it runs as part of that.
   bool await_ready() const noexcept { return false; }
   template <class P>
-  std::coroutine_handle<> await_suspend(std::coroutine_handle<P> awaiting) noexcept {
+  void await_suspend(std::coroutine_handle<P> awaiting) noexcept {
     WorkPromise& mine = self_.promise();
     mine.awaited_by_ = awaiting;
     mine.outermost_ = static_cast<WorkPromise&>(awaiting.promise()).outermost_;
-    return mine.outermost_->innermost_ = self_;
+    mine.outermost_->innermost_ = self_;
   }
   T await_resume() {
     self_.promise().rethrow();
