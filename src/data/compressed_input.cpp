@@ -60,9 +60,8 @@ class GzipInput final : public TextInput {
         stream_.avail_in = static_cast<uInt>(bytes.size());
       }
       // A file may hold several, one after the other (RFC 1952).
-      if (between_ && begun_ && inflateReset(&stream_) != Z_OK) throw std::bad_alloc();
+      if (between_ && inflateReset(&stream_) != Z_OK) throw std::bad_alloc();
       between_ = false;
-      begun_ = true;
       const int result = inflate(&stream_, Z_NO_FLUSH);
       if (result == Z_MEM_ERROR) throw std::bad_alloc();
       if (result == Z_STREAM_END)
@@ -77,7 +76,7 @@ class GzipInput final : public TextInput {
  private:
   Source source_;
   z_stream stream_{};
-  bool between_ = false, begun_ = false;  // between members
+  bool between_ = false;  // members
 };
 
 class ZstdInput final : public TextInput {
