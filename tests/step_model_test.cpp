@@ -306,6 +306,25 @@ TEST(WorstPlaced, IsFoundAsByCountingAllGroups) {
         }
 }
 
+// A search prices the collectives of hundreds of thousands of meshes, whose groups are few.
+TEST(WorstPlaced, GroupsAreLookedAtOnce) {
+  Placements placements;
+  for (int again = 0; again < 3; ++again)
+    for (std::int64_t unit : {8, 72})
+      for (std::int64_t size : {1, 2, 3, 16})
+        for (std::int64_t stride : {1, 2, 8, 100}) {
+          const RankGroups groups{size, stride, 9 * size * stride};
+          const WorstPlaced found = placements.worst(groups, unit), each = worst_placed(groups, unit);
+          EXPECT_EQ(found.fewest, each.fewest);
+          EXPECT_EQ(found.most, each.most);
+          EXPECT_EQ(found.across, each.across);
+          EXPECT_EQ(found.is_broken, each.is_broken);
+        }
+  // Of 3 apart by 1 and 2 in nodes of 8; and of 16 in 72, of which none is cut evenly.
+  EXPECT_GT(placements.num_found(), 0u);
+  EXPECT_LE(placements.num_found(), 8u);
+}
+
 // All wait for the group that lies worst: of tp 4 on nodes of 6 every second is cut in two, of ep 64 on
 // domains of 72 all but the first.
 TEST(OpSeconds, GroupsThatNodesCutArePricedAsCut) {
@@ -659,8 +678,11 @@ TEST(StepModel, RoutersAndGatesMultiplyIn16Bits) {
     c.mesh.set(Axis::dp, 120);
     c.mesh.ep = 4 * spread;
     c.micro_batch = 1;
-    const OpSeconds ops(work.machine, work.software, precision);
-    return model_seconds(work, c, Recompute::none, ops, ModelPrograms(c.model)).layer.front().forward.compute;
+    const OpSeconds ops(work.machine, work.software, precision),
+        wide(work.machine, work.software, wide_precision(precision));
+    return model_seconds(work, c, Recompute::none, ops, wide, ModelPrograms(c.model))
+        .layer.front()
+        .forward.compute;
   };
   const auto router = [&](Precision p) { return compute(p, 8, true) - compute(p, 1, true); };
   const auto gate = [&](Precision p) { return compute(p, 1, true) - compute(p, 1, false); };

@@ -855,11 +855,9 @@ const std::vector<int>& ModelPrograms::again(const BlockProgram& program, const 
 }
 
 ModelSeconds model_seconds(const Workload& work, const Plan& c, const Recompute& recompute,
-                           const OpSeconds& ops, const ModelPrograms& programs,
+                           const OpSeconds& ops, const OpSeconds& wide_ops, const ModelPrograms& programs,
                            const PackedAttention* packed) {
-  // Embedding and output matrix stay in 16 bits.
-  const bool narrow = work.precision == Precision::fp8 || work.precision == Precision::fp4;
-  const OpSeconds wide_ops(work.machine, work.software, narrow ? Precision::bf16 : work.precision);
+  const bool narrow = wide_precision(work.precision) != work.precision;
   Pricer pricer(work, c, recompute, ops, wide_ops, programs, packed);
   Pricer wide(work, c, recompute, wide_ops, wide_ops, programs, packed);
   const ModelSpec& m = c.model;

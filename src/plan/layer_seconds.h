@@ -73,10 +73,17 @@ class ModelPrograms {
 };
 
 // Recomputation counts as part of backward_input. Under sequence parallelism the backward pass gathers a
-// column-parallel product's input again if the software keeps it cut (Korthikanti et al. 2022). `packed`: for
-// sequences packed from documents; null: each sequence is one document.
+// column-parallel product's input again if the software keeps it cut (Korthikanti et al. 2022). `wide_ops`
+// price products that stay in 16 bits. `packed`: for sequences packed from documents; null: each sequence is
+// one document.
 ModelSeconds model_seconds(const Workload& work, const Plan& c, const Recompute& recompute,
-                           const OpSeconds& ops, const ModelPrograms& programs,
+                           const OpSeconds& ops, const OpSeconds& wide_ops, const ModelPrograms& programs,
                            const PackedAttention* packed = nullptr);
+
+// In which embedding, output matrix and routers stay beside products in 8 and 4 bits.
+inline Precision wide_precision(Precision precision) {
+  const bool narrow = precision == Precision::fp8 || precision == Precision::fp4;
+  return narrow ? Precision::bf16 : precision;
+}
 
 }  // namespace echelon

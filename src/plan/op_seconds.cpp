@@ -111,7 +111,7 @@ std::int64_t OpSeconds::joined(std::size_t tier, std::int64_t job) const {
 }
 
 WorstPlaced OpSeconds::placed(const RankGroups& groups, std::size_t tier) const {
-  return worst_placed(groups, joined(tier, groups.job));
+  return placements_.worst(groups, joined(tier, groups.job));
 }
 
 std::size_t OpSeconds::tier_of(const RankGroups& groups, const WorstPlaced& nodes) const {

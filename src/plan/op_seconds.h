@@ -17,7 +17,7 @@ double operand_bytes(Precision precision);
 // The peak FLOP/s of a machine's products, given how a program computes them.
 double product_peak(const Machine& machine, const Software& software, Precision precision);
 
-// Prices operations of one training program on one machine.
+// Prices operations of one training program on one machine. For one thread at a time.
 class OpSeconds {
  public:
   OpSeconds(const Machine& machine, const Software& software, Precision precision);
@@ -112,6 +112,7 @@ class OpSeconds {
   const Software& software_;
   double product_flops_, attention_flops_;  // sustained FLOP/s
   double operand_, result_;                 // bytes of an element of a product's operands, and of its result
+  mutable Placements placements_;
 };
 
 }  // namespace echelon

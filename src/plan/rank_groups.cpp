@@ -2,24 +2,30 @@
 
 #include <algorithm>
 #include <numeric>
+#include <optional>
 
 namespace echelon {
 namespace {
 
 std::int64_t whole_steps(std::int64_t length, std::int64_t step) { return (length + step - 1) / step; }
 
-}  // namespace
+std::int64_t num_blocks(const RankGroups& g) {
+  return std::max<std::int64_t>(1, g.job / (g.size * g.stride));
+}
 
-RankGroups expert_groups(const Mesh& mesh) { return {mesh.ep, mesh.expert_cut(), mesh.num_ranks()}; }
+// Where the sizes alone say that all groups lie alike.
+std::optional<WorstPlaced> placed_alike(const RankGroups& groups, std::int64_t unit) {
+  const std::int64_t size = groups.size, apart = groups.stride, ranks = size * apart;
+  if (size == 1) return WorstPlaced{};
+  if (unit % ranks == 0) return WorstPlaced{size, size, 1};
+  if (ranks % unit == 0 && unit % apart == 0) return WorstPlaced{unit / apart, unit / apart, ranks / unit};
+  if (apart >= unit) return WorstPlaced{1, 1, size, num_blocks(groups) > 1 && ranks % unit != 0};
+  return {};
+}
 
-WorstPlaced worst_placed(const RankGroups& groups, std::int64_t unit) {
-  const auto [size, apart, job] = groups;
-  const std::int64_t ranks = size * apart;
-  if (size == 1) return {};
-  if (unit % ranks == 0) return {size, size, 1};
-  if (ranks % unit == 0 && unit % apart == 0) return {unit / apart, unit / apart, ranks / unit};
-  const std::int64_t blocks = std::max<std::int64_t>(1, job / ranks);
-  if (apart >= unit) return {1, 1, size, blocks > 1 && ranks % unit != 0};
+// Looks at every group.
+WorstPlaced worst_of_all(const RankGroups& groups, std::int64_t unit) {
+  const std::int64_t size = groups.size, apart = groups.stride, blocks = num_blocks(groups);
   // Where a group begins in its unit is a multiple of the greatest common divisor of both.
   const std::int64_t step = std::gcd(unit, apart), room = unit / step, stride = apart / step,
                      block = size * stride, repeats = room / std::gcd(room, block);
@@ -44,6 +50,22 @@ WorstPlaced worst_placed(const RankGroups& groups, std::int64_t unit) {
       }
     }
   return worst.across == 1 ? WorstPlaced{size, size, 1} : worst;
+}
+
+}  // namespace
+
+RankGroups expert_groups(const Mesh& mesh) { return {mesh.ep, mesh.expert_cut(), mesh.num_ranks()}; }
+
+WorstPlaced worst_placed(const RankGroups& groups, std::int64_t unit) {
+  const auto alike = placed_alike(groups, unit);
+  return alike ? *alike : worst_of_all(groups, unit);
+}
+
+WorstPlaced Placements::worst(const RankGroups& groups, std::int64_t unit) {
+  if (const auto alike = placed_alike(groups, unit)) return *alike;
+  const auto [found, is_new] = found_.try_emplace({groups.size, groups.stride, groups.job, unit});
+  if (is_new) found->second = worst_of_all(groups, unit);
+  return found->second;
 }
 
 }  // namespace echelon

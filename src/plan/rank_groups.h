@@ -2,7 +2,10 @@
 // order, as the launch files start them.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
+#include <map>
+#include <tuple>
 
 #include "spec/mesh.h"
 
@@ -31,5 +34,16 @@ struct WorstPlaced {
 // multiple or a divisor of `unit`, and so is the stride; otherwise one group may be placed worse than
 // another, and all wait for it.
 WorstPlaced worst_placed(const RankGroups& groups, std::int64_t unit);
+
+// Keeps what was found: where groups lie differently, each has to be looked at, up to some 100,000 of a large
+// job, and a search asks for the same few again and again. For one thread at a time.
+class Placements {
+ public:
+  WorstPlaced worst(const RankGroups& groups, std::int64_t unit);
+  std::size_t num_found() const { return found_.size(); }
+
+ private:
+  std::map<std::tuple<std::int64_t, std::int64_t, std::int64_t, std::int64_t>, WorstPlaced> found_;
+};
 
 }  // namespace echelon

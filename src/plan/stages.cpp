@@ -170,6 +170,7 @@ double largest_stage(const ParameterCounts& counts, const Plan& c, const RankSha
 Stages::Stages(const Workload& work, std::shared_ptr<ScheduleShelf> shelf)
     : work_(work),
       ops_(work.machine, work.software, work.precision),
+      wide_ops_(work.machine, work.software, wide_precision(work.precision)),
       state_(work, ops_),
       programs_(work.plan.model),
       shelf_(std::move(shelf)) {
@@ -270,7 +271,7 @@ const LayerPrices& Stages::prices(const Plan& c, const Recompute& recompute) {
   for (double& routed : p.counts.routed) routed *= kept;
   p.counts.head_routed *= kept;
   p.saved = saved_bytes(work_, c, recompute);
-  p.seconds = model_seconds(work_, c, recompute, ops_, programs_, packed(c));
+  p.seconds = model_seconds(work_, c, recompute, ops_, wide_ops_, programs_, packed(c));
   return prices_.emplace(key, std::move(p)).first->second;
 }
 

@@ -108,7 +108,7 @@ class Stages {
   bool hands_over_parts(const Plan& c) const;
 
   const Workload& work_;
-  OpSeconds ops_;
+  OpSeconds ops_, wide_ops_;
   StateSeconds state_;
   ModelPrograms programs_;
   std::optional<PackedDocuments> documents_;
