@@ -71,6 +71,39 @@ TEST(StepModel, OutlookBoundsTheEstimate) {
   }
 }
 
+// Where a search needs no more than that a plan holds too much or takes too long, no plan changes sides.
+TEST(StepModel, OutlooksThatStopEarlySayTheSameOfTheirBounds) {
+  Workload work = workload("deepseek-v3", 1024);
+  work.plan.seq_len = 1024;
+  StepModel model(work);
+  int larger = 0, slower = 0, exact = 0;
+  for (Plan c : plans_like(work.plan)) {
+    c.mesh.ep = 8, c.mesh.etp = 1;
+    if (!shape_problem(work, c).empty() || !model.schedule_problem(c).empty()) continue;
+    const Outlook look = model.outlook(c);
+    for (const double bytes : {0.5 * look.bytes, look.bytes})
+      for (const double seconds : {0.5 * look.seconds, 0.999 * look.seconds, look.seconds}) {
+        const Outlook some = model.outlook(c, bytes, {bytes, seconds});
+        EXPECT_LE(some.bytes, look.bytes) << summary(c);
+        EXPECT_EQ(some.bytes > bytes, look.bytes > bytes) << summary(c);
+        if (some.bytes > bytes) {
+          ++larger;
+          continue;
+        }
+        EXPECT_EQ(some.bytes, look.bytes) << summary(c);
+        EXPECT_LE(some.seconds, look.seconds * (1 + 1e-12)) << summary(c);
+        EXPECT_EQ(some.seconds > seconds, look.seconds > seconds) << summary(c);
+        slower += some.seconds > seconds;
+        if (some.seconds > seconds) continue;
+        EXPECT_EQ(some.seconds, look.seconds) << summary(c);
+        ++exact;
+      }
+  }
+  EXPECT_GT(larger, 80);
+  EXPECT_GT(slower, 80);
+  EXPECT_GT(exact, 80);
+}
+
 TEST(StepModel, PartsAddUpToTheStep) {
   StepModel model(workload("llama-3-70b", 512));
   for (const Plan& c : plans_like(model.workload().plan)) {

@@ -21,19 +21,25 @@ namespace {
 // Allows for rounding: bounds are summed in another order than the times that they bound.
 constexpr double below_rounding = 1 - 1e-9;
 
-// The plans of a mesh.
+// The plans of a mesh. There are up to some 100,000, and many have the same lists.
 struct MeshPlans {
-  Plan plan;
-  std::vector<PipelineChoice> pipelines;
-  std::vector<ShardingChoice> shardings;
+  MeshChoice choice;
+  const std::vector<PipelineChoice>* pipelines = nullptr;
+  const std::vector<ShardingChoice>* shardings = nullptr;
 };
 
-// The plans of a mesh with one micro-batch and recomputation.
+// The plans of a mesh with one micro-batch and recomputation. There are up to some millions.
 struct Group {
   const MeshPlans* mesh = nullptr;
   std::int64_t micro_batch = 1;
-  PipelineRecompute recompute;
+  const PipelineRecompute* recompute = nullptr;
   double least = 0;  // seconds
+
+  void place_in(Plan& plan) const {
+    mesh->choice.place_in(plan);
+    plan.micro_batch = micro_batch;
+    plan.recompute = *recompute;
+  }
 };
 
 // One plan of a group.
@@ -58,7 +64,10 @@ class Search {
         model_(model),
         most_seconds_(most_seconds),
         usable_(model_.usable_bytes() * (1 - request.memory_margin)) {
-    if (r_.has("recompute")) return;
+    if (r_.has("recompute")) {
+      recomputes_ = {r_.work.plan.recompute};
+      return;
+    }
     if (!r_.work.software.recompute)
       kinds_ = model_.recompute_kinds();
     else
@@ -67,6 +76,7 @@ class Search {
       std::erase_if(uniform_, [&](const Recompute& kind) {
         return !offloads_beside(r_.work.software, PipelineRecompute(kind));
       });
+    recomputes_.assign(uniform_.begin(), uniform_.end());
   }
 
   SearchResult run() {
@@ -146,15 +156,16 @@ class Search {
     tell();
     if (beside_zero_.leave_out(plan)) return;
     const std::vector<std::int64_t> batches = micro_batches(r_, plan);
-    meshes_.push_back({plan, pipelines(r_, plan), shardings(r_, plan.mesh)});
-    const MeshPlans& here = meshes_.back();
+    MeshPlans here{MeshChoice::of(plan), &*pipeline_lists_.insert(pipelines(r_, plan)).first,
+                   &*sharding_lists_.insert(shardings(r_, plan.mesh)).first};
     // The other shardings are checked together with the schedules.
-    Plan first = plan;
-    if (!here.shardings.empty()) here.shardings.front().place_in(first);
-    const auto refusal = shape_refusal_of(first);
-    const bool is_pinned = r_.has("recompute");
-    const std::size_t kinds = is_pinned ? 1 : uniform_.size();
-    if (here.pipelines.empty()) {
+    here.choice.place_in(plan_);
+    (here.shardings->empty() ? ShardingChoice::of(plan) : here.shardings->front()).place_in(plan_);
+    plan_.micro_batch = plan.micro_batch;
+    plan_.recompute = plan.recompute;
+    const auto refusal = shape_refusal_of(plan_);
+    const std::size_t kinds = recomputes_.size();
+    if (here.pipelines->empty()) {
       ++result_.considered;
       const auto why = [&] {
         return lacks_pipeline(r_, plan)
@@ -163,8 +174,10 @@ class Search {
       };
       reject("schedule", 1, "no pipelines", why, r_.has("pp"));
       if (r_.remembers) remember(plan, 1, {Fate::schedule, 0, why_index(why())});
-    } else if (refusal || batches.empty()) {
-      const auto count = static_cast<std::int64_t>(here.pipelines.size() * here.shardings.size() * kinds *
+      return;
+    }
+    if (refusal || batches.empty()) {
+      const auto count = static_cast<std::int64_t>(here.pipelines->size() * here.shardings->size() * kinds *
                                                    std::max<std::size_t>(1, batches.size()));
       result_.considered += count;
       if (refusal)
@@ -178,29 +191,29 @@ class Search {
                                     : fmt::format(
                                           "--global-batch {}: has no sequence for each of {} ranks along dp",
                                           plan.global_batch, plan.mesh.dp()))});
-    } else {
-      Plan one = plan;
-      std::vector<bool> fits(kinds, true);
-      for (std::int64_t batch : batches)
-        for (std::size_t kind = 0; kind < kinds; ++kind) {
-          one.micro_batch = batch;
-          if (!is_pinned) one.recompute = uniform_[kind];
-          // If a micro-batch is so large that no layer fits in memory while at work, its plans are not
-          // examined.
-          constexpr std::int64_t usual = 64;
-          if (batch > usual && fits[kind]) fits[kind] = model_.least_at_work(one) <= usable_;
-          if (fits[kind])
-            groups_.push_back({&here, batch, one.recompute, model_.least_seconds(one)});
-          else
-            leave_out(here, one);
-        }
       return;
     }
-    meshes_.pop_back();
+    meshes_.push_back(here);
+    std::vector<bool> fits(kinds, true);
+    for (std::int64_t batch : batches)
+      for (std::size_t kind = 0; kind < kinds; ++kind) {
+        Group g{&meshes_.back(), batch, &recomputes_[kind]};
+        g.place_in(plan_);
+        // If a micro-batch is so large that no layer fits in memory while at work, its plans are not
+        // examined.
+        constexpr std::int64_t usual = 64;
+        if (batch > usual && fits[kind]) fits[kind] = model_.least_at_work(plan_) <= usable_;
+        if (!fits[kind]) {
+          leave_out(here, plan_);
+          continue;
+        }
+        g.least = model_.least_seconds(plan_);
+        groups_.push_back(g);
+      }
   }
 
   void leave_out(const MeshPlans& mesh, const Plan& plan) {
-    const auto leaves = static_cast<std::int64_t>(mesh.pipelines.size() * mesh.shardings.size());
+    const auto leaves = static_cast<std::int64_t>(mesh.pipelines->size() * mesh.shardings->size());
     result_.considered += leaves;
     reject("memory", leaves);
     if (!r_.remembers) return;
@@ -212,28 +225,28 @@ class Search {
   // Examines all schedules, splits and shardings of a mesh, micro-batch and recomputation.
   void group(const Group& g, bool can_win) {
     const MeshPlans& mesh = *g.mesh;
-    const auto shardings = static_cast<std::int64_t>(mesh.shardings.size());
-    const std::int64_t leaves = static_cast<std::int64_t>(mesh.pipelines.size()) * shardings;
+    const auto shardings = static_cast<std::int64_t>(mesh.shardings->size());
+    const std::int64_t leaves = static_cast<std::int64_t>(mesh.pipelines->size()) * shardings;
     result_.considered += leaves;
     if (r_.remembers) {
-      remember(mesh.plan, leaves, {Fate::slower, g.least, -1});
+      g.place_in(plan_);
+      remember(plan_, leaves, {Fate::slower, g.least, -1});
       result_.looked.back().micro_batch = g.micro_batch;
-      result_.looked.back().recompute = g.recompute;
+      result_.looked.back().recompute = *g.recompute;
     }
     if (!can_win) return reject("slower", leaves);
     Outcome* outcomes = nullptr;  // of the pipeline, one for each sharding
     if (r_.remembers) {
       Looked& looked = result_.looked.back();
-      looked.pipelines = mesh.pipelines;
-      looked.shardings = mesh.shardings;
+      looked.pipelines = *mesh.pipelines;
+      looked.shardings = *mesh.shardings;
       looked.each.resize(static_cast<std::size_t>(leaves));
       outcomes = looked.each.data();
     }
     candidates_.clear();
-    plan_ = mesh.plan;
-    plan_.micro_batch = g.micro_batch;
-    plan_.recompute = g.recompute;
-    for (const PipelineChoice& pipeline : mesh.pipelines) {
+    g.place_in(plan_);
+    ShardingChoice::of(r_.work.plan).place_in(plan_);
+    for (const PipelineChoice& pipeline : *mesh.pipelines) {
       Outcome* outcome = outcomes;
       if (outcomes != nullptr) outcomes += shardings;
       pipeline.place_in(plan_);
@@ -254,8 +267,8 @@ class Search {
         }
         plan_.balance_layers = false;
       }
-      for (const ShardingChoice& sharding : mesh.shardings) {
-        if (is_stage_1(sharding, mesh.shardings)) {
+      for (const ShardingChoice& sharding : *mesh.shardings) {
+        if (is_stage_1(sharding, *mesh.shardings)) {
           reject("same", 1);
           if (outcome != nullptr) *outcome++ = Outcome{Fate::same};
           continue;
@@ -297,7 +310,17 @@ class Search {
         if (candidate.outcome != nullptr) *candidate.outcome = {Fate::shape, 0, why_index(why)};
         return;
       }
-    const Outlook look = model_.outlook(plan_, by_memory() ? 0 : usable_);
+    // The example of a schedule is the plan that comes nearest to fitting.
+    const auto example = unfit_.find(plan_.schedule);
+    // What is not recorded: seconds with which it is not ranked, and bytes with which it is neither the
+    // nearest nor an example, nor given other recomputation on the rank with most.
+    Enough enough;
+    if (!r_.remembers) {
+      enough.seconds = worst_ranked() / below_rounding / below_rounding;
+      if (kinds_.empty() && result_.nearest && example != unfit_.end())
+        enough.bytes = std::max({usable_, result_.nearest->bytes, example->second.look.bytes});
+    }
+    const Outlook look = model_.outlook(plan_, by_memory() ? 0 : usable_, enough);
     if (look.bytes <= usable_) {
       ++result_.feasible;
       candidate.bound = look.seconds;
@@ -314,11 +337,9 @@ class Search {
     if (!result_.nearest || look.bytes < result_.nearest->bytes)
       result_.nearest = {plan_, look.bytes, usable_, {}};
     result_.rejected["memory"].count += 1;
-    // The example of a schedule is the plan that comes nearest to fitting.
-    const auto found = unfit_.find(plan_.schedule);
-    if (found == unfit_.end() || look.bytes < found->second.look.bytes)
+    if (example == unfit_.end() || look.bytes < example->second.look.bytes)
       unfit_.insert_or_assign(plan_.schedule, Unfit{plan_, look});
-    if (!kinds_.empty() && g.recompute == PipelineRecompute() &&
+    if (!kinds_.empty() && *g.recompute == PipelineRecompute() &&
         model_.may_fit(plan_, kinds_, static_cast<std::size_t>(look.rank), usable_))
       too_large_.emplace_back(&g, candidate);
   }
@@ -399,9 +420,7 @@ class Search {
   }
 
   void place(const Group& g, const Candidate& candidate) {
-    plan_ = g.mesh->plan;
-    plan_.micro_batch = g.micro_batch;
-    plan_.recompute = g.recompute;
+    g.place_in(plan_);
     candidate.place_in(plan_);
   }
 
@@ -571,10 +590,13 @@ class Search {
   const MeshesBesideZero beside_zero_{r_};
   // What all ranks recompute, and what each of them may choose from; empty: they do not choose.
   std::vector<Recompute> uniform_{Recompute::none, Recompute::selective, Recompute::full}, kinds_;
-  Plan plan_;  // the one being examined
+  std::vector<PipelineRecompute> recomputes_;  // of groups
+  Plan plan_ = open_plan(r_);                  // the one being examined
   SearchResult result_;
   std::set<std::string> examples_;
   std::map<std::string, int> whys_;
+  std::set<std::vector<PipelineChoice>> pipeline_lists_;
+  std::set<std::vector<ShardingChoice>> sharding_lists_;
   std::deque<MeshPlans> meshes_;
   std::vector<Group> groups_;
   std::vector<Candidate> candidates_;                          // of a group

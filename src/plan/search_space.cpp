@@ -52,6 +52,12 @@ std::vector<ContextKind> searched_context_kinds(const Software& software) {
 
 }  // namespace
 
+void MeshChoice::place_in(Plan& plan) const {
+  plan.mesh = mesh;
+  plan.context_kind = context_kind;
+  plan.context_balance = context_balance;
+}
+
 void PipelineChoice::place_in(Plan& plan) const {
   plan.schedule = schedule;
   plan.chunks = chunks;
@@ -67,6 +73,12 @@ std::int64_t most_replicas(const ModelSpec& m, int ep) {
   return ep == 1 ? m.num_experts : m.num_experts - m.num_experts / ep;
 }
 
+Plan open_plan(const SearchRequest& r) {
+  Plan plan = r.work.plan;
+  plan.sequence_parallel |= !r.has("sp");
+  return plan;
+}
+
 void each_mesh(const SearchRequest& r, const std::function<void(const Plan&)>& visit) {
   const Plan& given = r.work.plan;
   const Mesh& pinned = given.mesh;
@@ -76,9 +88,8 @@ void each_mesh(const SearchRequest& r, const std::function<void(const Plan&)>& v
                          eps = has_experts ? divisors(static_cast<int>(m.num_experts)) : std::vector{1};
   std::vector<ContextKind> kinds = searched_context_kinds(r.work.software);
   if (kinds.empty() && r.has("cp")) kinds = {given.context_kind};  // so that it is refused with a reason
-  Plan plan = given;
+  Plan plan = open_plan(r);
   Mesh& mesh = plan.mesh;
-  plan.sequence_parallel |= !r.has("sp");
   const Software& software = r.work.software;
   const std::vector<int> tps = software.tensor_parallel ? axis : std::vector{1};
   const bool any_pp = software.activation_offload_pipelines || !given.offloads_activations() || r.has("pp");

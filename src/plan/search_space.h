@@ -2,6 +2,7 @@
 // micro-batches, pipelines and shardings.
 #pragma once
 
+#include <compare>
 #include <cstdint>
 #include <functional>
 #include <string>
@@ -12,21 +13,36 @@
 
 namespace echelon {
 
-// What defines a plan besides its mesh, micro-batch and recomputation.
+// What the search varies of a plan besides its micro-batch and recomputation. Each choice says all of its own
+// fields.
+struct MeshChoice {
+  Mesh mesh;
+  ContextKind context_kind{};
+  ContextBalance context_balance{};
+
+  static MeshChoice of(const Plan& plan) { return {plan.mesh, plan.context_kind, plan.context_balance}; }
+  void place_in(Plan& plan) const;
+};
 struct PipelineChoice {
   std::string schedule;
   int chunks = 0;
   bool balanced = false;
 
   void place_in(Plan& plan) const;
+  auto operator<=>(const PipelineChoice&) const = default;
 };
 struct ShardingChoice {
   int zero = 0, hsdp = 1;
 
+  static ShardingChoice of(const Plan& plan) { return {plan.zero, plan.hsdp}; }
   void place_in(Plan& plan) const;
+  auto operator<=>(const ShardingChoice&) const = default;
 };
 
-// Visits every mesh with these devices, with its expert groups and its kind of context parallelism.
+// The plan that these choices are placed in: what all plans of the search have.
+Plan open_plan(const SearchRequest& request);
+// Visits every mesh with these devices, with its expert groups and its kind of context parallelism: as
+// open_plan() with a MeshChoice.
 void each_mesh(const SearchRequest& request, const std::function<void(const Plan&)>& visit);
 std::vector<std::int64_t> micro_batches(const SearchRequest& request, const Plan& plan);
 // Empty if lacks_pipeline().

@@ -247,23 +247,27 @@ std::vector<const LayerPrices*> Stages::rank_prices(const Plan& c) {
   return all;
 }
 
-const LayerPrices& Stages::prices(const Plan& c, const Recompute& recompute) {
+const Stages::Priced& Stages::priced(const Plan& c, const Recompute& recompute) {
   const auto kind = std::find(recomputed_.begin(), recomputed_.end(), recompute);
   const auto place = static_cast<std::size_t>(kind - recomputed_.begin());
   if (kind == recomputed_.end()) recomputed_.push_back(recompute);
-  const PriceKey key{c.mesh.tp(),
-                     c.mesh.cp(),
-                     static_cast<int>(c.context_kind),
-                     c.mesh.ep,
-                     c.mesh.expert_cut(),
-                     c.cuts_vocabulary() ? c.mesh.pp() : 1,
-                     c.shards_sequence(),
-                     place,
-                     c.micro_batch,
-                     documents_ ? documents_->key(c) : PackedDocuments::Key{}};
-  const auto found = prices_.find(key);
-  if (found != prices_.end()) return found->second;
-  LayerPrices p;
+  const MeshKey key{c.mesh.tp(),
+                    c.mesh.cp(),
+                    static_cast<int>(c.context_kind),
+                    c.mesh.ep,
+                    c.mesh.expert_cut(),
+                    c.cuts_vocabulary() ? c.mesh.pp() : 1,
+                    c.shards_sequence(),
+                    documents_ ? documents_->key(c) : PackedDocuments::Key{}};
+  if (last_priced_ == nullptr || last_priced_->first != key) last_priced_ = &*prices_.try_emplace(key).first;
+  OfMesh& of_mesh = last_priced_->second;
+  const auto at = std::lower_bound(of_mesh.begin(), of_mesh.end(), std::pair{c.micro_batch, place},
+                                   [](const Priced& one, const auto& asked) {
+                                     return std::pair{one.micro_batch, one.recompute} < asked;
+                                   });
+  if (at != of_mesh.end() && at->micro_batch == c.micro_batch && at->recompute == place) return *at;
+  auto made = std::make_unique<LayerPrices>();
+  LayerPrices& p = *made;
   if (!counts_.contains(c.mesh.tp())) counts_[c.mesh.tp()] = parameter_counts(c.model, c.mesh.tp());
   p.counts = counts_.at(c.mesh.tp());
   if (!work_.software.is_this_trainer) p.counts.repeated = {};  // see Software::tensor_repeats_heads
@@ -272,7 +276,25 @@ const LayerPrices& Stages::prices(const Plan& c, const Recompute& recompute) {
   p.counts.head_routed *= kept;
   p.saved = saved_bytes(work_, c, recompute);
   p.seconds = model_seconds(work_, c, recompute, ops_, wide_ops_, programs_, packed(c));
-  return prices_.emplace(key, std::move(p)).first->second;
+  const ModelTotals totals = totals_of(c, p);
+  return *of_mesh.insert(at, {c.micro_batch, place, totals, std::move(made)});
+}
+
+ModelTotals Stages::totals_of(const Plan& c, const LayerPrices& p) const {
+  LayerSeconds t;
+  const PerKind layers = by_kind().all();
+  for (std::size_t k = 0; k < most_layer_kinds; ++k) t += p.seconds.layer[k] * layers[k];
+  t += p.seconds.embedding;
+  if (c.cuts_vocabulary()) {
+    t += p.seconds.norm;
+    t += p.seconds.part * c.mesh.pp();
+  } else {
+    t += p.seconds.head;
+    t += p.seconds.loss;
+  }
+  double working = 1e300;
+  for (std::size_t k = 0; k < by_kind().kinds().size(); ++k) working = std::min(working, p.saved.working[k]);
+  return {t.forward.total() + t.backward(), t.forward.expert + t.backward_input.expert, working};
 }
 
 std::vector<std::int64_t> Stages::layers(const Plan& c, const ScheduleFacts& facts,
@@ -431,6 +453,7 @@ StageHoldings Stages::make_holdings(const Plan& c) {
     share.largest_stage = largest_stage(counts, c, share, facts.uses[r], s.by_kind);
     share.in_flight = held[r];
     for (RankShare::InFlight& now : share.in_flight) {
+      if (!work_.software.is_this_trainer) break;  // others allocate all gradients at once
       RankShare made;
       made.layers = now.with_gradients;
       made.embedding = now.embedding_gradient || (m.tied_embedding && share.embedding && share.head > 0);

@@ -27,6 +27,13 @@ struct LayerPrices {
   ParameterCounts counts;
 };
 
+// What bounds read of LayerPrices, of the whole model.
+struct ModelTotals {
+  double passes = 0;     // seconds of all passes of a microbatch
+  double exchanged = 0;  // of these, the experts' exchanges
+  double working = 0;    // bytes of the kind of layer that needs least at work
+};
+
 // What each pipeline rank runs and holds: does not depend on sharding over dp.
 struct StageHoldings {
   const ScheduleFacts* facts = nullptr;
@@ -67,7 +74,10 @@ class Stages {
   bool same_holdings(const Plan& a, const Plan& b) const;
   // The same, and whether their passes are equal.
   bool same_passes(const Plan& a, const Plan& b) const;
-  const LayerPrices& prices(const Plan& c, const Recompute& recompute);
+  const LayerPrices& prices(const Plan& c, const Recompute& recompute) {
+    return *priced(c, recompute).prices;
+  }
+  ModelTotals totals(const Plan& c, const Recompute& recompute) { return priced(c, recompute).totals; }
   // Both references are valid until the next call with another plan.
   const StageHoldings& holdings(const Plan& c);
   const StageShape& shape(const Plan& c);
@@ -83,9 +93,21 @@ class Stages {
   double uneven_microbatches(const Plan& c, const StageShape& shape);
 
  private:
-  using PriceKey =
-      std::tuple<int, int, int, int, int, int, bool, std::size_t, std::int64_t, PackedDocuments::Key>;
+  // Everything of a plan that its prices depend on, besides micro-batch and recomputation.
+  using MeshKey = std::tuple<int, int, int, int, int, int, bool, PackedDocuments::Key>;
 
+  struct Priced {
+    std::int64_t micro_batch = 1;
+    std::size_t recompute = 0;  // its place in `recomputed_`
+    ModelTotals totals;
+    std::unique_ptr<LayerPrices> prices;
+  };
+  // In order of micro-batches and recomputation. Of most a search reads the totals alone, mesh by mesh:
+  // beside each other they are in few cache lines, of which it would otherwise wait for one at each.
+  using OfMesh = std::vector<Priced>;
+  // Valid until the next call.
+  const Priced& priced(const Plan& c, const Recompute& recompute);
+  ModelTotals totals_of(const Plan& c, const LayerPrices& prices) const;
   const ScheduleFacts& facts(const Plan& c);
   StageHoldings make_holdings(const Plan& c);
   StageShape make_shape(const Plan& c);
@@ -114,7 +136,8 @@ class Stages {
   std::optional<PackedDocuments> documents_;
   std::shared_ptr<ScheduleShelf> shelf_;
   std::vector<Recompute> recomputed_;  // kinds priced so far; keys have an index into this
-  std::map<PriceKey, LayerPrices> prices_;
+  std::map<MeshKey, OfMesh> prices_;
+  std::pair<const MeshKey, OfMesh>* last_priced_ = nullptr;
   std::map<int, ParameterCounts> counts_;
   // By the prices of each rank, and its stages.
   std::map<std::pair<std::vector<const LayerPrices*>, std::vector<std::vector<StagePart>>>,

@@ -51,58 +51,51 @@ StepModel::StepModel(Workload work, std::shared_ptr<ScheduleShelf> shelf)
       num_parameters_(num_parameters(work_.plan.model)) {}
 
 double StepModel::least_seconds(const Plan& c) {
-  const LayerPrices& p = stages_.prices(c, c.recompute.of(0));
-  LayerSeconds t;
-  const PerKind layers = stages_.by_kind().all();
-  for (std::size_t k = 0; k < most_layer_kinds; ++k) t += p.seconds.layer[k] * layers[k];
-  t += p.seconds.embedding;
-  if (c.cuts_vocabulary()) {
-    t += p.seconds.norm;
-    t += p.seconds.part * c.mesh.pp();
-  } else {
-    t += p.seconds.head;
-    t += p.seconds.loss;
-  }
-  const double hidden = c.mesh.pp() > 1 ? t.forward.expert + t.backward_input.expert : 0;
-  return whole_step(c, real(num_microbatches(c)) * (t.forward.total() + t.backward() - hidden) / c.mesh.pp());
+  const ModelTotals all = stages_.totals(c, c.recompute.of(0));
+  const double hidden = c.mesh.pp() > 1 ? all.exchanged : 0;
+  return whole_step(c, real(num_microbatches(c)) * (all.passes - hidden) / c.mesh.pp());
 }
 
 double StepModel::least_at_work(const Plan& c) {
-  const SavedBytes& saved = stages_.prices(c, c.recompute.of(0)).saved;
-  double least = 1e300;
-  for (std::size_t k = 0; k < stages_.by_kind().kinds().size(); ++k)
-    least = std::min(least, saved.working[k]);
+  const double least = stages_.totals(c, c.recompute.of(0)).working;
   // Passes of this trainer hold other values than those counted.
   return work_.software.is_this_trainer ? 0.5 * least : least;
 }
 
-Outlook StepModel::outlook(const Plan& c, double most_bytes) {
+Outlook StepModel::outlook(const Plan& c, double most_bytes, const Enough& enough) {
   Outlook look;
-  const std::vector<double> bytes = rank_bytes(c);
-  const std::vector<double>& in_flight = stages_.holdings(c).facts->peak;
-  for (std::size_t r = 0; r < bytes.size(); ++r) {
-    if (bytes[r] <= look.bytes) continue;
-    look.bytes = bytes[r];
+  const StageHoldings& held = stages_.holdings(c);
+  for (std::size_t r = 0; r < held.ranks.size(); ++r) {
+    const double bytes = rank_bytes(c, held, r);
+    if (bytes <= look.bytes) continue;
+    look.bytes = bytes;
     look.rank = static_cast<int>(r);
-    look.in_flight = in_flight[r];
+    look.in_flight = held.facts->peak[r];
+    if (bytes > std::max(most_bytes, enough.bytes)) return look;
   }
   if (look.bytes > most_bytes) return look;
   const StageShape& s = stages_.shape(c);
-  double least_behind = 1e300;
-  for (std::size_t r = 0; r < s.ranks.size(); ++r) {
+  double latest = 0, least_behind = 1e300;
+  look.seconds = whole_step(c, s.least_pipeline);
+  for (std::size_t r = 0; r < s.ranks.size() && look.seconds <= enough.seconds; ++r) {
     const double behind = stages_.exposed(c, s, r) + stages_.state().optimizer(c, s.counts[r]);
-    look.seconds = std::max(look.seconds, s.least_end[r] + behind);
+    latest = std::max(latest, s.least_end[r] + behind);
     least_behind = std::min(least_behind, behind);
+    look.seconds = whole_step(c, latest);
   }
-  look.seconds = whole_step(c, std::max(look.seconds, s.least_pipeline + least_behind));
+  if (look.seconds > enough.seconds) return look;
+  look.seconds = whole_step(c, std::max(latest, s.least_pipeline + least_behind));
   return look;
+}
+
+double StepModel::rank_bytes(const Plan& c, const StageHoldings& s, std::size_t rank) const {
+  return real(footprint(work_, c, s.prices[rank]->counts, s.prices[rank]->saved, s.ranks[rank]).total());
 }
 
 std::vector<double> StepModel::rank_bytes(const Plan& c) {
   const StageHoldings& s = stages_.holdings(c);
   std::vector<double> bytes;
-  for (std::size_t r = 0; r < s.ranks.size(); ++r)
-    bytes.push_back(real(footprint(work_, c, s.prices[r]->counts, s.prices[r]->saved, s.ranks[r]).total()));
+  for (std::size_t r = 0; r < s.ranks.size(); ++r) bytes.push_back(rank_bytes(c, s, r));
   return bytes;
 }
 

@@ -59,6 +59,12 @@ struct Outlook {
   double in_flight = 0;  // on that rank
 };
 
+// From where on an outlook need not be exact: beyond both of its bounds of bytes, and beyond the seconds, it
+// may be any number that is beyond them too, and no more than the exact one.
+struct Enough {
+  double bytes = 1e300, seconds = 1e300;
+};
+
 class StepModel {
  public:
   // Other models may use the same shelf, in the same thread.
@@ -81,7 +87,7 @@ class StepModel {
   // Memory as rank_bytes() counts it, and a lower bound of the seconds: what the busiest rank computes, with
   // the passes that must come before and after it. If the memory exceeds `most_bytes`, only the memory is
   // computed.
-  Outlook outlook(const Plan& c, double most_bytes = 1e300);
+  Outlook outlook(const Plan& c, double most_bytes = 1e300, const Enough& enough = {});
   // Recompute::none, and the kinds of recomputation that keep less, for the workload's model.
   std::vector<Recompute> recompute_kinds() const;
   // For each pipeline rank, the fastest kind with which it holds at most its `most_bytes`; ranks that run the
@@ -126,6 +132,7 @@ class StepModel {
     std::vector<double> of_rank;  // seconds at which its last instruction ends
     double bubble_fraction = 0;
   };
+  double rank_bytes(const Plan& c, const StageHoldings& holdings, std::size_t rank) const;
   const Ends& simulated(const Plan& c, const SimulationCosts& costs);
   // Adds what a step takes besides its ranks' work: stragglers among nodes, and a constant.
   double whole_step(const Plan& c, double seconds) const;
