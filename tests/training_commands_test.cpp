@@ -456,7 +456,7 @@ TEST_F(TrainingCommands, DryRunsTakeTheFlagsThatMemoryDependsOn) {
 }
 
 // Passes leave nothing on the stack, which they filled.
-TEST_F(TrainingCommands, DryRunsOfThousandsOfLayers) {
+TEST_F(TrainingCommands, DryRunsOfThousandsOfLayers) {  // long
   write("deep.toml",
         "family = \"llama\"\nnum_layers = 3000\nhidden = 8\nnum_heads = 1\nnum_kv_heads = 1\n"
         "mlp_hidden = 8\nvocab = 257\nmax_seq = 64\n");
