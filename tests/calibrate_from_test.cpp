@@ -248,27 +248,25 @@ TEST(CalibrateFrom, AProductOfNoSpeedIsRefused) {
   EXPECT_EQ(fit("8192,8192,8192,1.6\n128,128,128,5\n").products.size(), 2u);
 }
 
+// Of a step of torchtitan that took so many seconds.
+SoftwareFit fit_to_a_step(const char* seconds) {
+  const Measurements m = read(
+      std::string("gpus,global-batch,seq-len,zero,recompute,seconds\n8,128,8192,3,full,") + seconds + "\n",
+      "a.csv", "llama-3-8b");
+  return fit_software(load_software("torchtitan"), usual_numbers(), load_machine("h100"), m.steps);
+}
+
 TEST(CalibrateFrom, AStepOfNoSpeedIsRefused) {
-  const auto fit = [](const char* seconds) {
-    const Measurements m = read(
-        std::string("gpus,global-batch,seq-len,zero,recompute,seconds\n8,128,8192,3,full,") + seconds + "\n",
-        "a.csv", "llama-3-8b");
-    return fit_software(load_software("torchtitan"), usual_numbers(), load_machine("h100"), m.steps);
-  };
   for (const char* seconds : {"1e300", "22000"})  // which are milliseconds
-    expect_refusal([&] { fit(seconds); }, {"a.csv, line 2", "s a step", "torchtitan", "are they seconds?"});
-  EXPECT_EQ(fit("220").steps.size(), 1u);
+    expect_refusal([&] { fit_to_a_step(seconds); },
+                   {"a.csv, line 2", "s a step", "torchtitan", "are they seconds?"});
+  EXPECT_EQ(fit_to_a_step("220").steps.size(), 1u);
 }
 
 TEST(CalibrateFrom, AStepAboveThePeakIsRefused) {
-  const auto fit = [](const char* seconds) {
-    const Measurements m = read(
-        std::string("gpus,global-batch,seq-len,zero,recompute,seconds\n8,128,8192,3,full,") + seconds + "\n",
-        "a.csv", "llama-3-8b");
-    return fit_software(load_software("torchtitan"), usual_numbers(), load_machine("h100"), m.steps);
-  };
-  expect_refusal([&] { fit("0.0001"); }, {"a.csv, line 2", "TFLOP/s", "peak of h100", "bf16", "seconds"});
-  EXPECT_EQ(fit("16").steps.size(), 1u);
+  expect_refusal([&] { fit_to_a_step("0.0001"); },
+                 {"a.csv, line 2", "TFLOP/s", "peak of h100", "bf16", "seconds"});
+  EXPECT_EQ(fit_to_a_step("16").steps.size(), 1u);
 }
 
 // What no device could hold was not measured so: without zero=3 in its row 70B on 64 devices is whole on
