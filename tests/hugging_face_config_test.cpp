@@ -156,6 +156,7 @@ TEST(HuggingFaceConfig, KeysThatAreMissingAreAsTheTypeHasThem) {
            {"mixtral", kv_heads(8)},
            {"nemotron", {{"initializer_range", 0.0134}}},
            {"nemotron-h", {{"ssm_state_size", 128}}},
+           {"nemotron-h", {{"head_dim", 128}}},
            {"olmo3", window},
            {"qwen2-yarn", kv_heads(32)},
            {"qwen2-window", window},
@@ -177,6 +178,7 @@ TEST(HuggingFaceConfig, KeysThatAreMissingAreAsTheTypeHasThem) {
            {"starcoder2", kv_heads(2)},
            {"starcoder2", {{"initializer_range", 0.018042}}},
            {"vaultgemma", gemma},
+           {"youtu", {{"initializer_range", 2 / std::sqrt(5 * 24.0)}}},
        }) {
     SCOPED_TRACE(std::string(fixture) + " " + defaults.dump());
     json config = json::parse(read_text((fixtures / fixture / "config.json").string()));

@@ -115,7 +115,7 @@ ModelSpec model_of(const Json& given, const std::string& where) {
   config.only_boolean("is_causal", true);
   type.read(config, m);
   m.window = plain_window(m);
-  m.init_std = config.real_or(type.init_key, 0.02);
+  m.init_std = config.real_or(type.init_key, m.init_std);
   try {
     validate(m);
   } catch (const RequestError& error) {

@@ -79,10 +79,11 @@ void read_glm4_moe_lite(const Config& config, ModelSpec& m) {
   read_sigmoid_routing(config, true, 1, 1, m);
 }
 
-// Youtu-LLM: DeepSeek-V3's attention alone.
+// Youtu-LLM: DeepSeek-V3's attention alone. New weights are spread by their number of inputs.
 void read_youtu(const Config& config, ModelSpec& m) {
   read_latent(config, {.tied = true}, m);
   only_turned_head_dim(config, m);
+  m.init_std = 2 / std::sqrt(5 * static_cast<double>(m.hidden));
 }
 
 }  // namespace echelon

@@ -224,9 +224,7 @@ void read_nemotron_h(const Config& config, ModelSpec& m) {
   m.hidden = config.integer("hidden_size");
   m.num_heads = config.integer("num_attention_heads");
   m.num_kv_heads = config.integer_or("num_key_value_heads", m.num_heads);
-  // And 128, which is what the first files call otherwise.
-  m.head_dim = config.integer(
-      config.has("attention_head_dim") && !config.has("head_dim") ? "attention_head_dim" : "head_dim");
+  m.head_dim = config.integer_or(one_of(config, "attention_head_dim", "head_dim"), 128);  // older files' name
   m.mlp_hidden = config.integer("intermediate_size");
   m.vocab = config.integer("vocab_size");
   m.max_seq = config.integer("max_position_embeddings");
