@@ -250,6 +250,8 @@ TEST(HuggingFaceConfig, IsOfTheTypeThatSaysTheModel) {
       written("internlm3",
               {{"qkv_bias", true}, {"bias", true}, {"attention_bias", "left out"}, {"mlp_bias", "left out"}}),
       "llama");
+  EXPECT_EQ(written("granite-moe", {{"attention_dropout", 0.1}}), "granitemoe");
+  EXPECT_EQ(written("granite-moe-hybrid", {{"attention_dropout", 0.1}}), "granitemoehybrid");
   EXPECT_EQ(written("minimax-m2", {{"rope_parameters", "left out"}, {"rotary_dim", 2}}), "minimax_m2");
   EXPECT_EQ(written("deepseek-v3", {{"model_type", "kimi_k2"}}), "deepseek_v3");
   EXPECT_EQ(written("nemotron-h", {{"layers_block_type", {"linear_attention", "linear_attention"}}}),

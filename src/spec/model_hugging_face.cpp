@@ -1,7 +1,7 @@
 // Hugging Face's config.json as a ModelSpec. A missing key has the default that transformers gives it. What
 // would make transformers compute something else than Echelon does is refused. The one exception is the
-// dropout of GPT-2, GPT-J, Phi, StarCoder2, Granite and Seed-OSS, which published ones carry: it belongs to
-// that training run rather than to the model, and Echelon has none.
+// dropout of GPT-2, GPT-J, Phi, StarCoder2, Granite with its mixtures, and Seed-OSS, which published ones
+// carry: it belongs to that training run rather than to the model, and Echelon has none.
 #include <algorithm>
 #include <filesystem>
 

@@ -71,7 +71,7 @@ void read_qwen3_vl_moe(const Config& config, ModelSpec& m) {
 void read_granite_moe(const Config& config, bool shared, ModelSpec& m) {
   const char* const key = "shared_intermediate_size";
   m.fused_mlp = true;
-  read_llama(config, {.biased = false}, m);
+  read_llama(config, {.biased = false, .dropped = true}, m);
   read_granite_factors(config, m);
   config.required("num_local_experts");  // transformers would take 8
   const bool has_shared = shared && config.has(key) && config.required(key) != 0;

@@ -164,7 +164,8 @@ void read_falcon_h1(const Config& config, ModelSpec& m) {
 // have attention.
 void read_granite_hybrid(const Config& config, ModelSpec& m) {
   m.fused_mlp = true;
-  read_llama(config, {.activations = {Activation::swiglu}, .biased = false, .mixed = true}, m);
+  read_llama(config, {.activations = {Activation::swiglu}, .biased = false, .dropped = true, .mixed = true},
+             m);
   config.required("num_local_experts");  // transformers would take 8
   m.mlp_hidden = config.integer("shared_intermediate_size");
   read_granite_factors(config, m);
