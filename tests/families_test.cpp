@@ -525,7 +525,7 @@ const Row rows[] = {
 INSTANTIATE_TEST_SUITE_P(Models, Families, testing::ValuesIn(rows),
                          [](const auto& instance) { return std::string(instance.param.name); });
 
-// Its layers in both orders.
+// Its layers in both orders, and with scaled positions.
 TEST(GptNeox, IsTheSameOnEveryAxis) {
   for (bool parallel : {true, false}) {
     ModelSpec model = odd_llama(false, 4);
@@ -534,6 +534,12 @@ TEST(GptNeox, IsTheSameOnEveryAxis) {
     model.activation = usual_activation(model.family);
     model.parallel_residual = parallel;
     model.rotary_dim = 4;
+    if (parallel) {
+      model.rope.scaling = RopeScaling::yarn;
+      model.rope.factor = 4;
+      model.rope.original_length = 4;
+      model.rope.attention_factor = 1.25;
+    }
     expect_toml_says(model);
     for (const Plan& plan : plans_of(model))
       if (is_taken(8)) expect_verified_and_predicted(plan);

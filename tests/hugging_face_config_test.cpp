@@ -250,6 +250,12 @@ TEST(HuggingFaceConfig, IsOfTheTypeThatSaysTheModel) {
       written("internlm3",
               {{"qkv_bias", true}, {"bias", true}, {"attention_bias", "left out"}, {"mlp_bias", "left out"}}),
       "llama");
+  for (const char* kind : {"linear", "dynamic", "yarn"})
+    EXPECT_EQ(written("gpt-neox",
+                      {{"rope_parameters", {{"rope_type", kind}, {"factor", 4.0}}}, {"rotary_pct", 1.0}}),
+              "gpt_neox");
+  EXPECT_EQ(written("apertus", {{"attention_bias", true}}), "apertus");
+  EXPECT_EQ(written("gemma", {{"attention_bias", true}}), "gemma");
   EXPECT_EQ(written("granite-moe", {{"attention_dropout", 0.1}}), "granitemoe");
   EXPECT_EQ(written("granite-moe-hybrid", {{"attention_dropout", 0.1}}), "granitemoehybrid");
   EXPECT_EQ(written("minimax-m2", {{"rope_parameters", "left out"}, {"rotary_dim", 2}}), "minimax_m2");
@@ -382,7 +388,12 @@ TEST(HuggingFaceConfig, IsOfTheTypeThatSaysTheModel) {
   EXPECT_EQ(read("afmoe", {{"num_local_experts", 2}}).num_experts, 8);
   const json scaling{{"type", "default"}, {"partial_rotary_factor", 0.34}};
   EXPECT_EQ(read("gpt-neox", {{"rope_scaling", scaling}}).rotary_dim, 2);
-  refused("gpt-neox", {{"rope_scaling", {{"type", "linear"}, {"factor", 2.0}}}}, {"type", "only default is"});
+  const ModelSpec scaled = read("gpt-neox", {{"rope_scaling", {{"type", "linear"}, {"factor", 2.0}}},
+                                             {"rotary_pct", 0.34},
+                                             {"rotary_emb_base", 5e3}});
+  EXPECT_EQ(scaled.rope.scaling, RopeScaling::linear);
+  EXPECT_EQ(scaled.rope.theta, 5e3);
+  EXPECT_EQ(scaled.rotary_dim, 2);
   yarn["truncate"] = nullptr;
   EXPECT_FALSE(read("llama", {{"rope_parameters", yarn}}).rope.whole_pairs);
   yarn.erase("truncate");

@@ -99,15 +99,15 @@ void add_rope(const ModelSpec& m, ordered_json& config) {
   const std::string type = config["model_type"];
   const bool always = type == "stablelm" || type == "phi" || type == "nemotron" || type == "minimax_m2" ||
                       type == "qwen3_next" || type == "qwen3_5_text" || type.starts_with("glm"),
-             is_bamba = type == "bamba",                              // only in its rope_parameters
+             only_inside = type == "bamba" || type == "gpt_neox",     // of its rope_parameters
       partial = always || (m.rotary_dim > 0 && m.fused_projections);  // others rotate whole heads
   if (partial) config["partial_rotary_factor"] = rotary_part(m);
   const bool scaled = r.scaling != RopeScaling::none;
   const bool own_are_scaled = m.experts == Experts::gpt_oss || type == "cwm" || type == "apertus";
-  if (!scaled && r.local_theta == 0 && !own_are_scaled && !is_bamba) return;
+  if (!scaled && r.local_theta == 0 && !own_are_scaled && !only_inside) return;
   ordered_json rope{{"rope_type", scaled ? name_of(r.scaling) : "default"}, {"rope_theta", r.theta}};
   if (scaled) rope["factor"] = r.factor;
-  if (partial || is_bamba) rope["partial_rotary_factor"] = rotary_part(m);
+  if (partial || only_inside) rope["partial_rotary_factor"] = rotary_part(m);
   if (r.scaling == RopeScaling::dynamic)
     config["max_position_embeddings"] = r.original_length;
   else if (r.scaling > RopeScaling::linear)
@@ -514,7 +514,6 @@ std::string hugging_face_config(const ModelSpec& m, DType dtype, const TextBound
     config = {{"model_type", type}, {"architectures", {of.architecture}}};
     config.update(gpt2_config(m));
   } else if (m.family == Family::neox) {
-    const double part = rotary_part(m);
     config = {{"model_type", type},
               {"architectures", {of.architecture}},
               {"num_hidden_layers", m.num_layers},
@@ -528,10 +527,9 @@ std::string hugging_face_config(const ModelSpec& m, DType dtype, const TextBound
               {"attention_bias", true},
               {"attention_dropout", 0.0},
               {"hidden_dropout", 0.0},
-              {"rotary_pct", part},
-              {"rotary_emb_base", m.rope.theta},
-              {"rope_parameters",
-               {{"rope_type", "default"}, {"rope_theta", m.rope.theta}, {"partial_rotary_factor", part}}}};
+              {"rotary_pct", rotary_part(m)},
+              {"rotary_emb_base", m.rope.theta}};
+    add_rope(m, config);
   } else if (type == "falcon") {
     config = falcon_config(m);
   } else if (type == "gptj" || type == "codegen") {

@@ -427,16 +427,12 @@ void check_rope(const ModelSpec& m) {
           m.name);
     return;
   }
-  if (m.family == Family::neox) {
-    RopeSpec plain;
-    plain.theta = r.theta;
-    if (!(r == plain) || other)
-      refuse(
-          "model {}: scaled or missing rotary positions, a window, scales, caps, norm_place and "
-          "fused_projections "
-          "are not legal for the neox family; give family = \"llama\"",
-          m.name);
-  }
+  if (m.family == Family::neox &&
+      (r.unturned_every != 0 || r.local_theta != 0 || r.query_growth != 0 || other))
+    refuse(
+        "model {}: unturned_every, rope_local_theta, rope_query_growth, a window, scales, caps, norm_place "
+        "and fused_projections are not legal for the neox family; give family = \"llama\"",
+        m.name);
   if (!m.latent_attention() && (m.rotary_dim < 0 || m.rotary_dim > m.head_dim || m.rotary_dim % 2 != 0))
     refuse("model {}: rotary_dim = {} is not legal: give an even number up to head_dim = {}, or 0 for all",
            m.name, m.rotary_dim, m.head_dim);

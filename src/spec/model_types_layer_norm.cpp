@@ -127,7 +127,7 @@ void read_opt(const Config& config, ModelSpec& m) {
     config.wrong("word_embed_proj_dim", fmt::format("hidden_size = {}", m.hidden));
 }
 
-// In transformers 5 its positions are in rope_parameters.
+// Its positions have names of their own beside rope_scaling, and the usual ones in it and in rope_parameters.
 void read_neox(const Config& config, ModelSpec& m) {
   m.family = Family::neox;
   m.num_layers = config.integer("num_hidden_layers");
@@ -143,20 +143,10 @@ void read_neox(const Config& config, ModelSpec& m) {
   m.tied_embedding = config.boolean_or("tie_word_embeddings", false);
   m.norm_eps = config.real_or("layer_norm_eps", 1e-5);
   m.parallel_residual = config.boolean_or("use_parallel_residual", true);
-  m.rope.theta = config.real_or("rotary_emb_base", 1e4);
-  double part = config.real_or("rotary_pct", 0.25);
-  if (const char* const key = rope_key(config); config.has(key)) {
-    const std::string where = fmt::format("{}, {}", config.where(), key);
-    const Config rope(config.required(key), where);
-    rope.only_text(rope.has("rope_type") ? "rope_type" : "type", "default", {"default"});
-    m.rope.theta = rope.real_or("rope_theta", m.rope.theta);
-    part = rope.real_or("partial_rotary_factor", part);
-  }
-  const auto turned = static_cast<std::int64_t>(static_cast<double>(m.head_dim) * part);
-  if (!(part > 0) || part > 1 || turned < 1)
-    refuse("{}: {} of each head of {} is to be turned: give a part above 0 and up to 1", config.where(), part,
-           m.head_dim);
-  m.rotary_dim = turned == m.head_dim ? 0 : turned;
+  Json usual = config.object();
+  usual["rope_theta"] = config.real_or("rotary_emb_base", 1e4);
+  usual["partial_rotary_factor"] = config.real_or("rotary_pct", 0.25);
+  read_rope(Config(usual, config.where()), 1e4, 0.25, true, m);
   m.activation =
       activation_of(config, "hidden_act", {Activation::gelu_erf, Activation::gelu, Activation::relu});
   config.only_boolean("attention_bias", true);

@@ -182,7 +182,8 @@ void read_hyperclovax(const Config& config, ModelSpec& m) {
 
 // Apertus: an activation that learns, and norms of heads.
 void read_apertus(const Config& config, ModelSpec& m) {
-  read_llama(config, {.activations = {Activation::xielu}, .rope_theta = 12e6, .norm_eps = 1e-5}, m);
+  read_llama(config,
+             {.activations = {Activation::xielu}, .rope_theta = 12e6, .norm_eps = 1e-5, .biased = false}, m);
   m.qk_norm = true;
 }
 
