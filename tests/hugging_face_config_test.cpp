@@ -406,6 +406,49 @@ TEST(HuggingFaceConfig, IsOfTheTypeThatSaysTheModel) {
             4);
 }
 
+// MiniCPM's factors are Granite's in other words.
+TEST(HuggingFaceConfig, OfAMiniCpmIsAGranite) {
+  const json sizes{{"hidden_size", 24},        {"intermediate_size", 36},  {"num_hidden_layers", 4},
+                   {"num_attention_heads", 4}, {"num_key_value_heads", 2}, {"max_position_embeddings", 64},
+                   {"vocab_size", 61},         {"initializer_range", 0.1}, {"rms_norm_eps", 1e-5}};
+  json minicpm = sizes, granite = sizes;
+  minicpm.update(
+      {{"model_type", "minicpm"}, {"scale_emb", 12}, {"scale_depth", 1.4}, {"dim_model_base", 16}});
+  granite.update({{"model_type", "granite"},
+                  {"embedding_multiplier", 12},
+                  {"residual_multiplier", 0.7},
+                  {"logits_scaling", 1.5},
+                  {"attention_multiplier", 1 / std::sqrt(6.0)},
+                  {"tie_word_embeddings", true}});
+  const auto read = [](const json& config) {
+    return model_from_hugging_face(config.dump(), "x/config.json");
+  };
+  EXPECT_EQ(to_toml(read(minicpm)), to_toml(read(granite)));
+  const auto refused = [&](const char* key, const json& value, const std::vector<std::string>& words) {
+    json other = minicpm;
+    other[key] = value;
+    expect_refusal([&] { read(other); }, words);
+  };
+  refused("scale_depth", nullptr, {"scale_depth is missing"});
+  refused("num_experts", 8, {"num_experts = 8", "only 0 is"});
+  refused("sparse_config", {{"topk", 64}}, {"sparse_config", "only null is"});
+}
+
+// ChatGLM's files have keys of their own.
+TEST(HuggingFaceConfig, OfAChatGlmIsAGlm) {
+  json config = json::parse(read_text((fixtures / "chatglm/config.json").string()));
+  const auto read = [](const json& one) { return model_from_hugging_face(one.dump(), "x/config.json"); };
+  EXPECT_EQ(read(config).rope.theta, 2e4);
+  EXPECT_EQ(read(config).rotary_dim, 4);
+  config.erase("rope_ratio");
+  EXPECT_EQ(read(config).rope.theta, 1e4);
+  for (const auto& [key, value] : {std::pair{"num_hidden_layers", 2}, {"vocab_size", 61}})
+    config[key] = value;
+  EXPECT_TRUE(read(config).qkv_bias);  // as the first files of GLM-4 have both names
+  config["add_bias_linear"] = true;
+  expect_refusal([&] { read(config); }, {"add_bias_linear = true", "only false is"});
+}
+
 // Nemotron-H's layers are words or letters; transformers holds other names than its files have.
 TEST(HuggingFaceConfig, OfANemotronHIsReadAsPublished) {
   const std::string text = read_text((fixtures / "nemotron-h/config.json").string());

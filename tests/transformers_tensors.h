@@ -256,6 +256,30 @@ inline std::string name_of_its_own(const std::string& fixture, std::string name)
         {"gate_proj", "c_fc_0"},
         {"up_proj", "c_fc_1"},
         {"down_proj", "c_proj"}}},
+      {"chatglm",
+       {{"model.embed_tokens", "transformer.embedding.word_embeddings"},
+        {"model.norm", "transformer.encoder.final_layernorm"},
+        {"model.layers", "transformer.encoder.layers"},
+        {"lm_head", "transformer.output_layer"},
+        {"self_attn.q_proj", "self_attention.query_key_value"},
+        {"self_attn.k_proj", "self_attention.query_key_value"},
+        {"self_attn.v_proj", "self_attention.query_key_value"},
+        {"self_attn.o_proj", "self_attention.dense"},
+        {"gate_proj", "dense_h_to_4h"},
+        {"up_proj", "dense_h_to_4h"},
+        {"down_proj", "dense_4h_to_h"}}},
+      {"internlm2",
+       {{"embed_tokens", "tok_embeddings"},
+        {"lm_head", "output"},
+        {"self_attn.q_proj", "attention.wqkv"},
+        {"self_attn.k_proj", "attention.wqkv"},
+        {"self_attn.v_proj", "attention.wqkv"},
+        {"self_attn.o_proj", "attention.wo"},
+        {"input_layernorm", "attention_norm"},
+        {"post_attention_layernorm", "ffn_norm"},
+        {"mlp.gate_proj", "feed_forward.w1"},
+        {"mlp.up_proj", "feed_forward.w3"},
+        {"mlp.down_proj", "feed_forward.w2"}}},
       {"gpt-neo", of_gpt({{"self_attn.o_proj", "attn.attention.out_proj"}, {"self_attn", "attn.attention"}})},
       {"gpt-bigcode", of_bigcode},
       {"gpt-bigcode-gelu-erf", of_bigcode},
@@ -303,6 +327,7 @@ inline std::string name_in_file(const std::string& fixture, const ModelSpec& mod
     return name.substr(0, at) + ".experts." +
            (name.find("down_proj") == std::string::npos ? "gate_up_proj" : "down_proj") +
            (name.ends_with("bias") ? "_bias" : "");
+  if (fixture == "chatglm") return name_of_its_own(fixture, std::move(name));
   if (model.short_conv.kernel > 0) return name_of_short_conv(std::move(name));
   if (model.state_space.is_delta()) return name_of_delta_rule(fixture, std::move(name));
   if (model.state_space.heads > 0 || (model.fused_mlp && !model.interleaved_rope))

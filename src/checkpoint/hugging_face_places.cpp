@@ -27,7 +27,8 @@ using nlohmann::json;
 bool is_constant(const std::string& name) {
   return name.ends_with(".attn.bias") || name.ends_with(".attn.masked_bias") ||
          name.ends_with(".attn.causal_mask") || name.ends_with(".attention.bias") ||
-         name.ends_with(".attention.masked_bias") || name.ends_with("rotary_emb.inv_freq");
+         name.ends_with(".attention.masked_bias") || name.ends_with("rotary_emb.inv_freq") ||
+         name.ends_with("rotary_pos_emb.inv_freq");
 }
 
 // Modules that predict one more token come after the last layer; transformers leaves them out.

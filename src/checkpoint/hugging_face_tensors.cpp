@@ -106,7 +106,8 @@ std::vector<FileTensor> file_tensors(const ModelSpec& model, const TransformersT
                                                     "attention.v_proj."};
   const bool in_two = type.name == std::string_view("qwen3_next"),
              in_fours = type.name == std::string_view("codegen"),
-             by_groups = type.name == std::string_view("falcon");
+             by_groups =
+                 type.name == std::string_view("falcon") || type.name == std::string_view("internlm2");
   std::vector<FileTensor> tensors;
   std::map<std::string, std::size_t> of_experts;
   for (const ParamSpec& spec : all_parameters(model)) {
@@ -154,7 +155,9 @@ std::vector<FileTensor> file_tensors(const ModelSpec& model, const TransformersT
       }
     if (in_fours && name.find(".qkv_proj.") != std::string::npos) turns = 4;
     // For each key/value head: the queries that see it, then its keys and its values.
-    if (by_groups && name.find(".query_key_value.") != std::string::npos) turns = model.num_kv_heads;
+    if (by_groups &&
+        (name.find(".query_key_value.") != std::string::npos || name.find(".wqkv.") != std::string::npos))
+      turns = model.num_kv_heads;
     for (const DeltaNames& names : delta_names) {
       const auto at = name.find(names.ours);
       if (at == std::string::npos || !model.state_space.is_delta()) continue;

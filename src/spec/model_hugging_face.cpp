@@ -29,7 +29,7 @@ const ModelType& type_of(const Config& config) {
   return *found;
 }
 
-// Two names of one key, which transformers has for some types (attribute_map).
+// Two names of one key, which transformers has for some types (attribute_map), or a type's own.
 struct TwoNames {
   const char* type;
   const char *one, *other;
@@ -54,6 +54,15 @@ constexpr TwoNames two_names[] = {
     {"codegen", "n_head", "num_attention_heads"},
     {"codegen", "n_layer", "num_hidden_layers"},
     {"falcon", "hidden_size", "n_embed"},
+    {"chatglm", "num_hidden_layers", "num_layers"},
+    {"chatglm", "intermediate_size", "ffn_hidden_size"},
+    {"chatglm", "num_key_value_heads", "multi_query_group_num"},
+    {"chatglm", "head_dim", "kv_channels"},
+    {"chatglm", "vocab_size", "padded_vocab_size"},
+    {"chatglm", "max_position_embeddings", "seq_length"},
+    {"chatglm", "rms_norm_eps", "layernorm_epsilon"},
+    {"chatglm", "attention_bias", "add_qkv_bias"},
+    {"internlm2", "attention_bias", "bias"},
     {"exaone", "num_hidden_layers", "num_layers"},
     {"exaone", "rms_norm_eps", "layer_norm_epsilon"},
     {"exaone", "hidden_act", "activation_function"},

@@ -23,7 +23,7 @@ void read_cohere(const Config& config, bool typed, double theta, ModelSpec& m);
 // model_types_rms_norm.cpp
 ModelReader read_llama_relative, read_exaone, read_arcee, read_mistral, read_ministral3, read_smollm3,
     read_olmo2, read_seed_oss, read_phi3, read_ernie, read_helium, read_hunyuan, read_granite,
-    read_hyperclovax, read_apertus, read_nanochat;
+    read_hyperclovax, read_apertus, read_nanochat, read_internlm2, read_chatglm, read_minicpm;
 void read_qwen(const Config& config, bool qwen2, bool typed, ModelSpec& m);
 void read_glm(const Config& config, bool glm4, ModelSpec& m);
 

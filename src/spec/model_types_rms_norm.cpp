@@ -40,6 +40,9 @@ void read_exaone(const Config& config, ModelSpec& m) {
   read_llama(config, {.rope_theta = theta, .norm_eps = 1e-5, .biased = false, .mlp_biased = true}, m);
 }
 
+// InternLM2: the same, of files with one matrix for queries, keys and values.
+void read_internlm2(const Config& config, ModelSpec& m) { read_llama(config, {.biased = true}, m); }
+
 // A squared ReLU, without a gate.
 void read_arcee(const Config& config, ModelSpec& m) {
   read_llama(config,
@@ -124,6 +127,22 @@ void read_glm(const Config& config, bool glm4, ModelSpec& m) {
   m.attention_out_bias = false;
 }
 
+// ChatGLM 2 and 3, and GLM-4 as it was first published: GLM's layers under other names. What positions are
+// scaled by is a factor of theta.
+void read_chatglm(const Config& config, ModelSpec& m) {
+  for (const char* key : {"rmsnorm", "post_layer_norm", "multi_query_attention"})
+    config.only_boolean(key, true);
+  for (const char* key :
+       {"add_bias_linear", "apply_residual_connection_post_layernorm", "position_encoding_2d"})
+    config.only_boolean(key, false);
+  config.only_real("hidden_dropout", 0.0);
+  Json whole = config.object();
+  whole.emplace("rms_norm_eps", 1e-5);
+  whole.emplace("attention_bias", false);
+  whole["rope_theta"] = 1e4 * config.real_or("rope_ratio", 1);
+  read_glm(Config(whole, config.where()), false, m);
+}
+
 void read_ernie(const Config& config, ModelSpec& m) {
   m.interleaved_rope = true;
   read_llama(config,
@@ -162,6 +181,18 @@ void read_hunyuan(const Config& config, ModelSpec& m) {
 void read_granite(const Config& config, ModelSpec& m) {
   read_llama(config, {.dropped = true}, m);
   read_granite_factors(config, m);
+}
+
+// MiniCPM, and MiniCPM4 where all keys are seen: Granite's factors in other words.
+void read_minicpm(const Config& config, ModelSpec& m) {
+  for (const char* key : {"scale_emb", "scale_depth", "dim_model_base"}) config.required(key);
+  if (config.has("num_experts") && config.required("num_experts") != 0) config.wrong("num_experts", "0");
+  config.only_null("sparse_config");
+  read_llama(config, {.tied = true}, m);
+  m.scales.embedding = config.real_or("scale_emb", 1);
+  m.scales.residual = config.real_or("scale_depth", 1) / std::sqrt(static_cast<double>(m.num_layers));
+  m.scales.logits_divisor =
+      static_cast<double>(m.hidden) / static_cast<double>(config.integer("dim_model_base"));
 }
 
 // HyperCLOVA X SEED Think: Granite's factors, a factor of logits and not a divisor, and norms behind
