@@ -229,6 +229,10 @@ TEST(FamilyChoices, OfALayerAreRefusedWhereTheyMeanNothing) {
   refused("llama-tiny", "parallel_norms = true\n", {"parallel_norms", "parallel_residual"});
   refused("mixtral-tiny", "parallel_residual = true\nparallel_norms = true\n", {"parallel_norms", "experts"});
   refused("gpt2-tiny", "interleaved_rope = true\n", {"interleaved_rope", "gpt2"});
+  refused("llama-tiny", "window = 4\nwindow_full_layers = [1, 1]\n", {"window_full_layers", "rising order"});
+  refused("llama-tiny", "window_full_layers = [1]\n", {"window_full_layers", "without a window"});
+  refused("llama-tiny", "window = 4\nwindow_full_every = 2\nwindow_full_layers = [1]\n",
+          {"window_full_layers", "window_full_every = 2"});
   refused("deepseek-v3", "interleaved_rope = true\n", {"interleaved_rope", "latent attention"});
   refused("phi-4", "fused_mlp = true\n", {"fused_mlp", "fused_projections"});
   refused("relu2-tiny", "fused_mlp = true\n", {"fused_mlp", "gate"});

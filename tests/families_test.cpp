@@ -163,6 +163,14 @@ const Row rows[] = {
      {},
      "llama"},
     {"mistral", [](ModelSpec& m) { m.window.size = 3; }, {}, "mistral"},
+    {"listed_windows",
+     [](ModelSpec& m) {
+       m.num_layers = 3;
+       m.window.size = 4;
+       m.window.full_layers = {0, 1};
+     },
+     {},
+     "ministral"},
     {"local",
      [](ModelSpec& m) {
        m.window = {4, 2};

@@ -235,6 +235,15 @@ TEST(HuggingFaceConfig, IsOfTheTypeThatSaysTheModel) {
             "gemma3_text");  // of two layers, with a window each
   EXPECT_EQ(written("seed-oss", {{"hidden_size", 22}, {"attention_out_bias", true}}), "seed_oss");
   EXPECT_EQ(written("ministral", {{"layer_types", sliding}}), "mistral");
+  for (const char* fixture : {"ministral", "qwen2-window", "qwen3", "gemma2", "gemma3", "olmo3"})
+    written(fixture,
+            {{"num_hidden_layers", 4},
+             {"use_sliding_window", true},
+             {"sliding_window", 5},
+             {"layer_types", {"full_attention", "sliding_attention", "full_attention", "full_attention"}}});
+  EXPECT_EQ(written("qwen2-window",
+                    {{"layer_types", "left out"}, {"num_hidden_layers", 4}, {"max_window_layers", 2}}),
+            "qwen2");
   EXPECT_EQ(written("exaone4", {{"sliding_window", nullptr}, {"layer_types", full}}), "exaone4");
   EXPECT_EQ(written("exaone4", {{"sliding_window", 1000}}), "exaone4");
   EXPECT_EQ(written("exaone4", {{"layer_types", "left out"}, {"sliding_window_pattern", 2}}), "exaone4");

@@ -529,7 +529,7 @@ TEST(ModelHuggingFace, Mistral) {
       7248023552);
 }
 
-// Layers with a window are all, or all but each n-th.
+// Layers with a window are all, all but each n-th, or all but those of a list.
 TEST(ModelHuggingFace, Windows) {
   const auto window_of = [](const std::string& layers) {
     const std::string four = replaced(mistral_json, "\"num_hidden_layers\": 32", "\"num_hidden_layers\": 4"),
@@ -552,9 +552,11 @@ TEST(ModelHuggingFace, Windows) {
   EXPECT_EQ(window_of(types({false, false, false, false})), WindowSpec{});
   EXPECT_EQ(window_of(types({false, true, true, true})), (WindowSpec{4096, 4, true}));
   EXPECT_EQ(window_of(types({false, true, false, true})), (WindowSpec{4096, 2, true}));
-  for (const std::vector<bool>& irregular :
-       {std::vector<bool>{false, true, true, false, false}, {true, false, false, true}, {true, false, true}})
-    expect_refusal([&] { window_of(types(irregular)); }, {"layer_types", "sliding_attention", "only"});
+  EXPECT_EQ(window_of(types({true, false, false, true})), (WindowSpec{4096, 0, false, {1, 2}}));
+  EXPECT_EQ(window_of(types({false, false, true, true})), (WindowSpec{4096, 0, false, {0, 1}}));
+  for (const std::vector<bool>& other :
+       {std::vector<bool>{false, true, true, false, false}, {true, false, true}})
+    expect_refusal([&] { window_of(types(other)); }, {"layer_types", "a list of one for each layer"});
 }
 
 TEST(ModelHuggingFace, Mixtral) {
@@ -593,13 +595,12 @@ TEST(ModelHuggingFace, Qwen2) {
                     "\"sliding_window\": 131072, ", "\"sliding_window\": 4096, " + std::string(layers));
   };
   EXPECT_EQ(model_from_hugging_face(windowed(""), "qwen/config.json").window, WindowSpec{});  // of no layer
-  expect_refusal(
-      [&] {
-        model_from_hugging_face(
-            replaced(windowed(""), "\"max_window_layers\": 24", "\"max_window_layers\": 12"),
-            "qwen/config.json");
-      },
-      {"max_window_layers", "12", "at least num_hidden_layers"});
+  EXPECT_EQ(model_from_hugging_face(
+                replaced(windowed(""), "\"max_window_layers\": 24", "\"max_window_layers\": 21"),
+                "qwen/config.json")
+                .window,
+            (WindowSpec{
+                4096, 0, false, {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17, 18, 19, 20}}));
   refused("\"num_key_value_heads\": 2", "\"x\": 2", {"num_kv_heads = 32", "num_heads = 14"});  // its default
 }
 

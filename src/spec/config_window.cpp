@@ -4,15 +4,20 @@
 
 namespace echelon {
 
-std::optional<WindowSpec> window_of(const std::vector<bool>& in, std::int64_t size) {
-  if (std::find(in.begin(), in.end(), true) == in.end()) return WindowSpec{};
+WindowSpec window_of(const std::vector<bool>& in, std::int64_t size) {
+  if (std::find(in.begin(), in.end(), true) == in.end()) return {};
   const bool full_first = !in.front();
   const auto first_full = std::find(in.begin() + full_first, in.end(), false);
   const std::int64_t before = first_full - in.begin();
   const WindowSpec window{size, full_first ? before : first_full == in.end() ? 0 : before + 1, full_first};
-  for (std::size_t layer = 0; layer < in.size(); ++layer)
-    if (window.in(static_cast<std::int64_t>(layer)) != in[layer]) return {};
-  return window;
+  WindowSpec listed{size};
+  bool is_regular = true;
+  for (std::int64_t layer = 0; layer < std::ssize(in); ++layer) {
+    const bool has = in[static_cast<std::size_t>(layer)];
+    is_regular = is_regular && window.in(layer) == has;
+    if (!has) listed.full_layers.push_back(layer);
+  }
+  return is_regular ? window : listed;
 }
 
 WindowSpec plain_window(const ModelSpec& m) {
@@ -20,7 +25,7 @@ WindowSpec plain_window(const ModelSpec& m) {
   std::vector<bool> in(static_cast<std::size_t>(m.num_layers));
   for (std::int64_t layer = 0; layer < m.num_layers; ++layer)
     in[static_cast<std::size_t>(layer)] = m.window.in(layer);
-  return *window_of(in, m.window.size);
+  return window_of(in, m.window.size);
 }
 
 WindowSpec read_window(const Config& config, bool in_all, bool typed, ModelSpec& m) {
@@ -37,12 +42,9 @@ WindowSpec read_window(const Config& config, bool in_all, bool typed, ModelSpec&
   }
   if (std::find(in.begin(), in.end(), true) == in.end()) return {};
   const std::int64_t size = config.integer("sliding_window");
-  const std::optional<WindowSpec> window = window_of(in, size);
-  if (!window)
-    config.wrong("layer_types",
-                 "sliding_attention in all layers, in all but each n-th, or in all but the first of each n");
-  if (size < m.max_seq || m.rope.local_theta > 0) m.window = *window;
-  return *window;
+  WindowSpec window = window_of(in, size);
+  if (size < m.max_seq || m.rope.local_theta > 0) m.window = window;
+  return window;
 }
 
 void read_turned_windows(const Config& config, ModelSpec& m, const char* interval) {
@@ -56,7 +58,7 @@ void read_turned_windows(const Config& config, ModelSpec& m, const char* interva
     if (window.full_every == 1) window = {};
     if (window.size < m.max_seq) m.window = window;
   }
-  if (window.full_first)
+  if (window.full_first || !window.full_layers.empty())
     config.wrong("layer_types", "sliding_attention in all layers or in all but each n-th");
   m.rope.unturned_every = window.size == 0 ? 1 : window.full_every;
 }

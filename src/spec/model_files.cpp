@@ -56,6 +56,7 @@ constexpr const char* toml_keys[] = {"name",
                                      "window",
                                      "window_full_every",
                                      "window_full_first",
+                                     "window_full_layers",
                                      "embedding_scale",
                                      "attention_scale",
                                      "residual_scale",
@@ -453,6 +454,7 @@ ModelSpec model_from_toml(const std::string& text, const std::string& where) {
   read_rope(reader, where, m);
   m.window = {reader.integer_or("window", 0), reader.integer_or("window_full_every", 0),
               reader.boolean_or("window_full_first", false)};
+  if (reader.has("window_full_layers")) m.window.full_layers = reader.integers("window_full_layers");
   for (const auto& [key, member] : scale_keys) m.scales.*member = reader.real_or(key, m.scales.*member);
   if (reader.has("ssm_scales")) {
     const std::vector<double> scales = reader.reals("ssm_scales");
@@ -531,6 +533,8 @@ std::string to_toml(const ModelSpec& m) {
   if (m.window.size != 0) line("window", m.window.size);
   if (m.window.full_every != 0) line("window_full_every", m.window.full_every);
   if (m.window.full_first) line("window_full_first", m.window.full_first);
+  if (!m.window.full_layers.empty())
+    text += fmt::format("window_full_layers = [{}]\n", fmt::join(m.window.full_layers, ", "));
   for (const auto& [key, member] : scale_keys)
     if (m.scales.*member != ScaleSpec{}.*member) line(key, m.scales.*member);
   if (m.scales.state_space != ScaleSpec{}.state_space)

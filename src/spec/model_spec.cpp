@@ -49,11 +49,11 @@ std::int64_t count_all(const ModelSpec& m, Counted counted) {
   return sum;
 }
 
-void check_attention_layers(const ModelSpec& m, const std::vector<std::int64_t>& layers) {
+void check_listed_layers(const ModelSpec& m, const char* field, const std::vector<std::int64_t>& layers) {
   std::int64_t last = -1;
   for (const std::int64_t layer : layers) {
     if (layer <= last || layer >= m.num_layers)
-      refuse("model {}: attention_layers are not layers from 0 to {} in rising order; give such ones", m.name,
+      refuse("model {}: {} are not layers from 0 to {} in rising order; give such ones", m.name, field,
              m.num_layers - 1);
     last = layer;
   }
@@ -81,7 +81,7 @@ void check_state_space(const ModelSpec& m) {
     refuse("model {}: ssm_state = 1 is not legal with ssm_rule = \"gated-delta\"; give 2 or more", m.name);
   check_size(m, "ssm_kernel", s.kernel, 64);
   check_size(m, "ssm_chunk", s.chunk, 4096);
-  check_attention_layers(m, s.attention_layers);
+  check_listed_layers(m, "attention_layers", s.attention_layers);
   if (s.beside_attention &&
       (!s.attention_layers.empty() || s.is_delta() || !m.layer_pattern.empty() || m.experts != Experts::none))
     refuse(
@@ -127,7 +127,7 @@ void check_short_conv(const ModelSpec& m) {
   if (s.kernel < 2 || s.kernel > most_positions)
     refuse("model {}: short_conv = {} is not legal: give a whole number from 2 to {}, or 0", m.name, s.kernel,
            most_positions);
-  check_attention_layers(m, s.attention_layers);
+  check_listed_layers(m, "attention_layers", s.attention_layers);
   if (m.num_short_conv_layers() == 0)
     refuse("model {}: all layers are attention_layers; leave out short_conv, or one of them", m.name);
   const auto refuse_beside = [&m](bool chosen, const char* what, const char* legal) {
@@ -448,6 +448,12 @@ void check_rope(const ModelSpec& m) {
            m.name, m.window.full_every, largest_num_layers);
   if (m.window.full_first && m.window.full_every == 0)
     refuse("model {}: window_full_first = true is not legal without window_full_every; give false", m.name);
+  check_listed_layers(m, "window_full_layers", m.window.full_layers);
+  if (!m.window.full_layers.empty() && (m.window.size == 0 || m.window.full_every > 0))
+    refuse(
+        "model {}: window_full_layers are not legal without a window, or with window_full_every = {}; give "
+        "none",
+        m.name, m.window.full_every);
   if (m.latent_attention() && (r.unturned_every > 0 || other))
     refuse(
         "model {}: unturned_every, window, scales other than attention_scale, caps, norm_place and "

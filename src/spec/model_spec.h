@@ -1,6 +1,7 @@
 // A transformer as data: sizes, family, and the list of its parameters.
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <cstdint>
 #include <string>
@@ -41,13 +42,17 @@ template <>
 inline constexpr std::array choice_names<Experts>{"none", "mixtral", "deepseek", "gpt-oss"};
 
 // Sliding-window attention (Beltagy et al. 2020, https://arxiv.org/abs/2004.05150): a query sees its own
-// position and the size - 1 before it. It applies in all layers, or in all but one of every `full_every`: the
-// last of them, or the first if full_first.
+// position and the size - 1 before it. It applies in all layers, in all but one of every `full_every` (the
+// last of them, or the first if full_first), or in all but full_layers.
 struct WindowSpec {
   std::int64_t size = 0;        // 0: no window
-  std::int64_t full_every = 0;  // 0: all layers have the window
+  std::int64_t full_every = 0;  // 0: no such period
   bool full_first = false;
+  std::vector<std::int64_t> full_layers = {};  // rising
+  bool in_all() const { return size > 0 && full_every == 0 && full_layers.empty(); }
   bool in(std::int64_t layer) const {
+    if (!full_layers.empty())
+      return size > 0 && !std::binary_search(full_layers.begin(), full_layers.end(), layer);
     return size > 0 && (full_every == 0 || (layer + (full_first ? 0 : 1)) % full_every != 0);
   }
   bool operator==(const WindowSpec&) const = default;

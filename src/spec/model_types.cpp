@@ -394,7 +394,9 @@ const std::vector<ModelType>& model_types() {
        [](M m) { return m.qk_norm; }},
       {{"arcee", "ArceeForCausalLM"}, read_arcee, [](M m) { return m.activation == Activation::relu2; }},
       {{"cwm", "CwmForCausalLM"}, read_cwm, [](M m) { return m.window.full_first && !m.qkv_bias; }},
-      {{"ministral", "MinistralForCausalLM"}, read_ministral, [](M m) { return m.window.full_every > 0; }},
+      {{"ministral", "MinistralForCausalLM"},
+       read_ministral,
+       [](M m) { return m.window.size > 0 && !m.window.in_all(); }},
       // A Mistral without a window is a Llama, but may have heads of any width.
       {{"mistral", "MistralForCausalLM"},
        read_mistral,

@@ -97,10 +97,7 @@ void read_gpt_neo(const Config& config, ModelSpec& m) {
       config.wrong("attention_layers", "none, or the list that attention_types makes,");
   }
   const std::int64_t size = config.integer_or("window_size", 256);
-  const std::optional<WindowSpec> window = window_of(local, size);
-  if (!window)
-    config.wrong(key, "local in all layers, in all but each n-th, or in all but the first of each n,");
-  if (size < m.max_seq) m.window = *window;
+  if (size < m.max_seq) m.window = window_of(local, size);
 }
 
 // Its table of positions has two rows before the first.

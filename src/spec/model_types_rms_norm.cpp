@@ -6,6 +6,7 @@
 
 #include "spec/config_llama.h"
 #include "spec/config_rope.h"
+#include "spec/config_window.h"
 #include "spec/model_type_readers.h"
 
 namespace echelon {
@@ -60,15 +61,18 @@ void read_ministral3(const Config& config, ModelSpec& m) {
 // Qwen2 and Qwen3. Their window, where one is named, is of use_sliding_window alone, and of the layers from
 // max_window_layers on.
 void read_qwen(const Config& config, bool qwen2, bool typed, ModelSpec& m) {
-  const bool window = config.boolean_or("use_sliding_window", false);
-  if (window && !config.has("layer_types")) {
-    if (config.required("max_window_layers") != 0 &&
-        config.integer("max_window_layers") < config.integer("num_hidden_layers"))
-      config.wrong("max_window_layers", "0, or at least num_hidden_layers,");
+  const char* const first = "max_window_layers";
+  const bool window = config.boolean_or("use_sliding_window", false),
+             counted = window && !config.has("layer_types") && config.has("sliding_window");
+  const std::int64_t full = counted && config.required(first) != 0 ? config.integer(first) : 0;
+  read_llama(
+      config,
+      {.windowed = counted && full == 0, .typed = typed, .biased = qwen2 ? std::optional<bool>() : false}, m);
+  if (full > 0 && full < m.num_layers) {
+    std::vector<bool> in(static_cast<std::size_t>(m.num_layers), true);
+    std::fill_n(in.begin(), full, false);
+    m.window = window_of(in, config.integer("sliding_window"));
   }
-  const bool in_all = window && !config.has("layer_types") && config.required("max_window_layers") == 0;
-  read_llama(config, {.windowed = in_all, .typed = typed, .biased = qwen2 ? std::optional<bool>() : false},
-             m);
   if (!window && m.window.size > 0) config.wrong("use_sliding_window", "true beside sliding_attention");
   if (qwen2) m.qkv_bias = true;
   m.qk_norm = !qwen2;
