@@ -652,6 +652,8 @@ TEST(ModelHuggingFace, Qwen2MoeSharedExpert) {
 
 TEST(ModelHuggingFace, SaysWhatATypeHasThatIsNotHere) {
   for (const auto& [type, has] : {std::pair{"bloom", "ALiBi"},
+                                  {"dbrx", "clipped"},
+                                  {"mllama", "images in some layers"},
                                   {"persimmon", "LayerNorm of each head"},
                                   {"recurrent_gemma", "linear recurrences"},
                                   {"gemma4", "share keys and values"},
