@@ -265,6 +265,8 @@ TEST(HuggingFaceConfig, IsOfTheTypeThatSaysTheModel) {
               "gpt_neox");
   EXPECT_EQ(written("apertus", {{"attention_bias", true}}), "apertus");
   EXPECT_EQ(written("gemma", {{"attention_bias", true}}), "gemma");
+  EXPECT_EQ(written("hy-v3", {{"attention_bias", true}}), "hy_v3");
+  EXPECT_EQ(written("hy-v3", {{"attention_bias", false}}), "glm4_moe");
   EXPECT_EQ(written("granite-moe", {{"attention_dropout", 0.1}}), "granitemoe");
   EXPECT_EQ(written("granite-moe-hybrid", {{"attention_dropout", 0.1}}), "granitemoehybrid");
   EXPECT_EQ(written("minimax-m2", {{"rope_parameters", "left out"}, {"rotary_dim", 2}}), "minimax_m2");

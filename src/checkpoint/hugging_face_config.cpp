@@ -552,9 +552,9 @@ std::string hugging_face_config(const ModelSpec& m, DType dtype, const TextBound
                deepseek = m.latent_attention(), glm4_moe = type == "glm4_moe",
                ernie_moe = type == "ernie4_5_moe", granite_moe = type.starts_with("granitemoe"),
                hunyuan_moe = type == "hunyuan_v1_moe", exaone_moe = type == "exaone_moe",
-               lfm2_moe = type == "lfm2_moe", seed_oss = type == "seed_oss";
+               lfm2_moe = type == "lfm2_moe", seed_oss = type == "seed_oss", hy_v3 = type == "hy_v3";
     if (m.experts == Experts::deepseek && !deepseek && !olmoe && !qwen_moe && !glm4_moe && !ernie_moe &&
-        !granite_moe && !hunyuan_moe && !exaone_moe && !afmoe && !lfm2_moe && !cohere_moe)
+        !granite_moe && !hunyuan_moe && !exaone_moe && !afmoe && !lfm2_moe && !cohere_moe && !hy_v3)
       refuse(
           "model {}: transformers has no class of experts as in deepseek without its latent attention; "
           "legal: "
@@ -627,6 +627,16 @@ std::string hugging_face_config(const ModelSpec& m, DType dtype, const TextBound
         config.erase(other);
       config["num_experts"] = m.num_experts;
       config["num_shared_experts"] = m.num_shared_experts;
+    }
+    if (hy_v3) {
+      config["num_experts"] = m.num_experts;
+      config["num_experts_per_tok"] = m.experts_per_token;
+      config["moe_intermediate_size"] = m.expert_hidden;
+      config["num_shared_experts"] = m.num_shared_experts;
+      config["router_scaling_factor"] = m.router.scale;
+      config["mlp_layer_types"] = json::array();
+      for (std::int64_t layer = 0; layer < m.num_layers; ++layer)
+        config["mlp_layer_types"].push_back(m.has_experts(layer) ? "sparse" : "dense");
     }
     if (afmoe) {
       config["num_experts"] = m.num_experts;

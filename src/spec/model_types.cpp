@@ -302,10 +302,7 @@ const std::vector<ModelType>& model_types() {
          return m.experts == Experts::deepseek && m.router.scores == RouterScores::sigmoid && m.qk_norm &&
                 (m.rope.unturned_every > 0 || m.window.size > 0);
        }},
-      {{"glm4_moe", "Glm4MoeForCausalLM", {}, true, true},
-       read_glm4_moe,
-       [](M m) { return m.experts == Experts::deepseek && m.router.scores == RouterScores::sigmoid; }},
-      {{"solar_open", "SolarOpenForCausalLM", {}, true}, read_solar, written_otherwise},
+      // Without biases it is written as a GLM-4.5, which has none of what attention hands on.
       {{"hy_v3",
         "HYV3ForCausalLM",
         {{"mlp.gate.e_score_correction_bias", "mlp.expert_bias"},
@@ -313,7 +310,14 @@ const std::vector<ModelType>& model_types() {
          {"mlp.shared_experts.", "mlp.shared_mlp."}},
         true},
        read_hy_v3,
-       written_otherwise},
+       [](M m) {
+         return m.experts == Experts::deepseek && m.router.scores == RouterScores::sigmoid && m.qk_norm &&
+                m.attention_out_bias;
+       }},
+      {{"glm4_moe", "Glm4MoeForCausalLM", {}, true, true},
+       read_glm4_moe,
+       [](M m) { return m.experts == Experts::deepseek && m.router.scores == RouterScores::sigmoid; }},
+      {{"solar_open", "SolarOpenForCausalLM", {}, true}, read_solar, written_otherwise},
       {{"sarvam_moe",
         "Glm4MoeForCausalLM",
         {{"model.embed_tokens.", "model.word_embeddings."},
