@@ -388,6 +388,11 @@ const Row rows[] = {
       "linear_attn.dt_bias", "linear_attn.A_log", "linear_attn.norm.weight", "linear_attn.out_proj.weight"},
      nullptr},
     {"gate", [](ModelSpec& m) { m.attention_gate = true; }, {"self_attn.gate_proj.weight"}, nullptr},
+    {"biased_gate",
+     [](ModelSpec& m) { m.attention_gate = m.qkv_bias = true; },
+     {"self_attn.q_proj.bias", "self_attn.k_proj.bias", "self_attn.v_proj.bias", "self_attn.gate_proj.weight",
+      "self_attn.gate_proj.bias"},
+     nullptr},
     {"granite_moe",
      [](ModelSpec& m) {
        m.scales = {3, 0.3, 0.6, 2};

@@ -265,6 +265,8 @@ TEST(HuggingFaceConfig, IsOfTheTypeThatSaysTheModel) {
               "gpt_neox");
   EXPECT_EQ(written("apertus", {{"attention_bias", true}}), "apertus");
   EXPECT_EQ(written("gemma", {{"attention_bias", true}}), "gemma");
+  EXPECT_EQ(written("qwen3-5", {{"attention_bias", true}}), "qwen3_5_text");
+  EXPECT_EQ(written("qwen3-next", {{"attention_bias", true}}), "qwen3_next");
   EXPECT_EQ(written("hy-v3", {{"attention_bias", true}}), "hy_v3");
   EXPECT_EQ(written("hy-v3", {{"attention_bias", false}}), "glm4_moe");
   EXPECT_EQ(written("granite-moe", {{"attention_dropout", 0.1}}), "granitemoe");

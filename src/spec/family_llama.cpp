@@ -248,10 +248,15 @@ int attention(BlockBuilder& b, const ModelSpec& m, std::int64_t layer, int x, co
   if (m.qk_norm_turned) y = qk_norm(b, m, y, at + "self_attn.");
   y = b.attention(y, m.window.in(layer), sinks(m, at + "self_attn."));
   if (m.attended_width() < m.attention_width()) y = b.narrow(y);
-  if (m.attention_gate)
-    y = b.gate(y, b.columns("gate_in", x,
-                            {cut_rows(at + "self_attn.gate_proj.weight", m.attention_width(), m.hidden,
-                                      m.head_dim, m.init_std)}));
+  if (m.attention_gate) {
+    const std::string gate = at + "self_attn.gate_proj.";
+    const std::int64_t width = m.attention_width();
+    std::vector<ParamSpec> biases;
+    if (m.qkv_bias) biases = {cut_bias(gate + "bias", width, {{width, m.head_dim}})};
+    y = b.gate(y,
+               b.columns("gate_in", x, {cut_rows(gate + "weight", width, m.hidden, m.head_dim, m.init_std)},
+                         std::move(biases)));
+  }
   return b.rows("attention_out", y,
                 cut_columns(at + "self_attn.o_proj.weight", m.hidden, m.attended_width(),
                             m.attended_width() / m.num_heads, residual_std(m)));

@@ -173,7 +173,7 @@ struct ModelSpec {
   // The activation of MLPs, which has no gate in gpt2 and neox. A llama's MLPs without a gate have no
   // gate_proj; those with gelu use StarCoder2's names. `deepseek` experts may have relu2 (Nemotron 3).
   Activation activation = Activation::swiglu;
-  bool qkv_bias = false;            // of a llama's query, key and value projections (Qwen2)
+  bool qkv_bias = false;            // of a llama's query, key, value and gate projections (Qwen2)
   bool attention_out_bias = false;  // of attention's output projection (gpt-oss)
   bool mlp_bias = false;            // of all projections of a llama's dense MLPs
   bool output_bias = false;         // of the output matrix, tied or not: added to each token's logits (GPT-J)

@@ -9,7 +9,8 @@ namespace echelon {
 // where layer_types say so. The three kinds of positions that a Qwen3.5 turns by are one in a text.
 void read_delta_rule(const Config& config, ModelSpec& m) {
   m.norms_less_one = m.qk_norm = m.attention_gate = true;
-  read_llama(config, {.activations = {Activation::swiglu}, .rotary_part = 0.25, .mixed = true}, m);
+  read_llama(config,
+             {.activations = {Activation::swiglu}, .biased = false, .rotary_part = 0.25, .mixed = true}, m);
   StateSpaceSpec& s = m.state_space;
   s.rule = StateRule::gated_delta;
   s.heads = config.integer_or("linear_num_value_heads", 32);
