@@ -120,6 +120,28 @@ TEST(PrecisionTraining, AGradientKeptInFewerBitsIsNamed) {
   }
 }
 
+// Of two tokens the first attends to itself alone, so that its query has a gradient of rounding, or none:
+// what remains of the sum in fp8 is one product, which fits into bf16 on one run and not on the other.
+TEST(PrecisionTraining, WhatOneTokenGivesInFp8IsNotTooNarrow) {
+  Plan plan = plan_in("fp8", load_model("llama-tiny"), 1, 2);
+  plan.global_batch = 1;
+  plan.seq_len = 2;
+  VerifyRequest request;
+  request.plan = plan;
+  request.steps = 1;
+  request.optimizer.warmup_steps = 0;
+  request.optimizer.eps = 1e-5;
+  request.run.timeout = patience;
+  for (request.seed = 2; request.seed < 6; ++request.seed) {
+    const VerifyReport right = verify(request);
+    EXPECT_FALSE(right.first_difference) << request.seed << " " << to_json(right, plan);
+  }
+  request.faults.narrow_gradients = true;
+  const VerifyReport wrong = verify(request);
+  ASSERT_TRUE(wrong.first_difference);
+  EXPECT_EQ(wrong.first_difference->kind, "width");
+}
+
 // Where rounding of many layers and updates adds up: a wrong sign, scale, reduction and shard show all the
 // same.
 std::vector<Plan> long_ways(const char* precision) {

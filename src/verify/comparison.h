@@ -1,6 +1,7 @@
 // Compares one rank of the mesh with the one-rank run, step by step: what verify() does on every rank.
 #pragma once
 
+#include <functional>
 #include <limits>
 #include <map>
 #include <memory>
@@ -83,6 +84,7 @@ class Comparison {
   // Compares `which` of all parameters; `clip`: the factor that the update's gradients were multiplied by.
   void compare(std::int64_t step, ParameterTensor which, double clip = 1);
   void check_widths(std::int64_t step);
+  bool has_no_sums(std::size_t i, const std::function<bool(double)>& fits) const;
   void compare_wide(std::int64_t step);
   void compare_loss(std::int64_t step, double loss);
   Numbers tolerances(std::size_t i, ParameterTensor which, std::int64_t step, double clip,
