@@ -249,11 +249,15 @@ int run_program(int argc, char** argv) {
   } catch (const AlreadySaid& said) {
     return said.status;
   } catch (const RequestError& error) {
-    // The first process reports it. When a process ends, mpirun ends the others, so these give it time.
-    if (is_another_process())
-      std::this_thread::sleep_for(std::chrono::seconds(1));
-    else
+    if (!is_another_process()) {
       complain(error.what());
+      return 2;
+    }
+    // The first process reports what it refuses too: when it ends, mpirun ends the others. One that is not
+    // ended was started with other words. In short waits: time in which all of them are stopped does not
+    // count.
+    for (int waits = 0; waits < 50; ++waits) std::this_thread::sleep_for(std::chrono::milliseconds(100));
+    complain(fmt::format("rank {}: {}", launched_rank(), error.what()));
     return 2;
   }
 }

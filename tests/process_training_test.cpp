@@ -184,6 +184,17 @@ TEST_F(ProcessTraining, RefusalsAreSaidOnce) {
   for (int i = 0; i < 2; ++i) refused("verify --model llama-tiny --dp 2 --tp 1 --global-batch 1", "--dp 2");
 }
 
+// Of words that one process alone was given the first knows nothing.
+TEST_F(ProcessTraining, WhatAnotherProcessCannotReadItSays) {
+  const std::string right = fmt::format("-n 1 {} {}", ECHELON_BINARY, training("--dp 2", "no"));
+  const std::string first =
+      "OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 timeout 300 mpirun --oversubscribe " + right;
+  const CommandResult r = run_command(first + " : " + right + " --nope");
+  EXPECT_EQ(r.status, 2) << r.output;
+  EXPECT_NE(r.output.find("echelon: rank 1: --nope: echelon train has no such flag"), std::string::npos)
+      << r.output;
+}
+
 // Each read a text of its own and of the same length, and they trained on both.
 TEST_F(ProcessTraining, RanksThatReadOtherDataAreNamed) {
   std::string other = read_bytes(directory_ / "text");
