@@ -496,8 +496,15 @@ TEST(Search, OtherProgramsTrainEqualMicrobatches) {
   expect_refusal([&] { search(pinned(megatron, {{"dp", 3}})); },
                  {"--dp 3: the 40 sequences of the global batch do not divide over so many ranks",
                   "legal: 1, 2, 4, 8, or --global-batch 39, 42"});
-  expect_refusal([&] { search(pinned(megatron, {{"dp", 4}, {"cp", 1}, {"micro-batch", 3}})); },
-                 {"--micro-batch 3: the 10 sequences of a data-parallel rank", "legal: 1, 2, 5, 10"});
+  expect_refusal(
+      [&] {
+        search(pinned(megatron, {{"dp", 4}, {"cp", 1}, {"micro-batch", 3}}));
+      },
+      {"--micro-batch 3: does not divide the 10 sequences of a data-parallel rank", "legal: 1, 2, 5, 10"});
+  SearchRequest one_each = request("llama-3-8b", 8, 8);
+  one_each.pin("dp", 8), one_each.pin("micro-batch", 2);
+  expect_refusal([&] { search(one_each); },
+                 {"--micro-batch 2: does not divide the 1 sequence of a data-parallel rank; legal: 1"});
   EXPECT_FALSE(search(pinned(load_software("echelon"), {{"dp", 3}, {"tp", 8}})).plans.empty());
 
   // What is asked for by name is priced, with a line that says so: 20 microbatches over pp 3.
@@ -722,6 +729,11 @@ TEST(Search, KeyValueHeadsAreRepeatedWhereTheProgramSaysSo) {
       expect_refusal([&] { search(r); }, {"--tp 16", "8 key/value heads of llama-3-8b",
                                           "tensor_repeats_heads", "legal: 1, 2, 4, 8"});
   }
+  SearchRequest one_head = request("llama-3-8b", 8, 64, "nanotron");
+  one_head.work.plan.model.num_kv_heads = 1;
+  one_head.pin("tp", 4);
+  expect_refusal([&] { search(one_head); },
+                 {"--tp 4: does not divide the 1 key/value head of llama-3-8b", "legal: 1"});
   for (const char* software : {"current", "deepspeed", "echelon"}) {
     SCOPED_TRACE(software);
     SearchRequest r = request("llama-3-8b", 32, 64, software);

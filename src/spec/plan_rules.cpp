@@ -82,9 +82,10 @@ std::string tensor_parallel_problem(const ModelSpec& m, std::int64_t tp, const R
                        m.name);
   if (attends && m.num_kv_heads % tp != 0 && !runner.tensor_repeats_heads)
     return fmt::format(
-        "the {} key/value heads of {} do not divide, and the program has none on several ranks "
-        "(tensor_repeats_heads, in its file)",
-        m.num_kv_heads, m.name);
+        "does not divide the {} of {}, and the program has none on several ranks (tensor_repeats_heads, in "
+        "its "
+        "file)",
+        counted(m.num_kv_heads, "key/value head"), m.name);
   if (const StateSpaceSpec& s = m.state_space; s.heads > 0 && s.heads % tp != 0)
     return fmt::format("must divide the {} of {}", counted(s.heads, "state-space head"), m.name);
   if (const StateSpaceSpec& s = m.state_space; s.heads > 0 && s.groups % tp != 0 && tp % s.groups != 0)
@@ -148,7 +149,7 @@ Verdict of_equal_shares(const Plan& plan) {
   }
   if (share % plan.micro_batch == 0) return {};
   return refused("micro-batch", {remedy("micro-batch", share, divisors)},
-                 "the {} sequences of a data-parallel rank do not divide into microbatches of so many", share);
+                 "does not divide the {} of a data-parallel rank", counted(share, "sequence"));
 }
 
 // They cut what is long and what is wide into equal parts; here parts may differ by one.
