@@ -2,10 +2,13 @@
 #include <gtest/gtest.h>
 
 #include <fcntl.h>
+#include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include <atomic>
+#include <filesystem>
+#include <functional>
 #include <thread>
 
 #include "base/open_file.h"
@@ -15,6 +18,16 @@
 #include "checkpoint/new_directory.h"
 #include "mesh_runs.h"
 #include "train/session.h"
+
+namespace {
+std::function<void(const std::string& path)> on_sync;  // empty: nobody looks
+}
+
+// In place of the C library's, for this program.
+extern "C" int fsync(int fd) {
+  if (on_sync) on_sync(std::filesystem::read_symlink("/proc/self/fd/" + std::to_string(fd)).string());
+  return static_cast<int>(::syscall(SYS_fsync, fd));
+}
 
 namespace echelon::checkpoint_directory_test {
 namespace {
@@ -193,6 +206,25 @@ TEST(NewDirectories, AreOfOneAlone) {
     EXPECT_EQ(read_bytes(out + "/first"), read_bytes(out + "/last"));
     EXPECT_FALSE(fs::exists(out + "/.unfinished"));
   }
+}
+
+// After a power cut there is not the file that makes a model of the others without those.
+TEST(NewDirectories, AreSyncedBeforeTheirLastFileAndBehindIt) {
+  const TemporaryDirectory top;
+  const std::string out = fs::canonical(top.path()) / "out";
+  std::vector<bool> has_last;
+  {
+    NewDirectory directory(out);
+    for (const char* name : {"first", "last"}) write_text(directory.path(name), name);
+    on_sync = [&](const std::string& path) {
+      if (path != out) return;
+      EXPECT_TRUE(fs::exists(out + "/first"));
+      has_last.push_back(fs::exists(out + "/last"));
+    };
+    directory.finish("last");
+    on_sync = {};
+  }
+  EXPECT_EQ(has_last, (std::vector{false, true}));
 }
 
 }  // namespace

@@ -79,16 +79,8 @@ void AtomicFile::commit() {
     errno = reason;
     stop("rename the finished file to");
   }
-  // The new name is safe only when the directory is.
-  std::string directory = std::filesystem::path(path_).parent_path().string();
-  if (directory.empty()) directory = ".";
-  const int fd = ::open(directory.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-  if (fd < 0) stop("sync the directory of");
-  const int synced = ::fsync(fd);
-  const int reason = errno;
-  ::close(fd);
-  errno = reason;
-  if (synced != 0 && reason != EINVAL) stop("sync the directory of");  // EINVAL: a file system without this
+  const std::string directory = std::filesystem::path(path_).parent_path().string();
+  sync_directory(directory.empty() ? "." : directory);
 }
 
 void AtomicFile::discard() noexcept {
@@ -107,6 +99,14 @@ void write_file_atomically(const std::string& path, std::string_view text) {
   AtomicFile file(path);
   file.write(text.data(), text.size());
   file.commit();
+}
+
+void sync_directory(const std::string& path) {
+  const int fd = ::open(path.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+  const bool synced = fd >= 0 && (::fsync(fd) == 0 || errno == EINVAL);  // EINVAL: a file system without this
+  const int reason = errno;
+  if (fd >= 0) ::close(fd);
+  if (!synced) fail("{}: cannot be flushed to disk: {}", path, std::strerror(reason));
 }
 
 }  // namespace echelon

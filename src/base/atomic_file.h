@@ -19,7 +19,7 @@ class AtomicFile {
   AtomicFile& operator=(const AtomicFile&) = delete;
 
   void write(const void* data, std::size_t bytes);
-  void commit();  // writes the buffer, fsync, rename, fsync of the directory
+  void commit();  // writes the buffer, fsync, rename, sync_directory()
 
  private:
   void write_through(const std::byte* data, std::size_t bytes);
@@ -32,5 +32,9 @@ class AtomicFile {
 };
 
 void write_file_atomically(const std::string& path, std::string_view text);
+
+// Names that were given or taken away in a directory survive a power cut from here on, where its file system
+// can promise that. RunError with the path and the system's reason.
+void sync_directory(const std::string& path);
 
 }  // namespace echelon

@@ -1,17 +1,14 @@
 #include "checkpoint/checkpoint_writer.h"
 
-#include <fcntl.h>
 #include <fmt/format.h>
-#include <unistd.h>
 
 #include <atomic>
-#include <cerrno>
-#include <cstring>
 #include <exception>
 #include <fstream>
 #include <sstream>
 #include <thread>
 
+#include "base/atomic_file.h"
 #include "base/clock.h"
 #include "base/error.h"
 #include "base/start_thread.h"
@@ -25,14 +22,6 @@ namespace {
 namespace fs = std::filesystem;
 
 std::string rank_file_name(int rank) { return fmt::format("rank-{:05}.json", rank); }
-
-void sync_directory(const fs::path& path) {
-  const int fd = ::open(path.c_str(), O_RDONLY | O_DIRECTORY);
-  const bool synced = fd >= 0 && ::fsync(fd) == 0;
-  const int error = errno;
-  if (fd >= 0) ::close(fd);
-  if (!synced) fail("{}: cannot be flushed to disk: {}", path.string(), std::strerror(error));
-}
 
 // Retries: other ranks may still write there for a moment.
 void remove_directory(const fs::path& path) {
@@ -243,7 +232,7 @@ void CheckpointWriter::write_manifest() const {
     if (name != manifest_name && !all.contains(name) && !tokenizer) strangers.push_back(entry.path());
   }
   for (const fs::path& path : strangers) fs::remove_all(path);
-  sync_directory(state_->unfinished);
+  sync_directory(state_->unfinished.string());
 }
 
 std::string CheckpointWriter::commit(std::int64_t keep) {
@@ -259,7 +248,7 @@ std::string CheckpointWriter::commit(std::int64_t keep) {
     std::error_code error;
     fs::rename(state_->unfinished, state_->whole, error);
     if (error) fail("{}: cannot be given its name: {}", path, error.message());
-    sync_directory(directory_);
+    sync_directory(directory_.string());
     std::vector<std::string> all = list_checkpoints(directory_.string());
     for (std::size_t i = 0; keep > 0 && i + static_cast<std::size_t>(keep) < all.size(); ++i)
       remove_checkpoint(all[i], rank_.job());

@@ -2,6 +2,7 @@
 
 #include <system_error>
 
+#include "base/atomic_file.h"
 #include "base/error.h"
 
 namespace echelon {
@@ -39,7 +40,9 @@ std::string NewDirectory::path(const std::string& name) const { return (unfinish
 void NewDirectory::finish(const std::string& last) {
   for (const fs::path& file : files())
     if (file.filename() != last) place(file);
+  sync_directory(directory_.string());  // so that it is not there without them after a power cut
   place(path(last));
+  sync_directory(directory_.string());
 }
 
 bool NewDirectory::has_others() const {

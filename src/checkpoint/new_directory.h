@@ -22,7 +22,8 @@ class NewDirectory {
 
   // Where to write a file.
   std::string path(const std::string& name) const;
-  // Call when all is written. Without the file `last` the others do not form a model, so it is moved last.
+  // Call when all is written, and synced. Without the file `last` the others do not form a model, so it is
+  // moved last. RunError if one cannot be moved, or the directory not be synced.
   void finish(const std::string& last);
 
  private:
