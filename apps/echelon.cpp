@@ -1,8 +1,10 @@
 // echelon: one verb for each task. Exit status: 0 yes; 1 it ran, and the answer is no; 2 the request is
 // wrong; 3 it failed while running.
 #include <execinfo.h>
+#include <fcntl.h>
 #include <malloc.h>
 #include <sys/resource.h>
+#include <unistd.h>
 
 #include <csignal>
 #include <cstdio>
@@ -35,9 +37,17 @@ constexpr const char* out_of_memory =
 // Before main(): libraries' static initialisers may already run out of memory.
 __attribute__((constructor(101))) void end_by_a_sentence() { std::set_terminate(end_without_handler); }
 
+// A stream that whoever started this has closed leaves its number to the next file that is opened, into which
+// everything printed would go. Opened the wrong way round, it fails as one that is closed does.
+void keep_numbers_of_closed_streams() {
+  for (const int stream : {STDIN_FILENO, STDOUT_FILENO, STDERR_FILENO})
+    if (::fcntl(stream, F_GETFD) < 0) (void)::open("/dev/null", stream == STDIN_FILENO ? O_WRONLY : O_RDONLY);
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
+  keep_numbers_of_closed_streams();
   std::signal(SIGXFSZ, SIG_IGN);  // a file over its size limit is then a write() error, like a full disk
   // A separate heap for each thread reserves 64 MiB of addresses, and if that fails every allocation tries
   // again: if addresses are limited (ulimit -v), all threads share one heap.

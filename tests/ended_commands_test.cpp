@@ -5,6 +5,7 @@
 #include <csignal>
 #include <filesystem>
 #include <nlohmann/json.hpp>
+#include <sstream>
 #include <string>
 #include <thread>
 
@@ -69,6 +70,17 @@ TEST_F(EndedCommands, OutputThatCannotBeWrittenIsAFailure) {
   const Result nowhere = run({"simulate", "--out", "none/drawn.txt"});
   EXPECT_EQ(nowhere.status, 2);
   EXPECT_EQ(nowhere.err, "echelon: --out none/drawn.txt: cannot be written: No such file or directory\n");
+}
+
+// What is printed would go into the first file that is written, which gets the number of a closed stream.
+TEST_F(EndedCommands, NothingIsPrintedIntoAFileWhereStandardOutputIsClosed) {
+  const Result r = run(training({"--steps", "2", "--sample", "0", "--log", "log"}), "exec <&- >&-");
+  EXPECT_EQ(r.status, 3);
+  EXPECT_NE(r.err.find("standard output cannot be written: "), std::string::npos) << r.err;
+  std::istringstream lines(read_bytes(at("log")));
+  int records = 0;
+  for (std::string line; std::getline(lines, line); ++records) EXPECT_TRUE(line.starts_with("{")) << line;
+  EXPECT_GE(records, 3);
 }
 
 TEST_F(EndedCommands, AnInterruptLeavesWholeCheckpoints) {
