@@ -425,7 +425,8 @@ TEST_F(TextCommands, TextBecomesTokensOnceAndWeightsAreStartedFrom) {  // long
       << tuned.out;
   refused(joined(tune, {"--model", "gpt2-124m"}), {"--model gpt2-124m", "family = ", "leave out --model"});
   refused(joined(tune, {"--resume", "--checkpoint", "base"}), {"--from", "with --resume"});
-  refused(joined(tune, {"--tokenizer", "absent.json"}), {"absent.json"});
+  refused(joined(tune, {"--tokenizer", "absent.json"}),
+          {"--tokenizer absent.json: no such file", "legal: bytes"});
   EXPECT_EQ(run({"verify", "--model", "tiny.toml", "--data", "in/a.jsonl", "--data-cache", "cache",
                  "--seq-len", "16", "--steps", "1", "--precision", ECHELON_TEST_DTYPE})
                 .status,

@@ -5,6 +5,7 @@
 #include <filesystem>
 #include <vector>
 
+#include "base/error.h"
 #include "base/open_file.h"
 #include "data/checksum.h"
 
@@ -34,6 +35,8 @@ bool has_tokenizer(const std::string& directory) {
 
 TextTokens text_tokens(const std::string& path) {
   if (path == "bytes") return {};
+  if (std::error_code none; !fs::exists(path, none))
+    refuse("--tokenizer {}: no such file or directory; legal: bytes, or where a tokenizer's file is", path);
   TextTokens text{read_tokenizer(path), chat_template_beside(path), 0};
   const std::string file = tokenizer_file(path);
   if (!file.empty()) text.identity = std::max<std::uint64_t>(1, checksum(OpenFile(file, "--tokenizer")));
