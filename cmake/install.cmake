@@ -99,9 +99,11 @@ install_library(${multiarch_libdir} libechelon-dev TRUE)
 
 install(TARGETS echelon RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR} COMPONENT program)
 install(DIRECTORY configs/models configs/machines configs/software DESTINATION ${data_dir}/configs COMPONENT program)
-install(FILES README.md CHANGELOG.md DESTINATION ${data_dir} COMPONENT program)
+install(FILES README.md CHANGELOG.md CONTRIBUTING.md LICENSE DESTINATION ${data_dir} COMPONENT program)
 install(DIRECTORY docs DESTINATION ${data_dir} COMPONENT program)
 install(DIRECTORY examples DESTINATION ${data_dir} COMPONENT program USE_SOURCE_PERMISSIONS PATTERN CMakeLists.txt EXCLUDE)
+install(CODE "set(data_dir \"${data_dir}\")" COMPONENT program)
+install(SCRIPT cmake/plain_links.cmake COMPONENT program)
 
 # Man pages and completions, as the binary tells them of its own flags. Compressed as distributions have them.
 find_program(GZIP gzip REQUIRED)

@@ -106,6 +106,33 @@ TEST_F(Install, PresetsDocumentsAndExamplesLieBeside) {
   EXPECT_EQ(r.status, 0) << r.output;
 }
 
+// Of a document: what its links name, without addresses on the web.
+Words linked_files(const std::string& text) {
+  Words files;
+  for (std::size_t at = text.find("]("); at != std::string::npos; at = text.find("](", at + 1)) {
+    const std::size_t end = std::min(text.find_first_of(")#: \n", at + 2), text.size() - 1);
+    const bool is_file = end > at + 2 && (text[end] == ')' || text[end] == '#');
+    if (is_file) files.push_back(text.substr(at + 2, end - at - 2));
+  }
+  return files;
+}
+
+TEST_F(Install, DocumentsLinkToWhatIsThere) {
+  int documents = 0, links = 0;
+  for (const fs::path& directory : {share() / "echelon", share() / "echelon/docs"})
+    for (const auto& entry : fs::directory_iterator(directory)) {
+      if (entry.path().extension() != ".md") continue;
+      ++documents;
+      const std::string text = read_bytes(entry.path());
+      for (const std::string& file : linked_files(text)) {
+        ++links;
+        EXPECT_TRUE(fs::exists(directory / file)) << entry.path() << ": " << file;
+      }
+    }
+  EXPECT_GT(documents, 20);
+  EXPECT_GT(links, 100);
+}
+
 TEST_F(Install, TheChangelogBeginsWithThisVersion) {
   const std::string changes = read_bytes(share() / "echelon/CHANGELOG.md");
   const std::size_t at = changes.find("\n## ") + 4;
