@@ -6,6 +6,7 @@
 #include "apps/flag_values.h"
 #include "apps/help.h"
 #include "base/error.h"
+#include "base/on_off.h"
 #include "base/output_file.h"
 #include "draw/block.h"
 #include "spec/model_spec.h"
@@ -55,15 +56,14 @@ void BlockFlags::draw() const {
   validate(plan.mesh);
   if (const auto refusal = shape_refusal(plan, this_trainer); refusal && refusal->field == "tp")
     throw PlanRefusal(plan, *refusal);
-  if (!sequence_parallel_.empty() && sequence_parallel_ != "on" && sequence_parallel_ != "off")
-    refuse("--sp {}: legal: on, off", sequence_parallel_);
-  if (sequence_parallel_ == "on" && tp_ == 1)
+  const bool shards_sequence =
+      sequence_parallel_.empty() ? tp_ > 1 : parse_on_or_off("--sp", sequence_parallel_);
+  if (shards_sequence && tp_ == 1)
     refuse("--sp on: has no ranks to cut the sequence over, with --tp 1; legal: --tp 2 or more, or --sp off");
   if (const std::string ending = std::filesystem::path(out_).extension(); !ending.empty() && ending != ".svg")
     refuse("--block {}: is an SVG, whose name cannot end in {}; legal: {}", out_, ending,
            std::filesystem::path(out_).replace_extension(".svg").string());
-  BlockSetting setting{tp_, tp_ > 1 && sequence_parallel_ != "off",
-                       parse_recompute(recompute_, "--recompute")};
+  BlockSetting setting{tp_, shards_sequence, parse_recompute(recompute_, "--recompute")};
   if (const std::string stranger = not_in_model(setting.recompute, model); !stranger.empty())
     refuse("--recompute {}: no layer of {} has an op {}", recompute_, model.name, stranger);
   check_output("--block", out_);

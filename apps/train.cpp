@@ -16,6 +16,7 @@
 #include "apps/train_flags.h"
 #include "base/clock.h"
 #include "base/error.h"
+#include "base/on_off.h"
 #include "base/output_file.h"
 #include "base/private_directory.h"
 #include "base/units.h"
@@ -136,11 +137,6 @@ PlannedDeath planned_death(const std::string& text, bool processes) {
   if (!contains(legal, where)) refuse("--die {}: WHERE is one of {}", text, fmt::join(legal, ", "));
   return {parse_number<int>("--die", text.substr(0, first)),
           parse_number<std::int64_t>("--die", text.substr(first + 1, second - first - 1)), where};
-}
-
-bool on_or_off(const std::string& flag, const std::string& text) {
-  if (text != "on" && text != "off") refuse("{} {}: legal: on, off", flag, text);
-  return text == "on";
 }
 
 // What each flag of train needs to have an effect, other than the plan's.
@@ -285,8 +281,8 @@ std::unique_ptr<TokenData> TrainFlags::read() {
   if (!is_given("--warmup")) request.optimizer.warmup_steps = std::clamp<std::int64_t>(f.steps, 0, 10);
   if (is_given("--rerun") && request.rerun < 0) refuse("--rerun {}: must be at least 0", request.rerun);
   if (f.on_nan != "stop" && f.on_nan != "skip") refuse("--on-nan {}: legal: stop, skip", f.on_nan);
-  request.run.cuda_graphs = on_or_off("--cuda-graphs", f.cuda_graphs);
-  request.save_beside = on_or_off("--async-save", f.async_save);
+  request.run.cuda_graphs = parse_on_or_off("--cuda-graphs", f.cuda_graphs);
+  request.save_beside = parse_on_or_off("--async-save", f.async_save);
   request.skip_nonfinite = f.on_nan == "skip";
   request.trace = f.timeline.asked();
   if (is_given("--die") && !request.resume)
@@ -341,7 +337,7 @@ Plan TrainFlags::read_dry() const {
 
 DryRunOptions TrainFlags::dry_options(const Plan& of, const PipelineLayout& pipeline) const {
   DryRunOptions options{.keeps_copy = request.check_every > 0,
-                        .graphs = on_or_off("--cuda-graphs", cuda_graphs),
+                        .graphs = parse_on_or_off("--cuda-graphs", cuda_graphs),
                         .device = run.imagined_device()};
   if (request.check_every < 0) refuse("--check-replicas {}: must be at least 0", request.check_every);
   if (options.keeps_copy)

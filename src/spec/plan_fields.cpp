@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "base/error.h"
+#include "base/on_off.h"
 #include "base/parse_number.h"
 #include "base/units.h"
 #include "spec/choices.h"
@@ -252,7 +253,7 @@ std::string text_of(const PlanField& field, const Plan& plan) {
     return bytes_text(bytes->of(const_cast<Plan&>(plan)));
   return with_value(field, plan, [](const auto& value) -> std::string {
     if constexpr (std::is_same_v<std::remove_cvref_t<decltype(value)>, bool>)
-      return value ? "on" : "off";
+      return on_or_off(value);
     else
       return fmt::format("{}", value);
   });
@@ -270,8 +271,7 @@ void read_text(const PlanField& field, Plan& plan, const std::string& text, cons
           auto& value = member(plan);
           using Field = std::remove_cvref_t<decltype(value)>;
           if constexpr (std::is_same_v<Field, bool>) {
-            if (text != "on" && text != "off") refuse("{} {}: legal: on, off", where, text);
-            value = text == "on";
+            value = parse_on_or_off(where, text);
           } else if constexpr (std::is_same_v<Field, std::string>) {
             value = text;
           } else {

@@ -8,6 +8,7 @@
 
 #include "base/edits.h"
 #include "base/error.h"
+#include "base/on_off.h"
 #include "spec/plan.h"
 #include "spec/plan_fields.h"
 #include "spec/toml_text.h"
@@ -49,7 +50,7 @@ std::string text_in(const toml::node& node, const PlanField& field, const std::s
   const bool is_double = std::holds_alternative<double& (*)(Plan&)>(field.member);
   if (std::holds_alternative<bool& (*)(Plan&)>(field.member)) {
     if (!node.is_boolean()) wrong("true or false");
-    return **node.as_boolean() ? "on" : "off";
+    return on_or_off(**node.as_boolean());
   }
   if (field.is_number()) {
     if (!node.is_integer() && !(is_double && node.is_floating_point()))
