@@ -317,16 +317,20 @@ std::string origin_of_weights(const TrainFlags& f) {
 
 }  // namespace
 
+bool is_of_dry_run(const std::string& flag) {
+  static const std::vector<std::string> own{"plan",   "dry-run",        "json",
+                                            "device", "check-replicas", "cuda-graphs"};
+  return find_field(flag) != nullptr || contains(own, flag);
+}
+
 Plan TrainFlags::read_dry() const {
   for (const char* name : {"--staleness", "--servers"})
     if (is_given(*app, name))
       refuse("{}: parameter servers and their workers are not run dry; legal: without --dry-run", name);
-  static const std::vector<std::string> own{"plan",   "dry-run",        "json",
-                                            "device", "check-replicas", "cuda-graphs"};
   std::vector<FlagNeed> needs;
   for (const CLI::Option* option : app->get_options()) {
     const std::string name = option->get_lnames().front();
-    needs.push_back({"--" + name, find_field(name) != nullptr || contains(own, name), "with --dry-run", {}});
+    needs.push_back({"--" + name, is_of_dry_run(name), "with --dry-run", {}});
   }
   refuse_idle(*app, needs);
   if (launched_processes() > 1)

@@ -45,5 +45,7 @@ struct TrainFlags {
   CLI::App* app = nullptr;
 };
 void add_train_flags(CLI::App& app, const std::shared_ptr<TrainFlags>& flags);
+// Whether a dry run takes this flag of train, named without dashes.
+bool is_of_dry_run(const std::string& flag);
 
 }  // namespace echelon

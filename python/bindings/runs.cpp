@@ -246,21 +246,17 @@ std::shared_ptr<DryAnswer> run_dry(const Words& words) {
   const auto flags = std::make_shared<TrainFlags>();
   add_train_flags(app, flags);
   Names hidden = not_of_train;
-  std::set<std::string> fields;
-  for (const Keyword& one : keywords_of("dry_run")) {
-    std::string name = one.name;
-    std::replace(name.begin(), name.end(), '_', '-');
-    fields.insert(name);
-  }
   for (const CLI::Option* option : app.get_options())
     for (const std::string& name : option->get_lnames())
-      if (!fields.contains(name)) hidden.insert(name);
+      if (!is_of_dry_run(name)) hidden.insert(name);
   read_words(app, words, hidden);
   const Plan plan = flags->read_dry();
   std::shared_ptr<DryAnswer> answer;
   run_apart([&](const Progress& progress) {
     const PipelineLayout pipeline(plan);
-    answer = std::make_shared<DryAnswer>(DryAnswer{plan, pipeline, dry_job(plan, pipeline, progress)});
+    const DryRunOptions options = flags->dry_options(plan, pipeline);
+    answer =
+        std::make_shared<DryAnswer>(DryAnswer{plan, pipeline, dry_job(plan, pipeline, progress, options)});
   });
   return answer;
 }

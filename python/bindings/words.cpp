@@ -133,7 +133,7 @@ std::vector<Keyword> keywords_of(const std::string& verb) {
   for (const CLI::Option* option : app.get_options()) {
     if (!is_keyword(*option, hidden)) continue;
     const std::string flag = option->get_lnames().front();
-    if (verb == "dry_run" && find_field(flag) == nullptr && flag != "plan") continue;
+    if (verb == "dry_run" && !is_of_dry_run(flag)) continue;
     keywords.push_back({keyword_name(flag), option->get_type_name(), option->get_description(),
                         option->get_default_str(), is_switch(*option), is_list(*option)});
   }

@@ -165,6 +165,21 @@ def test_dry_run_equals_the_command_line(told):
 
 
 @pytest.mark.parametrize(
+    "arguments", [{"check_replicas": 10}, {"device": "cuda"}, {"device": "cuda", "cuda_graphs": True}]
+)
+def test_dry_run_takes_what_changes_its_memory(told, arguments):
+    request = {"model": "llama-tiny", "dp": 1, **arguments}
+    dry = echelon.dry_run(**request)
+    assert dry.to_dict() == told("train", "--dry-run", *flags_of(request))
+    assert dry.memory(0) != echelon.dry_run(model="llama-tiny", dp=1).memory(0)
+
+
+def test_dry_run_refuses_what_the_command_line_refuses():
+    with pytest.raises(echelon.RequestError, match="cuda_graphs on"):
+        echelon.dry_run(model="llama-tiny", dp=1, cuda_graphs=True)
+
+
+@pytest.mark.parametrize(
     "arguments, field, value",
     [
         ({"gpus": 8, "tp": 3}, "tp", "3"),
