@@ -14,6 +14,7 @@
 #include "apps/verify_flags.h"
 #include "base/error.h"
 #include "base/json_text.h"
+#include "base/units.h"
 #include "bindings/bindings.h"
 #include "bindings/words.h"
 #include "plan/workload.h"
@@ -271,7 +272,7 @@ void bind_dry_run(nb::module_& m) {
       .def_prop_ro(
           "traffic", [](const RankClass& c) { return c.run.traffic; }, "Sent in a step.")
       .def("__repr__", [](const RankClass& c) {
-        return fmt::format("<RankClass of {} ranks: {} bytes each>", c.ranks, c.run.peak.total());
+        return fmt::format("<RankClass of {}: {} bytes each>", counted(c.ranks, "rank"), c.run.peak.total());
       });
   nb::class_<DryAnswer>(m, "DryRun", "What every rank of a training would hold, and send in a step.")
       .def_prop_ro("plan", [](const DryAnswer& a) { return a.plan; })
@@ -298,8 +299,9 @@ void bind_dry_run(nb::module_& m) {
           "As `echelon train --dry-run --json`.")
       .def("__str__", [](const DryAnswer& a) { return dry_run_text(a.plan, a.pipeline, a.job); })
       .def("__repr__", [](const DryAnswer& a) {
-        return fmt::format("<DryRun of {} ranks, {} kinds of them: {}>", a.job.class_of.size(),
-                           a.job.classes.size(), summary(a.plan));
+        return fmt::format("<DryRun of {}, {} of them: {}>",
+                           counted(static_cast<std::int64_t>(a.job.class_of.size()), "rank"),
+                           counted(static_cast<std::int64_t>(a.job.classes.size()), "kind"), summary(a.plan));
       });
   m.def("_dry_run", &run_dry, "words"_a);
 }

@@ -111,6 +111,7 @@ def test_objects_tell_what_they_are():
     sweep = echelon.sweep("gpus=4..16", model="llama-3-8b", global_batch=64)
     cost = echelon.plan(model="llama-3-8b", gpus=8, global_batch=64, tokens=1e12, top=1).run
     assert repr(dry).startswith("<DryRun of 4 ranks") and "tp 2" in repr(dry)
+    assert repr(echelon.dry_run(model="llama-tiny", dp=1)).startswith("<DryRun of 1 rank, 1 kind of them: ")
     assert repr(sweep) == "<Sweep of gpus: 3 values>"
     assert repr(cost).startswith(f"<RunCost: {cost.steps} steps, ")
 
