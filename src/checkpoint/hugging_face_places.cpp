@@ -221,7 +221,7 @@ std::map<std::string, StoredPlace> stored_places(const StoredModel& stored, cons
     if (!is_constant(name) && !predicts_more(model, type, name) && !is_left_out(model, type, name) &&
         !(sees && is_for_images(name)))
       refuse(
-          "{}: {} is no tensor of a {}{}", stored.directory(), name, model.name,
+          "{}: {} is no tensor of its model{}", stored.directory(), name,
           is_of_quantized(name)
               ? ", but of quantized weights; legal: an export that is not quantized, in F64, F32, F16 or BF16"
               : "");
