@@ -306,7 +306,7 @@ PlansTable plans_table(const SearchResult& result, const Workload& work, int col
   const Words words[] = {{"memory", "does not fit in memory", "do not fit in memory"},
                          {"schedule", "does not suit its schedule", "do not suit their schedule"},
                          {"shape", "does not divide", "do not divide"},
-                         {"slower", "is too slow under any schedule", "are too slow under any schedule"},
+                         {"slower", "is too slow by a lower bound", "are too slow by a lower bound"},
                          {"same", "is a duplicate", "are duplicates"}};
   for (const Words& w : words)
     if (const auto found = result.rejected.find(w.reason);

@@ -7,6 +7,7 @@
 #include <deque>
 #include <limits>
 #include <map>
+#include <queue>
 #include <set>
 #include <tuple>
 #include <type_traits>
@@ -81,19 +82,14 @@ class Search {
 
   SearchResult run() {
     const auto begin = std::chrono::steady_clock::now();
-    each_mesh(r_, [this](const Plan& plan) { mesh(plan); });
-    // The groups that could be fastest come first, so that slower ones need not be examined. Equal ones keep
-    // the order of the meshes, so that the result does not depend on the library's sort.
-    std::stable_sort(groups_.begin(), groups_.end(),
-                     [](const Group& a, const Group& b) { return a.least < b.least; });
-    for (std::size_t i = 0; i < groups_.size(); ++i) {
-      const Group& g = groups_[i];
-      if (g.least * below_rounding > most_seconds_) break;
-      done_ = static_cast<double>(i) / static_cast<double>(groups_.size());
-      tell();
+    each_mesh(r_, [this](const Plan& plan) {
+      mesh(plan);
+      return true;
+    });
+    each_group([this](const Group& g) {
       if (!by_memory()) advance(g.least);
       group(g, by_memory() || g.least * below_rounding <= worst_ranked());
-    }
+    });
     if (by_memory()) walk_the_smallest();
     settle();
     if (!by_memory()) recompute_by_rank();
@@ -112,8 +108,39 @@ class Search {
     Outcome* outcome = nullptr;  // where it is recorded
   };
 
-  std::optional<Refusal> shape_refusal_of(const Plan& plan) const {
-    return shape_refusal(plan, runner_of(r_.work.software));
+  // Visits the groups that could be fastest first, so that slower ones need not be examined. Equal ones keep
+  // the order of the meshes, so that the result does not depend on the library's sort. Most groups are never
+  // reached: a tighter bound is computed of those that are, and they wait until it is their turn again.
+  template <class Visit>
+  void each_group(const Visit& visit) {
+    const auto is_later = [](const Group* a, const Group* b) {
+      return std::pair(a->least, a) > std::pair(b->least, b);
+    };
+    std::priority_queue<const Group*, std::vector<const Group*>, decltype(is_later)> bounded(is_later);
+    std::stable_sort(groups_.begin(), groups_.end(),
+                     [](const Group& a, const Group& b) { return a.least < b.least; });
+    double visited = 0;
+    for (auto next = groups_.begin(); next != groups_.end() || !bounded.empty(); ++visited) {
+      while (next != groups_.end() && (bounded.empty() || next->least <= bounded.top()->least)) {
+        if (!by_memory() && next->least * below_rounding <= worst_ranked()) tighten(*next);
+        bounded.push(&*next++);
+      }
+      const Group& g = *bounded.top();
+      bounded.pop();
+      if (g.least * below_rounding > most_seconds_) break;
+      done_ = visited / static_cast<double>(groups_.size());
+      tell();
+      visit(g);
+    }
+  }
+  void tighten(Group& g) {
+    double least = 1e300;
+    g.place_in(plan_);
+    for (const PipelineChoice& pipeline : *g.mesh->pipelines) {
+      pipeline.place_in(plan_);
+      least = std::min(least, model_.least_scheduled_seconds(plan_));
+    }
+    g.least = std::max(g.least, least);
   }
 
   void reject(const char* reason, std::int64_t count) { result_.rejected[reason].count += count; }
@@ -163,7 +190,7 @@ class Search {
     (here.shardings->empty() ? ShardingChoice::of(plan) : here.shardings->front()).place_in(plan_);
     plan_.micro_batch = plan.micro_batch;
     plan_.recompute = plan.recompute;
-    const auto refusal = shape_refusal_of(plan_);
+    const std::optional<Refusal>& refusal = refusals_.of(plan_);
     const std::size_t kinds = recomputes_.size();
     if (here.pipelines->empty()) {
       ++result_.considered;
@@ -195,7 +222,11 @@ class Search {
     }
     meshes_.push_back(here);
     std::vector<bool> fits(kinds, true);
-    for (std::int64_t batch : batches)
+    for (std::int64_t batch : batches) {
+      plan_.micro_batch = batch;
+      plan_.recompute = PipelineRecompute();
+      // Recomputation only adds to it.
+      const double least = model_.least_seconds(plan_);
       for (std::size_t kind = 0; kind < kinds; ++kind) {
         Group g{&meshes_.back(), batch, &recomputes_[kind]};
         g.place_in(plan_);
@@ -207,9 +238,10 @@ class Search {
           leave_out(here, plan_);
           continue;
         }
-        g.least = model_.least_seconds(plan_);
+        g.least = by_memory() ? model_.least_seconds(plan_) : least;
         groups_.push_back(g);
       }
+    }
   }
 
   void leave_out(const MeshPlans& mesh, const Plan& plan) {
@@ -259,6 +291,13 @@ class Search {
         if (outcome != nullptr) std::fill(outcome, outcomes, Outcome{Fate::schedule, 0, why_index(unfit)});
         continue;
       }
+      if (!by_memory())
+        if (const double least = model_.least_scheduled_seconds(plan_);
+            least * below_rounding > worst_ranked()) {
+          reject("slower", shardings);
+          if (outcome != nullptr) std::fill(outcome, outcomes, Outcome{Fate::slower, least});
+          continue;
+        }
       if (plan_.balance_layers && model_.splits_evenly(plan_)) {
         if (!r_.work.plan.balance_layers) {
           reject("same", shardings);
@@ -274,7 +313,7 @@ class Search {
           continue;
         }
         sharding.place_in(plan_);
-        const auto refusal = shape_refusal_of(plan_);
+        const std::optional<Refusal>& refusal = refusals_.of(plan_);
         if (refusal)
           reject_shape(plan_, *refusal, 1);
         else
@@ -588,6 +627,7 @@ class Search {
   StepModel& model_;
   double most_seconds_, usable_;
   const MeshesBesideZero beside_zero_{r_};
+  ShapeRefusals refusals_{runner_of(r_.work.software)};
   // What all ranks recompute, and what each of them may choose from; empty: they do not choose.
   std::vector<Recompute> uniform_{Recompute::none, Recompute::selective, Recompute::full}, kinds_;
   std::vector<PipelineRecompute> recomputes_;  // of groups

@@ -41,7 +41,7 @@ enum class Fate {
   outrun,     // fits, but cannot be among the first; figure: least seconds of its step
   behind,     // fits, but enough plans take no longer than its bound and hold no more
   larger,     // fits, but holds more than the plans ranked by memory; figure: its bytes
-  slower,     // too slow with any schedule and sharding; figure: least seconds of its step; memory unknown
+  slower,     // too slow with any split and sharding; figure: least seconds of its step; memory unknown
   memory,     // does not fit; figure: the bytes that it would hold
   schedule,   // has no such schedule; `why` says more
   shape,      // has inconsistent sizes; `why` says more
@@ -70,7 +70,7 @@ struct Looked {
 
 struct SearchResult {
   std::int64_t considered = 0, feasible = 0, simulated = 0;
-  // By reason: memory, schedule, shape; slower: could not be among the first with any schedule and sharding;
+  // By reason: memory, schedule, shape; slower: could not be among the first with any split and sharding;
   // same: its balanced split is the even one.
   std::map<std::string, Rejected> rejected;
   std::vector<Estimate> plans;     // best first; of those that share a rank the one with least memory

@@ -36,19 +36,21 @@ Legality legality(const SearchRequest& r) {
                              "does not divide --gpus {}", r.gpus)};
   Legality result;
   const MeshesBesideZero beside_zero(r);
+  ShapeRefusals refusals(runner_of(r.work.software));
   each_mesh(r, [&](Plan plan) {
-    if (beside_zero.leave_out(plan)) return;
-    for (const ShardingChoice& sharding :
-         result.is_possible ? std::vector<ShardingChoice>{} : shardings(r, plan.mesh)) {
+    if (beside_zero.leave_out(plan)) return true;
+    for (const ShardingChoice& sharding : shardings(r, plan.mesh)) {
       sharding.place_in(plan);
-      const auto refusal = shape_refusal(plan, runner_of(r.work.software));
-      result.is_possible |= !refusal;
+      const std::optional<Refusal>& refusal = refusals.of(plan);
+      result.is_possible = !refusal;
+      if (result.is_possible) return false;
       // The length counts as given too, unless the refusal is caused by a cp that was not given.
       const bool is_given =
           refusal &&
           (r.has(refusal->field) || (refusal->field == "seq-len" && (r.has("cp") || plan.mesh.cp() == 1)));
       if (is_given && !result.refusal) result.refusal = refusal;
     }
+    return true;
   });
   return result;
 }

@@ -79,7 +79,7 @@ Plan open_plan(const SearchRequest& r) {
   return plan;
 }
 
-void each_mesh(const SearchRequest& r, const std::function<void(const Plan&)>& visit) {
+void each_mesh(const SearchRequest& r, const std::function<bool(const Plan&)>& visit) {
   const Plan& given = r.work.plan;
   const Mesh& pinned = given.mesh;
   const ModelSpec& m = given.model;
@@ -135,7 +135,7 @@ void each_mesh(const SearchRequest& r, const std::function<void(const Plan&)>& v
               if (!cuts_sequences(software, plan) && !(r.has("cp") && r.has("cp-kind"))) continue;
               for (ContextBalance balance : balances) {
                 plan.context_balance = balance;
-                visit(plan);
+                if (!visit(plan)) return;
                 if (kind == ContextKind::ulysses) break;  // it needs no balance
               }
             }
@@ -235,8 +235,10 @@ std::vector<Recompute> recompute_kinds(const std::vector<std::string>& names, co
 
 MeshesBesideZero::MeshesBesideZero(const SearchRequest& r) : software_(r.work.software) {
   if (!r.has("zero")) return;
+  ShapeRefusals refusals(runner_of(r.work.software));
   each_mesh(r, [&](const Plan& plan) {
-    others_ = others_ || (runs(plan) && !shape_refusal(plan, runner_of(r.work.software)).has_value());
+    others_ = runs(plan) && !refusals.of(plan);
+    return !others_;
   });
 }
 

@@ -42,8 +42,8 @@ struct ShardingChoice {
 // The plan that these choices are placed in: what all plans of the search have.
 Plan open_plan(const SearchRequest& request);
 // Visits every mesh with these devices, with its expert groups and its kind of context parallelism: as
-// open_plan() with a MeshChoice.
-void each_mesh(const SearchRequest& request, const std::function<void(const Plan&)>& visit);
+// open_plan() with a MeshChoice. Ends early if `visit` returns false.
+void each_mesh(const SearchRequest& request, const std::function<bool(const Plan&)>& visit);
 std::vector<std::int64_t> micro_batches(const SearchRequest& request, const Plan& plan);
 // Empty if lacks_pipeline().
 std::vector<PipelineChoice> pipelines(const SearchRequest& request, const Plan& plan);

@@ -78,6 +78,7 @@ class Stages {
     return *priced(c, recompute).prices;
   }
   ModelTotals totals(const Plan& c, const Recompute& recompute) { return priced(c, recompute).totals; }
+  const ScheduleFacts& facts(const Plan& c);
   // Both references are valid until the next call with another plan.
   const StageHoldings& holdings(const Plan& c);
   const StageShape& shape(const Plan& c);
@@ -108,7 +109,6 @@ class Stages {
   // Valid until the next call.
   const Priced& priced(const Plan& c, const Recompute& recompute);
   ModelTotals totals_of(const Plan& c, const LayerPrices& prices) const;
-  const ScheduleFacts& facts(const Plan& c);
   StageHoldings make_holdings(const Plan& c);
   StageShape make_shape(const Plan& c);
   // For each rank; shared by many plans.

@@ -42,6 +42,18 @@ std::string passes_key(const Plan& c) {
   return key;
 }
 
+// The least time of a pipeline however its layers are split, in passes of one microbatch through all stages.
+// If each rank has one stage and backward passes are whole, a rank's M microbatches come after the first has
+// passed the stages before it, and the way back through these comes after its last. With t_r the passes of
+// stage r, of a sum of 1: t_0 + ... + t_(r-1) + M t_r <= the time. It is least if all are equal, so that what
+// is left of it beside the stages so far shrinks by 1 - 1/M from stage to stage.
+double fewest_passes(const Plan& c, const ScheduleFacts& facts) {
+  const double microbatches = real(num_microbatches(c)), ranks = c.mesh.pp();
+  const bool is_plain = facts.num_stages == c.mesh.pp() && !facts.splits_backward && !facts.overlaps;
+  if (!is_plain || c.cuts_vocabulary()) return microbatches / ranks;
+  return -1 / std::expm1(ranks * std::log1p(-1 / microbatches));
+}
+
 }  // namespace
 
 StepModel::StepModel(Workload work, std::shared_ptr<ScheduleShelf> shelf)
@@ -50,10 +62,23 @@ StepModel::StepModel(Workload work, std::shared_ptr<ScheduleShelf> shelf)
       walked_(work_),
       num_parameters_(num_parameters(work_.plan.model)) {}
 
+// Of a microbatch through all stages, in seconds. Passes that run together may hide the experts' exchanges.
+double StepModel::least_passes(const Plan& c, bool hides_exchanges) {
+  double least = 1e300;
+  for (const Recompute& kind : c.recompute.kinds()) {
+    const ModelTotals all = stages_.totals(c, kind);
+    least = std::min(least, all.passes - (hides_exchanges ? all.exchanged : 0));
+  }
+  return least;
+}
+
 double StepModel::least_seconds(const Plan& c) {
-  const ModelTotals all = stages_.totals(c, c.recompute.of(0));
-  const double hidden = c.mesh.pp() > 1 ? all.exchanged : 0;
-  return whole_step(c, real(num_microbatches(c)) * (all.passes - hidden) / c.mesh.pp());
+  return whole_step(c, real(num_microbatches(c)) * least_passes(c, c.mesh.pp() > 1) / c.mesh.pp());
+}
+
+double StepModel::least_scheduled_seconds(const Plan& c) {
+  const ScheduleFacts& facts = stages_.facts(c);
+  return whole_step(c, fewest_passes(c, facts) * least_passes(c, facts.overlaps));
 }
 
 double StepModel::least_at_work(const Plan& c) {

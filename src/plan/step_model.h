@@ -82,6 +82,8 @@ class StepModel {
   // A lower bound of the step's time for this mesh, micro-batch and recomputation, with any schedule, split
   // and sharding: the model's passes divided evenly over the pipeline.
   double least_seconds(const Plan& c);
+  // The same for its schedule: with any split and sharding.
+  double least_scheduled_seconds(const Plan& c);
   // A lower bound of what ranks of such plans hold: a layer's backward pass at work.
   double least_at_work(const Plan& c);
   // Memory as rank_bytes() counts it, and a lower bound of the seconds: what the busiest rank computes, with
@@ -123,6 +125,7 @@ class StepModel {
   std::vector<HeldCurve> activations_over_time(const Estimate& e, const Timeline& timeline);
 
  private:
+  double least_passes(const Plan& c, bool hides_exchanges);
   struct WalkedRank {
     std::size_t rank = 0;
     RankShare share;

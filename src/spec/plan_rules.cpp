@@ -120,11 +120,15 @@ Verdict of_tensor_parallel(const Plan& plan, const Runner& runner) {
 }
 
 Verdict of_data_parallel(const Plan& plan) {
-  const int dp = plan.mesh.size(Axis::dp), ranks = plan.mesh.dp_cp_size();
-  if (plan.global_batch < dp)
-    return refused("dp", {remedy("dp", plan.global_batch, at_most), remedy("global-batch", dp, at_least)},
-                   "the global batch has only {}, so some ranks would have none",
-                   counted(plan.global_batch, "sequence"));
+  const int dp = plan.mesh.size(Axis::dp);
+  if (plan.global_batch >= dp) return {};
+  return refused("dp", {remedy("dp", plan.global_batch, at_most), remedy("global-batch", dp, at_least)},
+                 "the global batch has only {}, so some ranks would have none",
+                 counted(plan.global_batch, "sequence"));
+}
+
+Verdict of_replicas(const Plan& plan) {
+  const int ranks = plan.mesh.dp_cp_size();
   if (ranks % plan.hsdp != 0)
     return refused("hsdp", {remedy("hsdp", ranks, divisors)},
                    "the {} data-parallel ranks do not divide into so many groups", ranks);
@@ -688,9 +692,14 @@ std::optional<Refusal> value_refusal(const Plan& plan, const Runner& runner) {
   return {};
 }
 
-std::optional<Refusal> shape_refusal(const Plan& plan, const Runner& runner) {
-  Verdict verdict = of_tensor_parallel(plan, runner);
-  if (!verdict) verdict = first_of(plan, of_data_parallel, of_layers);
+// What ShapeRefusals::Axes is read by.
+static Verdict of_axes(const Plan& plan, const Runner& runner) {
+  if (Verdict verdict = of_tensor_parallel(plan, runner)) return verdict;
+  return first_of(plan, of_data_parallel, of_layers);
+}
+
+static Verdict of_rest(const Plan& plan, const Runner& runner) {
+  Verdict verdict = of_replicas(plan);
   if (!verdict) verdict = of_context_parallel(plan, runner);
   if (!verdict) verdict = of_recomputing_ranks(plan);
   if (!verdict) verdict = of_expert_groups(plan, runner);
@@ -699,6 +708,22 @@ std::optional<Refusal> shape_refusal(const Plan& plan, const Runner& runner) {
   if (verdict || !runner.is_this_trainer) return verdict;
   return first_of(plan, of_tuning, of_compression, of_optimizer, of_vocabulary, of_prediction, of_balancing,
                   of_balance_scope, of_state_space, of_numerics);
+}
+
+std::optional<Refusal> shape_refusal(const Plan& plan, const Runner& runner) {
+  if (Verdict verdict = of_axes(plan, runner)) return verdict;
+  return of_rest(plan, runner);
+}
+
+const std::optional<Refusal>& ShapeRefusals::of(const Plan& plan) {
+  Axes axes{plan.mesh, plan.schedule};
+  axes.mesh.ep = axes.mesh.etp = 1;
+  if (axes_ != axes) {
+    of_axes_ = of_axes(plan, runner_);
+    axes_ = std::move(axes);
+  }
+  if (of_axes_) return of_axes_;
+  return of_rest_ = of_rest(plan, runner_);
 }
 
 void judge(const Plan& plan) {

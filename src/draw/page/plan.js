@@ -2,7 +2,7 @@
 const seconds = value => amount("s", value, 4), bytes = value => amount("B", value, 4);
 // What a reason of the search says of those it left out.
 const reasonWords = { memory: "does not fit in memory", schedule: "does not suit its schedule", shape: "has sizes that do not go together",
-                      slower: "is too slow under any schedule", same: "is a duplicate" };
+                      slower: "is too slow by a lower bound", same: "is a duplicate" };
 // What became of a plan that was considered, in the order of plan/search.h: words, and what its figure is.
 const fates = [["simulated", figure => "a step of " + seconds(figure)], ["fits, but is too slow", figure => `a step of at least ${seconds(figure)}`],
   ["fits, and as many plans are as fast and as small", figure => `a step of at least ${seconds(figure)}`], ["fits, and holds more than those that are ranked", figure => bytes(1e6 * figure)],
