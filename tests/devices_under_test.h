@@ -1,5 +1,5 @@
-// The devices that device_kernels_test.cpp and warp_attention_test.cpp are run on: of the file that its
-// program is linked with, one of emulated_devices.cpp and cuda_devices.cpp.
+// The devices that the tests of devices' kernels are run on (device_*_test.cpp, warp_attention_test.cpp): of
+// the file that their program is linked with, one of emulated_devices.cpp and cuda_devices.cpp.
 #pragma once
 
 #include <cstdint>
