@@ -170,7 +170,7 @@ TEST(Search, FindsOfThisTrainerWhatWalkingEverythingFinds) {  // long
 }
 
 // By memory most of this trainer's plans are seen to hold more than others without walking them.
-TEST(Search, WalksFewPlansByMemory) {
+TEST(Search, WalksFewPlansByMemory) {  // long
   SearchRequest r = request("deepseek-v2-lite", 8, 64, "echelon");
   std::atomic<int> walked = 0;
   r.work.exact_memory = [&](const auto&... of) {
