@@ -13,6 +13,7 @@
 #include "checkpoint/safetensors.h"
 #include "expert_runs.h"
 #include "train/session.h"
+#include "untimed.h"
 #include "verify/verify.h"
 
 namespace echelon::checkpoint_test {
@@ -424,7 +425,7 @@ class ResumedRuns : public testing::Test {
   }
 
   TrainRequest request(const Plan& plan, const std::string& checkpoints) const {
-    TrainRequest r;
+    TrainRequest r = untimed();
     r.plan = plan;
     r.optimizer.total_steps = 6;
     r.optimizer.warmup_steps = 2;

@@ -6,6 +6,7 @@
 #include "case_choice.h"
 #include "mesh_runs.h"
 #include "train/session.h"
+#include "untimed.h"
 #include "verify/verify.h"
 
 namespace echelon::collectives_training_test {
@@ -137,7 +138,7 @@ TEST(CollectivesTraining, RunsVerifiesAndIsPredicted) {  // long
                                compression_text(plan.compression), collectives_name(collectives)));
       // The direct form is every other test's; once is enough to see that it sends no messages.
       if (collectives == Collectives::direct ? &plan != &plans.front() : !is_taken(8)) continue;
-      TrainRequest request;
+      TrainRequest request = untimed();
       request.plan = plan;
       request.run.timeout = patience;
       request.run.collectives = collectives;
@@ -163,7 +164,7 @@ TEST(CollectivesTraining, RunsAroundParameterServers) {
   const TemporaryDirectory directory;
   std::ofstream(directory / "text") << text_of_letters(4000);
   const TokenData data({directory / "text"}, bytes_vocab);
-  TrainRequest request;
+  TrainRequest request = untimed();
   request.plan = odd_plan(odd_llama(), 3, 1, false);
   request.plan.model.vocab = bytes_vocab;
   request.run.timeout = patience;

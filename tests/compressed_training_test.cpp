@@ -10,6 +10,7 @@
 #include "checkpoint/checkpoint_reader.h"
 #include "mesh_runs.h"
 #include "train/session.h"
+#include "untimed.h"
 #include "verify/verify.h"
 
 namespace echelon::compressed_training_test {
@@ -174,7 +175,7 @@ TEST(CompressedTraining, TrafficIsPredictedForTheStepThatIsMeasured) {  // long
       Plan plan = plan_of(model, {2, 1, 2, 0, schedule}, "powersgd:2:3");
       plan.micro_batch = 1;
       plan.global_batch = 8;
-      TrainRequest request;
+      TrainRequest request = untimed();
       request.plan = plan;
       request.optimizer.warmup_steps = 0;
       request.optimizer.total_steps = steps;

@@ -9,6 +9,7 @@
 #include "case_choice.h"
 #include "expert_runs.h"
 #include "train/session.h"
+#include "untimed.h"
 
 namespace echelon::expert_load_test {
 namespace {
@@ -39,7 +40,7 @@ class ExpertLoads : public testing::Test {
     std::vector<json> log;
   };
   Said run(const Plan& plan) const {
-    TrainRequest request;
+    TrainRequest request = untimed();
     request.plan = plan;
     request.optimizer.total_steps = 2;
     request.optimizer.warmup_steps = 0;

@@ -8,6 +8,7 @@
 #include "mesh_runs.h"
 #include "tensor/host.h"
 #include "train/session.h"
+#include "untimed.h"
 
 namespace echelon::fingerprint_test {
 namespace {
@@ -73,7 +74,7 @@ TEST(Fingerprint, IsPublishedEverySoManyStepsAndAfterTheLast) {
   const TokenData data({directory / "text"}, bytes_vocab);
   using Published = std::vector<std::pair<std::int64_t, std::string>>;
   const auto published = [&](int pp, int zero, std::int64_t every, TrainSummary* summary = nullptr) {
-    TrainRequest r;
+    TrainRequest r = untimed();
     r.plan = plan_of(odd_llama(), 2, 1, pp, zero);
     r.plan.model.vocab = bytes_vocab;
     r.optimizer.total_steps = 5;

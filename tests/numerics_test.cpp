@@ -18,6 +18,7 @@
 #include "spec/sum_blocks.h"
 #include "train/refuse_request.h"
 #include "train/session.h"
+#include "untimed.h"
 
 namespace echelon::numerics_test {
 namespace {
@@ -195,7 +196,7 @@ class InvariantNumerics : public testing::Test {
 
   // The last fingerprint and loss.
   std::string run(const Plan& plan, int threads, std::int64_t steps) const {
-    TrainRequest r;
+    TrainRequest r = untimed();
     r.plan = plan;
     r.optimizer.total_steps = steps;
     r.optimizer.warmup_steps = 2;
@@ -203,8 +204,6 @@ class InvariantNumerics : public testing::Test {
     r.run.threads_per_rank = threads;
     r.fingerprint_every = steps;
     r.eval_samples = 3;  // on several ranks some have fewer
-    r.priced_step = StepPrediction{};  // nothing is timed
-    r.peak_flops = 1e12;
     double loss = 0, norm = 0;
     std::string experts;
     TrainObserver observer;
@@ -785,14 +784,12 @@ TEST(InvariantPrediction, IsThatOfEachRank) {  // long
 // A checkpoint has no mesh: a training that goes on with another one ends with the same weights.
 TEST_F(InvariantNumerics, AnotherMeshGoesOnWithTheSameBits) {  // long
   const auto request = [](const MeshRow& row) {
-    TrainRequest r;
+    TrainRequest r = untimed();
     r.plan = plan_of(row, {"llama-tiny", "f32"});
     r.optimizer.total_steps = r.fingerprint_every = 12;
     r.optimizer.warmup_steps = 2;
     r.run.timeout = patience;
     r.eval_samples = 0;
-    r.priced_step = StepPrediction{};
-    r.peak_flops = 1e12;
     return r;
   };
   const std::string whole = train(request({}), *data_, {}).fingerprint;

@@ -4,6 +4,7 @@
 
 #include "expert_runs.h"
 #include "train/session.h"
+#include "untimed.h"
 
 namespace echelon::planted_expert_test {
 namespace {
@@ -70,7 +71,7 @@ TEST(PlantedExpert, IsRefusedWhereThereIsNone) {
   write_text(directory / "text", std::string(2000, 'x'));
   const TokenData data({directory / "text"}, bytes_vocab);
   const auto refusal = [&](const PlantedExpert& planted, const std::function<void(TrainRequest&)>& change) {
-    TrainRequest request;
+    TrainRequest request = untimed();
     request.plan = odd_plan(odd_mixtral(), 1, 1, false);
     request.plan.model.vocab = bytes_vocab;
     request.planted_expert = planted;

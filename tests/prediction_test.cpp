@@ -17,6 +17,7 @@
 #include "temporary_directory.h"
 #include "train/dry_run.h"
 #include "train/session.h"
+#include "untimed.h"
 
 namespace echelon::prediction_test {
 namespace {
@@ -496,7 +497,7 @@ TEST(Prediction, OfARunIsExactOrSaysWhatItAssumes) {  // long
   const TokenData data({directory / "text"}, bytes_vocab);
   const auto summary_of = [&](Plan plan, double clip, std::int64_t steps = 4) {
     plan.model.vocab = bytes_vocab;
-    TrainRequest request;
+    TrainRequest request = untimed();
     request.plan = plan;
     request.run.timeout = patience;
     request.optimizer.total_steps = steps;

@@ -8,6 +8,7 @@
 #include "expert_runs.h"
 #include "train/generate.h"
 #include "train/session.h"
+#include "untimed.h"
 
 namespace echelon::router_biases_test {
 namespace {
@@ -111,7 +112,7 @@ TEST(RouterBiases, AreNotLostWhereTheyHaveNoPlace) {
   expect_contains(message_of<RequestError>(
                       [&] { export_hugging_face(directory / "run", directory / "exported", 1 << 20); }),
                   {"step-00000003", "biases", "--bias-rate"});
-  TrainRequest request;
+  TrainRequest request = untimed();
   request.plan = plan;
   request.plan.balancing = {};
   request.plan.mesh.set(Axis::dp, 2);

@@ -12,6 +12,7 @@
 #include "train/dry_job.h"
 #include "train/refuse_request.h"
 #include "train/session.h"
+#include "untimed.h"
 
 namespace echelon::run_control_test {
 namespace {
@@ -29,7 +30,7 @@ class RunControl : public testing::Test {
   }
 
   TrainRequest request(int dp, int pp, const std::string& schedule = "1f1b") const {
-    TrainRequest r;
+    TrainRequest r = untimed();
     r.plan = odd_plan(odd_llama(), dp, 1, false);
     r.plan.model.vocab = bytes_vocab;
     r.plan.global_batch = 8;

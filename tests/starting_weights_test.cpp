@@ -12,6 +12,7 @@
 #include "refusals.h"
 #include "temporary_directory.h"
 #include "train/session.h"
+#include "untimed.h"
 
 namespace echelon::starting_weights_test {
 namespace {
@@ -25,7 +26,7 @@ class FromWeights : public testing::Test {
  protected:
   TrainRequest request(const std::string& model, const PrecisionRecipe& precision, const Mesh& mesh,
                        int zero) const {
-    TrainRequest r;
+    TrainRequest r = untimed();
     r.plan.model = load_model((fixtures / model).string());
     r.plan.precision = precision;
     r.plan.mesh = mesh;
@@ -151,7 +152,7 @@ TEST_F(FromWeights, AreTunedOnRecordsWithTheLossOfTransformers) {  // long
   for (const Mesh& mesh : {Mesh{}, mesh_of(Axis::tp, 2), mesh_of(Axis::pp, 2), both})
     for (const DType dtype : {DType::f64, DType::f32}) {
       if (dtype == DType::f32 && !has_cpu_kernels()) continue;
-      TrainRequest r;
+      TrainRequest r = untimed();
       r.plan.model = from->model();
       r.plan.precision = dtype;
       r.plan.mesh = mesh;

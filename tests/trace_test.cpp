@@ -13,6 +13,7 @@
 #include "trace_checks.h"
 #include "train/rank_timeline.h"
 #include "train/session.h"
+#include "untimed.h"
 
 namespace echelon::trace_test {
 namespace {
@@ -145,7 +146,7 @@ class TracedRun : public testing::Test {
   }
   TrainSummary run(const Plan& plan, std::int64_t steps, bool trace,
                    std::optional<AsynchronousOptions> asynchronous = {}) const {
-    TrainRequest r;
+    TrainRequest r = untimed();
     r.plan = plan;
     r.optimizer.total_steps = steps;
     r.optimizer.warmup_steps = 0;
