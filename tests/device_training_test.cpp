@@ -542,7 +542,7 @@ TEST_F(DeviceRuns, EndWithTheHostsWeightsAndHoldAndSendWhatWasPredicted) {
 }
 
 // A device's chunks of logits have more rows than the host's.
-TEST_F(DeviceRuns, HoldALargeChunkOfLogitsAsPredicted) {
+TEST_F(DeviceRuns, HoldALargeChunkOfLogitsAsPredicted) {  // long
   TrainRequest request = RunsOnADevice::request("large", std::make_shared<FakeDriver>(), 1);
   request.plan.model.max_seq = request.plan.seq_len = 301;
   request.plan.micro_batch = request.plan.global_batch = 2;

@@ -2,6 +2,7 @@
 // refused.
 #include <gtest/gtest.h>
 
+#include <functional>
 #include <mutex>
 
 #include "family_runs.h"
@@ -60,23 +61,28 @@ ModelSpec with_output_bias(ModelSpec model) {
 }
 
 // It is cut as the output matrix is: over tp, and over the pipeline's ranks.
+void expect_cut_output_layer_passes(
+    const char* schedule, int pp, int dp, int tp, const std::function<void(Plan&)>& change = [](Plan&) {}) {
+  Plan plan = odd_plan(with_output_bias(odd_llama(false, 2, 8)), dp, tp, tp > 1);
+  plan.mesh.set(Axis::pp, pp);
+  plan.schedule = schedule;
+  plan.vocabulary_parallel = true;
+  plan.micro_batch = 1;
+  change(plan);
+  expect_verified_and_predicted(plan);
+}
+
 TEST(OutputBias, PassesWhereTheOutputLayerIsCut) {
-  const auto passes = [](const char* schedule, int pp, int dp, int tp, const auto& change) {
-    Plan plan = odd_plan(with_output_bias(odd_llama(false, 2, 8)), dp, tp, tp > 1);
-    plan.mesh.set(Axis::pp, pp);
-    plan.schedule = schedule;
-    plan.vocabulary_parallel = true;
-    plan.micro_batch = 1;
-    change(plan);
-    expect_verified_and_predicted(plan);
-  };
-  const auto as_it_is = [](Plan&) {};
-  passes("1f1b", 4, 1, 2, as_it_is);
-  passes("zb-v", 2, 1, 1, as_it_is);
-  passes("zb-v", 2, 2, 2, [](Plan& p) { p.zero = 3; });
-  passes("1f1b", 2, 2, 1, [](Plan& p) { p.zero = 2, p.model.tuning.freeze = {"lm_head.bias"}; });
-  passes("1f1b", 2, 1, 1, [](Plan& p) { p.mesh.set(Axis::cp, 2), p.seq_len = 12; });
-  passes("1f1b", 2, 1, 2, [](Plan& p) { p.offload = Offload::both; });
+  expect_cut_output_layer_passes("1f1b", 4, 1, 2);
+  expect_cut_output_layer_passes("zb-v", 2, 1, 1);
+  expect_cut_output_layer_passes("1f1b", 2, 2, 1,
+                                 [](Plan& p) { p.zero = 2, p.model.tuning.freeze = {"lm_head.bias"}; });
+}
+
+TEST(OutputBias, PassesWhereTheOutputLayerIsCutBesideOtherAxes) {  // long
+  expect_cut_output_layer_passes("zb-v", 2, 2, 2, [](Plan& p) { p.zero = 3; });
+  expect_cut_output_layer_passes("1f1b", 2, 1, 1, [](Plan& p) { p.mesh.set(Axis::cp, 2), p.seq_len = 12; });
+  expect_cut_output_layer_passes("1f1b", 2, 1, 2, [](Plan& p) { p.offload = Offload::both; });
 }
 
 // On a rank with both ends it lies beside the table of the embedding, which it is used with.
