@@ -14,6 +14,7 @@
 #include "patience.h"
 #include "temporary_directory.h"
 #include "train/session.h"
+#include "untimed.h"
 
 namespace echelon::checks {
 
@@ -28,7 +29,7 @@ class RunsOnADevice : public testing::Test {
 
   // On so many ranks; where there is no driver on the host.
   TrainRequest request(const char* name, std::shared_ptr<FakeDriver> driver, int dp) const {
-    TrainRequest r;
+    TrainRequest r = untimed();
     r.plan = odd_plan(odd_llama(), dp, 1, false);
     r.plan.model.vocab = bytes_vocab;
     r.plan.global_batch = 4;

@@ -533,7 +533,9 @@ class DeviceRuns : public RunsOnADevice {
 TEST_F(DeviceRuns, EndWithTheHostsWeightsAndHoldAndSendWhatWasPredicted) {
   const TrainSummary host = run(request("host", nullptr));
   const auto driver = std::make_shared<FakeDriver>(FakeDriver::Options{.workspace_bytes = 4096});
-  const TrainSummary device = run(request("device", driver));
+  TrainRequest timed = request("device", driver);
+  timed.priced_step.reset(), timed.peak_flops.reset();
+  const TrainSummary device = run(timed);
   expect_end_of(host, device);
   EXPECT_EQ(device.measured_traffic, host.measured_traffic);
   EXPECT_GT(device.predicted_step_seconds, 0);
@@ -587,8 +589,6 @@ TEST_F(DeviceRuns, OffloadActivationsAsPredicted) {  // long
 TEST_F(DeviceRuns, ALostDeviceLeavesTheLastCheckpointToGoOnFrom) {  // long
   const auto asked = [&](const std::string& name, std::shared_ptr<FakeDriver> driver) {
     TrainRequest r = request(name.c_str(), std::move(driver));
-    r.priced_step = StepPrediction();  // nothing runs on the device before the training
-    r.peak_flops = 1e12;
     r.save_beside = false;
     return r;
   };
@@ -622,8 +622,6 @@ TEST_F(DeviceRuns, ALostDeviceIsNamedWithItsRanks) {  // long
     TrainRequest r = request("lost", driver);
     r.plan.mesh.set(Axis::dp, 3);
     r.plan.global_batch = 6;
-    r.priced_step = StepPrediction();
-    r.peak_flops = 1e12;
     seen.insert(message_of<RunError>([&] { run(r); }));
     EXPECT_EQ(driver->complaints(), std::vector<std::string>());
   }
