@@ -226,9 +226,12 @@ bool Arena::take_kept(Block& block, std::size_t wanted) {
 // On the host: the one with the lowest address. Then long-lived memory is contiguous, and so is the free
 // memory after it, so that a step finds the room that the step before it had.
 Arena::Kept::iterator Arena::first_free(std::size_t bytes) {
-  for (const auto& [data, piece] : pieces_)
-    if (piece.is_free && piece.bytes >= bytes) return free_.find({piece.bytes, data});
-  return free_.end();
+  // Of those large enough; pieces in use, of which a model of many layers has thousands, are not gone
+  // through.
+  auto first = free_.lower_bound({bytes, nullptr});
+  for (auto other = first; other != free_.end(); ++other)
+    if (other->second < first->second) first = other;
+  return first;
 }
 
 // Takes the first `bytes` of a free piece; the rest stays free.
