@@ -100,7 +100,11 @@ TEST(SearchForPrograms, OtherProgramsTrainEqualMicrobatches) {
       [&] {
         search(pinned(megatron, {{"dp", 4}, {"cp", 1}, {"micro-batch", 3}}));
       },
-      {"--micro-batch 3: the 10 sequences of a data-parallel rank", "legal: 1, 2, 5, 10"});
+      {"--micro-batch 3: does not divide the 10 sequences of a data-parallel rank", "legal: 1, 2, 5, 10"});
+  SearchRequest one_each = request("llama-3-8b", 8, 8);
+  one_each.pin("dp", 8), one_each.pin("micro-batch", 2);
+  expect_refusal([&] { search(one_each); },
+                 {"--micro-batch 2: does not divide the 1 sequence of a data-parallel rank; legal: 1"});
   EXPECT_FALSE(search(pinned(load_software("echelon"), {{"dp", 3}, {"tp", 8}})).plans.empty());
 
   // What is asked for by name is priced, with a line that says so: 20 microbatches over pp 3.

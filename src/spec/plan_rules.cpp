@@ -82,9 +82,8 @@ std::string tensor_parallel_problem(const ModelSpec& m, std::int64_t tp, const R
                        m.name);
   if (attends && m.num_kv_heads % tp != 0 && !runner.tensor_repeats_heads)
     return fmt::format(
-        "does not divide the {} of {}, and the program has none on several ranks (tensor_repeats_heads, in "
-        "its "
-        "file)",
+        "does not divide the {} of {}, and the program has none on several ranks "
+        "(tensor_repeats_heads, in its file)",
         counted(m.num_kv_heads, "key/value head"), m.name);
   if (const StateSpaceSpec& s = m.state_space; s.heads > 0 && s.heads % tp != 0)
     return fmt::format("must divide the {} of {}", counted(s.heads, "state-space head"), m.name);
