@@ -253,19 +253,20 @@ TEST(SearchForPrograms, AGivenStageOfZeroKeepsToTheProgramsMeshes) {
   EXPECT_EQ(not_run(other.work, search(other).plans.at(0).plan), (std::vector<std::string>{"ZeRO 1"}));
 }
 
+int most_context_ranks(const SearchRequest& r) {
+  int most = 1;
+  for (const Estimate& e : search(r).plans) most = std::max(most, e.plan.mesh.cp());
+  return most;
+}
+
 // Fused attention is of 16 and 8 bits: in f32 Megatron-Core cuts no sequences.
 TEST(SearchForPrograms, ContextParallelismIsOfThePrecisionsThatTheProgramSays) {
   SearchRequest r = request("llama-3-8b", 8, 8);
   r.work.plan.seq_len = 32768;
   r.top = 1000;
-  const auto most_ranks = [&] {
-    int most = 1;
-    for (const Estimate& e : search(r).plans) most = std::max(most, e.plan.mesh.cp());
-    return most;
-  };
-  EXPECT_GT(most_ranks(), 1);
+  EXPECT_GT(most_context_ranks(r), 1);
   r.work.precision = Precision::f32;
-  EXPECT_EQ(most_ranks(), 1);
+  EXPECT_EQ(most_context_ranks(r), 1);
   r.pin("cp", 2);
   EXPECT_EQ(not_run(r.work, search(r).plans.at(0).plan),
             (std::vector<std::string>{"context parallelism in f32"}));
@@ -276,16 +277,11 @@ TEST(SearchForPrograms, UlyssesNeedsPairsOfPartsWhereTheProgramSaysSo) {
   SearchRequest r = request("llama-3-8b", 8, 8);
   r.work.plan.seq_len = 4100;  // 4 ranks have 1025 tokens each
   r.top = 1000;
-  const auto most_ranks = [&] {
-    int most = 1;
-    for (const Estimate& e : search(r).plans) most = std::max(most, e.plan.mesh.cp());
-    return most;
-  };
-  EXPECT_EQ(most_ranks(), 2);
+  EXPECT_EQ(most_context_ranks(r), 2);
   r.pin("cp-kind", "ulysses");
-  EXPECT_EQ(most_ranks(), 2);
+  EXPECT_EQ(most_context_ranks(r), 2);
   r.work.software.context_cuts_pairs = false;
-  EXPECT_EQ(most_ranks(), 4);
+  EXPECT_EQ(most_context_ranks(r), 4);
   r.work.software.context_cuts_pairs = true;
   r.pin("cp", 4);
   EXPECT_EQ(not_run(r.work, search(r).plans.at(0).plan),

@@ -15,6 +15,7 @@
 
 #include "base/error.h"
 #include "base/median.h"
+#include "base/on_off.h"
 #include "base/parse_number.h"
 #include "plan/measured_fields.h"
 #include "plan/program_names.h"
@@ -181,7 +182,7 @@ class MegatronLog {
                                      {"world_size", "gpus"}})
       give_value(field, key, value(key));
     if (has("sequence_parallel"))
-      give_value("sp", "sequence_parallel", is("sequence_parallel", "True") ? "on" : "off");
+      give_value("sp", "sequence_parallel", on_or_off(is("sequence_parallel", "True")));
     const std::string cut = value("expert_tensor_parallel_size");
     if (has("num_experts") && cut != value("tensor_model_parallel_size"))
       give_value("etp", "expert_tensor_parallel_size", cut);

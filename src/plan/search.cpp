@@ -291,13 +291,12 @@ class Search {
         if (outcome != nullptr) std::fill(outcome, outcomes, Outcome{Fate::schedule, 0, why_index(unfit)});
         continue;
       }
-      if (!by_memory())
-        if (const double least = model_.least_scheduled_seconds(plan_);
-            least * below_rounding > worst_ranked()) {
-          reject("slower", shardings);
-          if (outcome != nullptr) std::fill(outcome, outcomes, Outcome{Fate::slower, least});
-          continue;
-        }
+      const double least = by_memory() ? 0 : model_.least_scheduled_seconds(plan_);
+      if (least * below_rounding > worst_ranked()) {
+        reject("slower", shardings);
+        if (outcome != nullptr) std::fill(outcome, outcomes, Outcome{Fate::slower, least});
+        continue;
+      }
       if (plan_.balance_layers && model_.splits_evenly(plan_)) {
         if (!r_.work.plan.balance_layers) {
           reject("same", shardings);

@@ -42,12 +42,13 @@ Legality legality(const SearchRequest& r) {
     for (const ShardingChoice& sharding : shardings(r, plan.mesh)) {
       sharding.place_in(plan);
       const std::optional<Refusal>& refusal = refusals.of(plan);
-      result.is_possible = !refusal;
-      if (result.is_possible) return false;
+      if (!refusal) {
+        result.is_possible = true;
+        return false;
+      }
       // The length counts as given too, unless the refusal is caused by a cp that was not given.
       const bool is_given =
-          refusal &&
-          (r.has(refusal->field) || (refusal->field == "seq-len" && (r.has("cp") || plan.mesh.cp() == 1)));
+          r.has(refusal->field) || (refusal->field == "seq-len" && (r.has("cp") || plan.mesh.cp() == 1));
       if (is_given && !result.refusal) result.refusal = refusal;
     }
     return true;
