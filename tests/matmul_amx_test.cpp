@@ -22,26 +22,29 @@ namespace {
 
 class MatmulAmx : public ::testing::Test {
  protected:
-  // Numbers of either sign that bf16 holds, in a matrix whose rows stand `stride` apart; what lies between
-  // them is not a number, and so is what lies behind.
-  std::vector<bf16> random(std::int64_t rows, std::int64_t cols, std::int64_t stride) {
+  // Numbers of either sign in a matrix whose rows stand `stride` apart; what lies between them is not a
+  // number, and so is what lies behind.
+  template <class T>
+  std::vector<T> random(std::int64_t rows, std::int64_t cols, std::int64_t stride) {
     std::vector<std::uint32_t> words(static_cast<std::size_t>(rows * cols));
     Philox(17, Stream::test, draws_++).fill_words(0, words.size(), words.data());
-    std::vector<bf16> matrix(static_cast<std::size_t>(rows * stride),
-                             bf16(std::numeric_limits<float>::quiet_NaN()));
+    std::vector<T> matrix(static_cast<std::size_t>(rows * stride),
+                          T(std::numeric_limits<float>::quiet_NaN()));
     for (std::int64_t i = 0; i < rows; ++i)
       for (std::int64_t j = 0; j < cols; ++j)
-        matrix[static_cast<std::size_t>(i * stride + j)] = bf16(std::ldexp(
+        matrix[static_cast<std::size_t>(i * stride + j)] = T(std::ldexp(
             static_cast<float>(static_cast<std::int32_t>(words[static_cast<std::size_t>(i * cols + j)])),
             -30));
     return matrix;
   }
 
+  template <class T>
   void check(const MicroKernel& kernel, std::int64_t m, std::int64_t n, std::int64_t k, bool turn_a,
              bool turn_b, DType type, float beta, const ThreadTeam* team = nullptr) {
     const std::int64_t a_stride = (turn_a ? m : k) + 3, b_stride = (turn_b ? k : n) + 5, c_stride = n + 1;
-    const auto a = random(turn_a ? k : m, turn_a ? m : k, a_stride),
-               b = random(turn_b ? n : k, turn_b ? k : n, b_stride), before = random(m, n, c_stride);
+    const auto a = random<T>(turn_a ? k : m, turn_a ? m : k, a_stride),
+               b = random<T>(turn_b ? n : k, turn_b ? k : n, b_stride);
+    const auto before = random<bf16>(m, n, c_stride);
     std::vector<bf16> narrow = before;
     std::vector<float> wide(before.begin(), before.end());
     const auto turn = [](bool on) { return on ? Transpose::yes : Transpose::no; };
@@ -53,8 +56,8 @@ class MatmulAmx : public ::testing::Test {
                           .n = n,
                           .k = k,
                           .alpha = alpha,
-                          .a = {a.data(), a_stride, DType::bf16},
-                          .b = {b.data(), b_stride, DType::bf16},
+                          .a = {a.data(), a_stride, dtype_of<T>},
+                          .b = {b.data(), b_stride, dtype_of<T>},
                           .beta = beta,
                           .c = {is_wide ? static_cast<void*>(wide.data()) : narrow.data(), c_stride, type}};
     ++products_;
@@ -75,7 +78,7 @@ class MatmulAmx : public ::testing::Test {
     }
     const auto index = [](std::int64_t i) { return static_cast<std::size_t>(i); };
     // Line after line, along k.
-    const auto lines = [&](const std::vector<bf16>& x, std::int64_t count, std::int64_t line,
+    const auto lines = [&](const std::vector<T>& x, std::int64_t count, std::int64_t line,
                            std::int64_t step) {
       std::vector<float> all;
       for (std::int64_t i = 0; i < count; ++i)
@@ -96,7 +99,8 @@ class MatmulAmx : public ::testing::Test {
         const double expected = alpha * sum + old;
         const double got =
             is_wide ? double{wide[index(i * c_stride + j)]} : double{float{narrow[index(i * c_stride + j)]}};
-        // A sum of k + 1 terms in any order (Higham 2002, 4.2), and the rounding of what is stored.
+        // A sum of k + 1 terms in any order (Higham 2002, 4.2), with three bf16 of k + 3, whose unit roundoff
+        // is eps / 2; and the rounding of what is stored.
         const double eps = std::numeric_limits<float>::epsilon();
         const double bound = static_cast<double>(k + 2) * eps * (alpha * sizes + std::abs(old)) +
                              (is_wide ? 0.0 : std::ldexp(std::abs(expected), -8));
@@ -109,6 +113,7 @@ class MatmulAmx : public ::testing::Test {
           std::isnan(is_wide ? wide[index(i * c_stride + n)] : float{narrow[index(i * c_stride + n)]}));
   }
 
+  template <class T = bf16>
   void check_all(const MicroKernel& kernel) {
     struct Size {
       std::int64_t m, n, k;
@@ -132,11 +137,12 @@ class MatmulAmx : public ::testing::Test {
         for (const bool turn_b : {false, true})
           for (const DType type : {DType::f32, DType::bf16})
             for (const float beta : {0.0f, 1.0f})
-              if (checks::is_taken(6)) check(kernel, s.m, s.n, s.k, turn_a, turn_b, type, beta);
+              if (checks::is_taken(6)) check<T>(kernel, s.m, s.n, s.k, turn_a, turn_b, type, beta);
   }
 
   // Several blocks of rows and panels of columns for each thread, and rooms of b that are not full; what is
   // summed in f32 before it is rounded, by itself and in two pieces of rows.
+  template <class T = bf16>
   void check_teams(const MicroKernel& kernel, std::int64_t most_rows, std::uint64_t share) {
     struct Size {
       std::int64_t m, n, k;
@@ -150,7 +156,7 @@ class MatmulAmx : public ::testing::Test {
             for (const DType type : {DType::f32, DType::bf16})
               for (const float beta : {0.0f, 1.0f})
                 if (s.m <= most_rows && checks::is_taken(share))
-                  check(kernel, s.m, s.n, s.k, turn_a, turn_b, type, beta, &team);
+                  check<T>(kernel, s.m, s.n, s.k, turn_a, turn_b, type, beta, &team);
     }
   }
 
@@ -158,7 +164,7 @@ class MatmulAmx : public ::testing::Test {
   void check_few(const MicroKernel& kernel, std::int64_t many, std::initializer_list<std::int64_t> few,
                  std::int64_t n, std::int64_t k, bool turn_b, DType type, std::int64_t between) {
     const std::int64_t b_stride = (turn_b ? k : n) + between, element = element_bytes(type);
-    const auto a = random(many, k, k), b = random(turn_b ? n : k, turn_b ? k : n, b_stride);
+    const auto a = random<bf16>(many, k, k), b = random<bf16>(turn_b ? n : k, turn_b ? k : n, b_stride);
     const auto product = [&](std::int64_t rows) {
       std::vector<std::byte> c(static_cast<std::size_t>(rows * n * element));
       multiply_by(kernel,
@@ -232,6 +238,15 @@ TEST_F(MatmulAmx, FewRowsOfColumnsHaveTheBitsOfMany) {
             for (const std::int64_t between : {5, 6})
               if (kernel != nullptr && checks::is_taken(kernel == &played_kernel ? 24 : 4))
                 check_few(*kernel, 40, {1, 2, 3, 4, 31, 32}, n, k, turn_b, type, between);
+}
+
+TEST_F(MatmulAmx, FloatsMultiplyInThreeParts) {
+  if (avx512_part_passes() == nullptr) GTEST_SKIP() << "this processor has no AVX-512, which packs parts";
+  check_all<float>(played_parts_kernel);
+  check_teams<float>(played_parts_kernel, 100, 48);
+  if (parts_micro_kernel() == nullptr) return;
+  check_all<float>(*parts_micro_kernel());
+  check_teams<float>(*parts_micro_kernel(), 1000, 16);
 }
 
 // bf16 are widened to f32.

@@ -43,9 +43,16 @@ struct PlayedUnit {
   }
   static void load(const std::uint32_t* a0, const std::uint32_t* a1, std::int64_t a_stride,
                    const std::uint32_t* b0, const std::uint32_t* b1, std::int64_t b_stride) {
+    load_a(a0, a1, a_stride);
+    load_b(b0, b1, b_stride);
+  }
+  static void load_a(const std::uint32_t* a0, const std::uint32_t* a1, std::int64_t stride) {
     EXPECT_TRUE(ready);
-    fetch(a[0], a0, a_stride), fetch(a[1], a1, a_stride);
-    fetch(b[0], b0, b_stride), fetch(b[1], b1, b_stride);
+    fetch(a[0], a0, stride), fetch(a[1], a1, stride);
+  }
+  static void load_b(const std::uint32_t* b0, const std::uint32_t* b1, std::int64_t stride) {
+    EXPECT_TRUE(ready);
+    fetch(b[0], b0, stride), fetch(b[1], b1, stride);
   }
   template <int number>
   struct Sum {
@@ -73,6 +80,8 @@ struct PlayedUnit {
 
 inline constexpr MicroKernel played_kernel =
     amx_kernel_by<PlayedUnit>("played", PlayedUnit::begin, PlayedUnit::end);
+inline constexpr MicroKernel played_parts_kernel =
+    amx_parts_kernel_by<PlayedUnit>("played in three bf16", PlayedUnit::begin, PlayedUnit::end);
 
 // Columns of tiles of f32, in the same layout.
 void play_f32_column(const TileColumn& column);

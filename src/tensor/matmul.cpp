@@ -13,6 +13,7 @@
 #include "tensor/matmul_onednn.h"
 #include "tensor/matmul_simd.h"
 #include "tensor/simd.h"
+#include "tensor/three_parts.h"
 
 namespace echelon {
 namespace {
@@ -99,10 +100,29 @@ bool ours_gives_the_same_bits() {
   return does;
 }
 
-bool by_onednn(const Product& p) {
-  const bool f32 = p.a.type == DType::f32 && p.b.type == DType::f32 && p.c.type == DType::f32;
-  return f32 && p.blocks == nullptr && onednn_adds_in_one_order() && p.m > 0 && p.n > 0 && p.k > 0 &&
-         !(ours_is_faster(p) && ours_gives_the_same_bits());
+bool is_f32(const Product& p) {
+  return p.a.type == DType::f32 && p.b.type == DType::f32 && p.c.type == DType::f32;
+}
+
+// Whether f32 products in three parts are faster, although operands are packed in more words.
+bool is_worth_parts(const Product& p) {
+  constexpr std::int64_t fewest = 64;
+  return std::min({p.m, p.n, p.k}) >= fewest;
+}
+
+// Of a whole product, since another kernel may give other bits. With blocks it depends on types alone: how a
+// mesh cuts a product must not change its bits.
+const MicroKernel& kernel_for(const Product& p) {
+  const MicroKernel *const pairs = bf16_micro_kernel(), *const parts = parts_micro_kernel();
+  if (pairs != nullptr && p.a.type == DType::bf16 && p.b.type == DType::bf16) return *pairs;
+  if (parts != nullptr && is_f32(p) && (p.blocks != nullptr || is_worth_parts(p))) return *parts;
+  return f32_micro_kernel();
+}
+
+// Whether oneDNN makes a product, or a part of one, for which `kernel` was chosen.
+bool by_onednn(const MicroKernel& kernel, const Product& p) {
+  return &kernel == &f32_micro_kernel() && is_f32(p) && p.blocks == nullptr && onednn_adds_in_one_order() &&
+         p.m > 0 && p.n > 0 && p.k > 0 && !(ours_is_faster(p) && ours_gives_the_same_bits());
 }
 
 struct Grid {
@@ -111,10 +131,10 @@ struct Grid {
 
 // How to cut the result for `threads`. A narrow oneDNN product is cut by its shape only, since oneDNN has
 // separate methods for vectors.
-Grid grid(const Product& p, int threads) {
+Grid grid(const MicroKernel& kernel, const Product& p, int threads) {
   constexpr std::int64_t narrow = 64, piece = 128;
   const std::int64_t m = p.m, n = p.n;
-  if (by_onednn(p) && std::min(m, n) < narrow)
+  if (by_onednn(kernel, p) && std::min(m, n) < narrow)
     return m < n ? Grid{1, (n + 511) / 512} : Grid{(m + 511) / 512, 1};
   const std::int64_t most_rows = std::max<std::int64_t>(1, m / piece),
                      most_cols = std::max<std::int64_t>(1, n / piece);
@@ -144,10 +164,15 @@ struct Packing {
   // Across k, this many elements of each panel are packed before more of the first.
   std::int64_t rows;
   bool pads;  // packing fills the last words with zeros itself
+  std::int64_t parts = 1;
 };
 
 Packing packing_of_b(const MicroKernel& kernel) {
   const MatmulPasses& to = matmul_passes();
+  if (kernel.parts > 1) {
+    const PartPasses& parts = *avx512_part_passes();
+    return {{parts.words_across, parts.words_along}, {}, kernel.cols, kernel.pack_rows, true, kernel.parts};
+  }
   if (kernel.pairs) return {{}, {to.pairs_across, to.pairs_along}, kernel.cols, kernel.pack_rows, false};
   return {{to.floats_across, to.floats_along},
           {to.widened_across, to.widened_along},
@@ -158,6 +183,10 @@ Packing packing_of_b(const MicroKernel& kernel) {
 
 Packing packing_of_a(const MicroKernel& kernel) {
   const MatmulPasses& to = matmul_passes();
+  if (kernel.parts > 1) {
+    const PartPasses& parts = *avx512_part_passes();
+    return {{parts.groups_across, parts.groups_along}, {}, kernel.rows, kernel.pack_rows, true, kernel.parts};
+  }
   if (kernel.group > 1) return {{}, {to.groups_across, to.groups_along}, kernel.rows, 2 * kernel.group, true};
   Packing packing = packing_of_b(kernel);
   packing.width = kernel.rows;
@@ -175,7 +204,7 @@ void pack(const ConstPanel& x, bool along, const Packing& packing, std::int64_t 
     for (std::int64_t done = 0; done < lines; done += width) {
       const std::int64_t depth_here = std::min(at_once, k.size() - begin);
       const ConstPanel from = at(x, along ? Transpose::no : Transpose::yes, line + done, k.begin + begin);
-      std::uint32_t* const panel = to + done * words + begin / elements * width;
+      std::uint32_t* const panel = to + done * words + begin / elements * width * packing.parts;
       if (x.type == DType::f32)
         packing.floats[along](static_cast<const float*>(from.data), x.stride, lines - done, depth_here, width,
                               panel);
@@ -202,11 +231,6 @@ void store(const float* sums, std::int64_t stride, const TileTarget& target) {
   matmul_passes().store(sums, stride, 0, target.rows, target);
 }
 
-const MicroKernel& kernel_for(const Product& p) {
-  const MicroKernel* const pairs = bf16_micro_kernel();
-  return pairs != nullptr && p.a.type == DType::bf16 && p.b.type == DType::bf16 ? *pairs : f32_micro_kernel();
-}
-
 // How many elements of k are packed at once for such a c.
 std::int64_t depth_of(const MicroKernel& kernel, DType c) {
   return (kernel.pairs ? 2 : 1) * (c == DType::f32 ? kernel.depth : kernel.whole_depth);
@@ -223,7 +247,7 @@ Range run_of_depth(const MicroKernel& kernel, DType c, Range all, std::int64_t f
 }
 
 std::int64_t words_of(const MicroKernel& kernel, std::int64_t filled) {
-  return (filled + kernel.group - 1) / kernel.group * kernel.group;
+  return (filled + kernel.group - 1) / kernel.group * kernel.unit();
 }
 
 std::int64_t filled_words(const MicroKernel& kernel, std::int64_t elements) {
@@ -296,7 +320,7 @@ void multiply_block(const MicroKernel& kernel, std::int64_t words, const Scratch
                     Ahead next) {
   alignas(64) float sums[2 * MicroKernel::most_tile];
   const std::int64_t runs = runs_of(kernel, words),
-                     run_words = pieces(pieces(words, runs), kernel.group) * kernel.group;
+                     run_words = pieces(pieces(words, runs), kernel.unit()) * kernel.unit();
   const std::int64_t lines_each = pieces(next.cache_lines(), pieces(cols, kernel.cols));
   if (kernel.begin != nullptr) kernel.begin();
   for (std::int64_t j = 0; j < cols; j += kernel.cols) {
@@ -503,8 +527,9 @@ class TeamProduct {
     constexpr double worth = 1 << 27;  // for products of this size, waiting for each other costs little
     const bool is_large =
         static_cast<double>(p.m) * static_cast<double>(p.n) * static_cast<double>(p.k) >= worth;
-    return threads > 1 && is_large && !by_onednn(p) && kernel.column != nullptr && p.blocks == nullptr &&
-           !is_thin(kernel, p) && !(is_short(kernel, p) && is_summed_where_it_lies(kernel, p));
+    return threads > 1 && is_large && !by_onednn(kernel, p) && kernel.column != nullptr &&
+           p.blocks == nullptr && !is_thin(kernel, p) &&
+           !(is_short(kernel, p) && is_summed_where_it_lies(kernel, p));
   }
 
   TeamProduct(const MicroKernel& kernel, const Product& p, std::byte* scratch,
@@ -749,6 +774,16 @@ void sum_blocks(const MicroKernel& kernel, const Product& p, std::int64_t begin,
   }
 }
 
+// A product, or a part of one, for which `kernel` was chosen. False if memory is exhausted.
+bool multiply_part(const MicroKernel& kernel, const Product& p, std::byte* room) {
+  if (by_onednn(kernel, p)) return multiply_by_onednn(p);
+  if (p.blocks != nullptr)
+    multiply_by_blocks(kernel, p, room);
+  else
+    multiply_by(kernel, p, room);
+  return true;
+}
+
 }  // namespace
 
 void clear(const Panel& c, std::int64_t rows, std::int64_t cols) {
@@ -775,15 +810,17 @@ const MicroKernel* bf16_column_kernel() {
 }
 
 const char* products_in(DType dtype) {
+  if (dtype == DType::f32 && parts_micro_kernel() != nullptr) return parts_micro_kernel()->name;
   if (dtype == DType::f32) return onednn_adds_in_one_order() ? "oneDNN" : f32_micro_kernel().name;
   return bf16_micro_kernel() != nullptr ? bf16_micro_kernel()->name : "our FMA kernel, bf16 widened";
 }
 
 const char* multiplied_by(const Product& p, int threads) {
-  if (TeamProduct::is_worth_it(kernel_for(p), p, threads)) return kernel_for(p).name;
-  const Grid g = grid(p, threads);
+  const MicroKernel& kernel = kernel_for(p);
+  if (TeamProduct::is_worth_it(kernel, p, threads)) return kernel.name;
+  const Grid g = grid(kernel, p, threads);
   const Product first = part(p, aligned_range(p.m, g.rows, 0), aligned_range(p.n, g.cols, 0));
-  return by_onednn(first) ? "oneDNN" : kernel_for(p).name;
+  return by_onednn(kernel, first) ? "oneDNN" : kernel.name;
 }
 
 void keep_products_to_their_thread() {
@@ -798,14 +835,7 @@ void prepare_products() {
 
 std::int64_t product_scratch_bytes() { return 4 * (a_room + b_room + piece_floats + column_floats); }
 
-bool multiply(const Product& p, std::byte* room) {
-  if (by_onednn(p)) return multiply_by_onednn(p);
-  if (p.blocks != nullptr)
-    multiply_by_blocks(kernel_for(p), p, room);
-  else
-    multiply_by(kernel_for(p), p, room);
-  return true;
-}
+bool multiply(const Product& p, std::byte* room) { return multiply_part(kernel_for(p), p, room); }
 
 void multiply_by(const MicroKernel& kernel, const Product& p, std::byte* room) {
   if (p.m == 0 || p.n == 0) return;
@@ -856,25 +886,30 @@ void multiply_by_blocks(const MicroKernel& kernel, const Product& p, std::byte* 
 
 void multiply(std::span<const Product> products, std::byte* scratch, std::int64_t scratch_per_thread,
               const ThreadTeam& team) {
-  std::vector<Product> pieces;
+  struct Part {
+    const MicroKernel* kernel;
+    Product product;
+  };
+  std::vector<Part> parts;
   for (const Product& p : products) {
     const MicroKernel& kernel = kernel_for(p);
     if (TeamProduct::is_worth_it(kernel, p, team.threads())) {
       multiply_together(kernel, p, scratch, scratch_per_thread, team);
       continue;
     }
-    Grid g = grid(p, team.threads());
+    Grid g = grid(kernel, p, team.threads());
     // Here too, small parts for load balance, if b is packed for each.
     constexpr std::int64_t parts_of_thread = 8, fewest_cols = 2048;
     if (kernel.column != nullptr && g.rows == 1 && g.cols > 1)
       g.cols = std::clamp<std::int64_t>(p.n / fewest_cols, g.cols, parts_of_thread * team.threads());
     for (std::int64_t i = 0; i < g.rows * g.cols; ++i)
-      pieces.push_back(
-          part(p, aligned_range(p.m, g.rows, i / g.cols), aligned_range(p.n, g.cols, i % g.cols)));
+      parts.push_back(
+          {&kernel, part(p, aligned_range(p.m, g.rows, i / g.cols), aligned_range(p.n, g.cols, i % g.cols))});
   }
   std::atomic<bool> ok = true;
-  team.each_task(std::ssize(pieces), [&](std::int64_t i, int thread) {
-    if (!multiply(pieces[static_cast<std::size_t>(i)], scratch + thread * scratch_per_thread)) ok = false;
+  team.each_task(std::ssize(parts), [&](std::int64_t i, int thread) {
+    const Part& here = parts[static_cast<std::size_t>(i)];
+    if (!multiply_part(*here.kernel, here.product, scratch + thread * scratch_per_thread)) ok = false;
   });
   if (ok) return;
   const Product& p = products.front();

@@ -89,6 +89,14 @@ struct AmxUnit {
     _tile_loadd(7, b1, b_stride);
     _tile_stream_loadd(5, a1, a_stride);
   }
+  static void load_a(const std::uint32_t* a0, const std::uint32_t* a1, std::int64_t stride) {
+    _tile_stream_loadd(4, a0, stride);
+    _tile_stream_loadd(5, a1, stride);
+  }
+  static void load_b(const std::uint32_t* b0, const std::uint32_t* b1, std::int64_t stride) {
+    _tile_loadd(6, b0, stride);
+    _tile_loadd(7, b1, stride);
+  }
 };
 
 // While tiles are configured, each thread switch must save 8 KiB.
@@ -114,7 +122,8 @@ bool system_gives_tiles() {
   return ::syscall(SYS_arch_prctl, arch_req_xcomp_perm, tile_data) == 0;
 }
 
-constexpr MicroKernel amx_kernel = amx_kernel_by<AmxUnit>("AMX in bf16", amx_begin, amx_end);
+constexpr MicroKernel amx_kernel = amx_kernel_by<AmxUnit>("AMX in bf16", amx_begin, amx_end),
+                      parts_kernel = amx_parts_kernel_by<AmxUnit>("AMX in three bf16", amx_begin, amx_end);
 
 }  // namespace
 
@@ -122,8 +131,12 @@ const MicroKernel* amx_micro_kernel() {
   static const bool has_it = processor_has_amx() && system_gives_tiles();
   return has_it ? &amx_kernel : nullptr;
 }
+const MicroKernel* parts_micro_kernel() {
+  return amx_micro_kernel() != nullptr && avx512_part_passes() != nullptr ? &parts_kernel : nullptr;
+}
 #else
 const MicroKernel* amx_micro_kernel() { return nullptr; }
+const MicroKernel* parts_micro_kernel() { return nullptr; }
 #endif
 
 }  // namespace echelon

@@ -6,8 +6,11 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <iterator>
+#include <utility>
 
 #include "tensor/matmul_simd.h"
+#include "tensor/three_parts.h"
 
 namespace echelon {
 
@@ -27,6 +30,7 @@ static_assert(sizeof(AmxTiles) == 64);
 template <class Unit>
 class BesideAmx {
  public:
+  // steps: products in a tile.
   BesideAmx(const TileColumn& column, std::int64_t steps) : column_(column) {
     lines_each_ = (column.next_lines + steps * column.tiles - 1) / (steps * column.tiles);
     rows_each_ = (amx_rows + steps - 1) / steps;
@@ -74,19 +78,29 @@ class BesideAmx {
   std::int64_t tile_ = 0, stored_ = 0, fetched_ = 0;
 };
 
-// MicroKernel::column by `Unit`, which has two tiles of a and two of b, loaded by load(), and four tiles of
-// sums: Sum<2 i + j>::multiply() adds tile i of a times tile j of b. Strides are in bytes. store_rows() is
-// MatmulPasses::store(). Sums are stored between the first products of the next tile, so that the unit does
-// not wait at the end of each tile.
-template <class Unit, bool a_is_packed>
+// MicroKernel::column by `Unit`, which has two tiles of a and two of b, loaded by load(), or by load_a() and
+// load_b(), and four tiles of sums: Sum<2 i + j>::multiply() adds tile i of a times tile j of b. Strides are
+// in bytes. store_rows() is MatmulPasses::store(). Sums are stored between the first products of the next
+// tile, so that the unit does not wait at the end of each tile.
+template <class Unit, int parts, bool a_is_packed>
 void amx_column_of(const TileColumn& column) {
-  constexpr std::int64_t row = 4 * amx_cols, b_group = amx_cols * amx_group;
+  constexpr std::int64_t row = 4 * amx_cols, b_part = amx_cols * amx_group;
   const GroupedRows a_rows = a_is_packed ? GroupedRows() : column.a_rows;
-  const std::int64_t a_row = a_rows.row_bytes, lower = 16 * a_row / 4, a_group = a_rows.group_words;
-  const std::int64_t steps = column.words / amx_group;
-  BesideAmx<Unit> beside(column, steps);
-  const auto load = [&](const std::uint32_t* a, const std::uint32_t* b) __attribute__((always_inline)) {
-    Unit::load(a, a + lower, a_row, b, b + 16, row);
+  const std::int64_t a_row = a_rows.row_bytes, lower = 16 * a_row / 4, a_part = a_rows.group_words;
+  const std::int64_t groups = column.words / (amx_group * parts);
+  constexpr int products = parts == 1 ? 1 : std::size(part_products);  // in a group
+  BesideAmx<Unit> beside(column, groups * products);
+  // What the p-th product of a group needs and the one before it did not.
+  const auto load = [&]<int p>(const std::uint32_t* a, const std::uint32_t* b)
+      __attribute__((always_inline)) {
+    if constexpr (parts == 1) {
+      Unit::load(a, a + lower, a_row, b, b + 16, row);
+    } else {
+      constexpr PartProduct made = part_products[p],
+                            before = p == 0 ? PartProduct{-1, -1} : part_products[p - 1];
+      if constexpr (made.a != before.a) Unit::load_a(a + made.a * a_part, a + made.a * a_part + lower, a_row);
+      if constexpr (made.b != before.b) Unit::load_b(b + made.b * b_part, b + made.b * b_part + 16, row);
+    }
   };
   const auto quarter = [](auto* tile, int i) { return tile + i / 2 * 16 * amx_cols + i % 2 * 16; };
   const auto begin_sum = [&]<int i>(std::int64_t tile) __attribute__((always_inline)) {
@@ -105,7 +119,21 @@ void amx_column_of(const TileColumn& column) {
     f.template operator()<3>();
   };
 
-  load(column.a, column.b);
+  // The products of a group, from the first-th on.
+  const auto multiply = [&]<int first>(const std::uint32_t* a, const std::uint32_t* b)
+      __attribute__((always_inline)) {
+    const auto one = [&]<int p>() __attribute__((always_inline)) {
+      load.template operator()<p>(a, b);
+      each([&]<int i>() __attribute__((always_inline)) { Unit::template Sum<i>::multiply(); });
+      beside.step();
+    };
+    [&]<int... p>(std::integer_sequence<int, p...>) __attribute__((always_inline)) {
+      (one.template operator()<first + p>(), ...);
+    }
+    (std::make_integer_sequence<int, products - first>());
+  };
+
+  load.template operator()<0>(column.a, column.b);
   each([&]<int i>() __attribute__((always_inline)) {
     begin_sum.template operator()<i>(0);
     Unit::template Sum<i>::multiply();
@@ -114,15 +142,14 @@ void amx_column_of(const TileColumn& column) {
     const std::uint32_t *a = column.a + t * column.a_tile, *b = column.b;
     beside.begin(t);
     beside.step();
-    for (std::int64_t s = 1; s < steps; ++s) {
-      a += a_group, b += b_group;
-      load(a, b);
-      each([&]<int i>() __attribute__((always_inline)) { Unit::template Sum<i>::multiply(); });
-      beside.step();
+    multiply.template operator()<1>(a, b);
+    for (std::int64_t g = 1; g < groups; ++g) {
+      a += parts * a_part, b += parts * b_part;
+      multiply.template operator()<0>(a, b);
     }
     beside.end();
     if (t + 1 == column.tiles) break;
-    load(column.a + (t + 1) * column.a_tile, column.b);
+    load.template operator()<0>(column.a + (t + 1) * column.a_tile, column.b);
     each([&]<int i>() __attribute__((always_inline)) {
       store_sum.template operator()<i>(t);
       begin_sum.template operator()<i>(t + 1);
@@ -136,7 +163,8 @@ void amx_column_of(const TileColumn& column) {
 // With constants for a packed a, since attention's columns are short.
 template <class Unit>
 void amx_column_by(const TileColumn& column) {
-  column.a_rows == GroupedRows() ? amx_column_of<Unit, true>(column) : amx_column_of<Unit, false>(column);
+  column.a_rows == GroupedRows() ? amx_column_of<Unit, 1, true>(column)
+                                 : amx_column_of<Unit, 1, false>(column);
 }
 
 // begin and end: see MicroKernel.
@@ -155,6 +183,17 @@ constexpr MicroKernel amx_kernel_by(const char* name, void (*begin)(), void (*en
           .column = amx_column_by<Unit>,
           .begin = begin,
           .end = end};
+}
+
+// For f32 as three bf16 each.
+template <class Unit>
+constexpr MicroKernel amx_parts_kernel_by(const char* name, void (*begin)(), void (*end)()) {
+  MicroKernel kernel = amx_kernel_by<Unit>(name, begin, end);
+  kernel.parts = parts_of_f32;
+  kernel.column_words = 4 * kernel.unit();
+  kernel.pack_rows = 2 * amx_group;
+  kernel.column = amx_column_of<Unit, parts_of_f32, true>;
+  return kernel;
 }
 
 }  // namespace echelon

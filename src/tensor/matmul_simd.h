@@ -143,6 +143,9 @@ struct MicroKernel {
   // How many words of a row of a are contiguous: word w of row i is a[(w / group * rows + i) * group + w %
   // group]. `words` is a multiple of it, filled up with zeros.
   int group = 1;
+  // How many bf16 an f32 is the sum of (tensor/three_parts.h). Each `group` words of all lines are those of
+  // their largest parts, followed by `group` words of each further part; `words` counts all parts'.
+  int parts = 1;
   // How many words of k are packed at once: for an f32 c, where sums can wait; and for a bf16 c, where they
   // cannot.
   std::int64_t depth = 512, whole_depth = 512;
@@ -168,6 +171,9 @@ struct MicroKernel {
   void (*begin)() = nullptr;
   void (*end)() = nullptr;
 
+  // Words of a line that belong together.
+  constexpr std::int64_t unit() const { return std::int64_t{group} * parts; }
+
   static constexpr int most_rows = 32, most_cols = 32;
   static constexpr std::int64_t most_tile = most_rows * most_cols;
   static constexpr std::int64_t most_a_words = 192 * 1024;
@@ -181,6 +187,8 @@ const MicroKernel* amx_micro_kernel();
 const MicroKernel* avx512_micro_kernel();
 // The faster of these, or null.
 const MicroKernel* bf16_micro_kernel();
+// For f32 as three bf16 each, by AMX; null if the processor lacks it.
+const MicroKernel* parts_micro_kernel();
 // By columns of tiles, in AMX's layout: for bf16 by AVX-512, or by the faster of AMX and AVX-512; and for f32
 // by AVX-512. null if the processor lacks them.
 const MicroKernel* avx512_column_kernel();
