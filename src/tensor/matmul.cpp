@@ -106,8 +106,8 @@ bool is_f32(const Product& p) {
 
 // Whether f32 products in three parts are faster, although operands are packed in more words.
 bool is_worth_parts(const Product& p) {
-  constexpr std::int64_t fewest = 64;
-  return std::min({p.m, p.n, p.k}) >= fewest;
+  constexpr std::int64_t fewest = 64, fewest_rows = 96;
+  return p.m >= fewest_rows && std::min(p.n, p.k) >= fewest;
 }
 
 // Of a whole product, since another kernel may give other bits. With blocks it depends on types alone: how a
