@@ -75,10 +75,14 @@ class AttentionColumns : public ::testing::Test {
     const std::int64_t d = s.head_dim, queries = s.batch * s.q_len,
                        stride = s.kv_batch_stride > 0 ? s.kv_batch_stride : s.kv_len, keys = s.batch * stride,
                        group = s.num_heads / s.num_kv_heads;
-    const Tensor q = random<T>(queries, s.num_heads * d), k = random<T>(keys, s.num_kv_heads * d),
-                 v = random<T>(keys, s.num_kv_heads * d), dout = random<T>(queries, s.num_heads * d);
-    const Tensor out = random<T>(queries, s.num_heads * d), dq = random<T>(queries, s.num_heads * d),
-                 dk = random<T>(keys, s.num_kv_heads * d), dv = random<T>(keys, s.num_kv_heads * d);
+    const Tensor q = random<ElementOf<T>>(queries, s.num_heads * d),
+                 k = random<ElementOf<T>>(keys, s.num_kv_heads * d),
+                 v = random<ElementOf<T>>(keys, s.num_kv_heads * d),
+                 dout = random<ElementOf<T>>(queries, s.num_heads * d);
+    const Tensor out = random<ElementOf<T>>(queries, s.num_heads * d),
+                 dq = random<ElementOf<T>>(queries, s.num_heads * d),
+                 dk = random<ElementOf<T>>(keys, s.num_kv_heads * d),
+                 dv = random<ElementOf<T>>(keys, s.num_kv_heads * d);
     const Tensor lse = make(DType::f32, 1, s.num_heads * queries),
                  delta = make(DType::f32, 1, s.num_heads * queries);
     Matrix exact_out, exact_lse(static_cast<std::size_t>(lse.numel())), exact_dq, exact_dk, exact_dv;
@@ -189,7 +193,7 @@ class AttentionColumns : public ::testing::Test {
     const std::int64_t room_step = product_scratch_bytes() / 64 * 64;
     const Tensor rooms = make(DType::u8, 1, room_step);
     checks::expect_spoiled_attention(
-        arena_, dtype_of<T>,
+        arena_, dtype_of<ElementOf<T>>,
         [&](const Tensor& q, const Tensor& k, const Tensor& v, const AttentionShape& s, const Tensor& out,
             const Tensor& lse) {
           attention_forward_by_columns(kernels, q, k, v, s, out, lse,
@@ -234,8 +238,9 @@ class AttentionColumns : public ::testing::Test {
       for (std::int64_t i = 0; i < s.q_len; ++i)
         s.first_keys.host<std::int32_t>()[i] = has_documents && i >= 270 ? 270 : 0;
       const std::int64_t d = s.head_dim;
-      const Tensor q = random<T>(s.q_len, 2 * d), k = random<T>(s.kv_len, d), v = random<T>(s.kv_len, d),
-                   dout = random<T>(s.q_len, 2 * d), out = random<T>(s.q_len, 2 * d);
+      const Tensor q = random<ElementOf<T>>(s.q_len, 2 * d), k = random<ElementOf<T>>(s.kv_len, d),
+                   v = random<ElementOf<T>>(s.kv_len, d), dout = random<ElementOf<T>>(s.q_len, 2 * d),
+                   out = random<ElementOf<T>>(s.q_len, 2 * d);
       const Tensor lse = make(DType::f32, 1, 2 * s.q_len), delta = make(DType::f32, 1, 2 * s.q_len);
       std::fill_n(delta.host<float>(), delta.numel(), 0.25f);
       const auto gradients = [&](int threads, std::int64_t room_step) {
@@ -243,8 +248,9 @@ class AttentionColumns : public ::testing::Test {
         auto* const begin = reinterpret_cast<std::byte*>(rooms.host<std::uint8_t>());
         const ThreadTeam team(threads);
         if (threads == 1) attention_forward_by_columns(kernels, q, k, v, s, out, lse, begin, room_step, team);
-        std::vector<Tensor> made{make(dtype_of<T>, s.q_len, 2 * d), make(dtype_of<T>, s.kv_len, d),
-                                 make(dtype_of<T>, s.kv_len, d)};
+        std::vector<Tensor> made{make(dtype_of<ElementOf<T>>, s.q_len, 2 * d),
+                                 make(dtype_of<ElementOf<T>>, s.kv_len, d),
+                                 make(dtype_of<ElementOf<T>>, s.kv_len, d)};
         attention_backward_by_columns(kernels, q, k, v, dout, lse, delta, s, made[0], made[1], made[2], begin,
                                       room_step, team);
         return made;
@@ -271,20 +277,24 @@ class AttentionColumns : public ::testing::Test {
 
 constexpr ColumnKernels<bf16> played{&played_kernel, &played_scores<bf16>};
 constexpr ColumnKernels<float> played_in_f32{&played_f32_columns, &played_scores<float>};
+constexpr ColumnKernels<ThreeParts> played_by_parts{&played_parts_kernel, &played_scores<ThreeParts>};
 
 TEST_F(AttentionColumns, AreTheSumsPlayed) {
   check_all(played, 18);
   check_all(played_in_f32, 18);
+  if (avx512_part_passes() != nullptr) check_all(played_by_parts, 18);
 }
 
 TEST_F(AttentionColumns, HaveTheSameBitsAsSeparateTasksPlayed) {
   check_tasks(played, 300);
   check_tasks(played_in_f32, 300);
+  if (avx512_part_passes() != nullptr) check_tasks(played_by_parts, 300);
 }
 
 TEST_F(AttentionColumns, KeepWhatIsNotANumberPlayed) {
   check_spoiled(played);
   check_spoiled(played_in_f32);
+  if (avx512_part_passes() != nullptr) check_spoiled(played_by_parts);
 }
 
 TEST_F(AttentionColumns, AreTheSumsByTheProcessor) {
@@ -296,6 +306,7 @@ TEST_F(AttentionColumns, AreTheSumsByTheProcessor) {
   };
   if (f32_column_kernel() == nullptr) GTEST_SKIP() << "this processor has no AVX-512";
   check_by(ColumnKernels<float>{f32_column_kernel(), avx512_score_passes<float>()});
+  check_by(ColumnKernels<ThreeParts>{parts_micro_kernel(), avx512_score_passes<ThreeParts>()});
   for (const MicroKernel* kernel : {amx_micro_kernel(), avx512_column_kernel()})
     check_by(ColumnKernels<bf16>{kernel, avx512_score_passes<bf16>()});
 }

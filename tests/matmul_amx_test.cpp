@@ -249,6 +249,65 @@ TEST_F(MatmulAmx, FloatsMultiplyInThreeParts) {
   check_teams<float>(*parts_micro_kernel(), 1000, 16);
 }
 
+// Beside the same sums in f64: no further off than plain sums in f32. Where few terms of very different sizes
+// make up a sum, each is added as six products, and as many roundings have six times the variance of one.
+TEST_F(MatmulAmx, ThreePartsAreAsCloseAsFloats) {
+  if (parts_micro_kernel() == nullptr) GTEST_SKIP() << "this processor has no AMX";
+  constexpr std::int64_t m = 64, n = 32;
+  for (const std::int64_t k : {32, 700, 2048})
+    for (const int exponents : {0, 40}) {  // of 2; between so many and as many negative ones
+      const auto spread = [&](std::vector<float> x) {
+        for (std::size_t i = 0; i < x.size() && exponents > 0; ++i)
+          x[i] = std::ldexp(x[i], static_cast<int>(i * 7919 % (2 * exponents + 1)) - exponents);
+        return x;
+      };
+      const std::vector<float> a = spread(random<float>(m, k, k)), b = spread(random<float>(k, n, n));
+      std::vector<float> c(m * n);
+      multiply_by(*parts_micro_kernel(),
+                  {.m = m, .n = n, .k = k, .a = {a.data(), k}, .b = {b.data(), n}, .c = {c.data(), n}},
+                  scratch());
+      double squares = 0, squares_of_floats = 0;  // of errors, relative to the sum of the terms' sizes
+      for (std::int64_t i = 0; i < m; ++i)
+        for (std::int64_t j = 0; j < n; ++j) {
+          double sum = 0, sizes = 0;
+          float of_floats = 0;
+          for (std::int64_t l = 0; l < k; ++l) {
+            const float x = a[static_cast<std::size_t>(i * k + l)],
+                        y = b[static_cast<std::size_t>(l * n + j)];
+            sum += double{x} * double{y}, sizes += std::abs(double{x} * double{y});
+            of_floats = std::fma(x, y, of_floats);
+          }
+          squares += std::pow((double{c[static_cast<std::size_t>(i * n + j)]} - sum) / sizes, 2);
+          squares_of_floats += std::pow((double{of_floats} - sum) / sizes, 2);
+        }
+      EXPECT_LE(squares, (exponents == 0 ? 1 : 6) * squares_of_floats)
+          << k << ", exponents up to " << exponents;
+    }
+}
+
+TEST_F(MatmulAmx, ThreePartsKeepWhatIsNotFinite) {
+  if (avx512_part_passes() == nullptr) GTEST_SKIP() << "this processor has no AVX-512, which packs parts";
+  constexpr std::int64_t m = 40, n = 35, k = 70, row = 33, column = 34, at = 69;
+  const float infinity = std::numeric_limits<float>::infinity();
+  std::uint32_t all_ones = 0x7fffffff;  // a NaN that rounding would take for a number
+  float full_nan;
+  std::memcpy(&full_nan, &all_ones, sizeof full_nan);
+  for (const MicroKernel* kernel : {&played_parts_kernel, parts_micro_kernel()})
+    for (const float bad : {infinity, -infinity, std::numeric_limits<float>::quiet_NaN(), full_nan})
+      for (const bool in_a : {false, true}) {
+        if (kernel == nullptr) continue;
+        std::vector<float> a = random<float>(m, k, k), b = random<float>(k, n, n), c(m * n);
+        (in_a ? a[row * k + at] : b[at * n + column]) = bad;
+        multiply_by(*kernel,
+                    {.m = m, .n = n, .k = k, .a = {a.data(), k}, .b = {b.data(), n}, .c = {c.data(), n}},
+                    scratch());
+        for (std::int64_t i = 0; i < m; ++i)
+          for (std::int64_t j = 0; j < n; ++j)
+            ASSERT_EQ(std::isnan(c[static_cast<std::size_t>(i * n + j)]), in_a ? i == row : j == column)
+                << kernel->name << ": " << bad << " at " << i << ", " << j;
+      }
+}
+
 // bf16 are widened to f32.
 TEST_F(MatmulAmx, FloatsMultiplyByEachInstructionSet) {
   on_each_instruction_set([this](const char* name) {

@@ -23,22 +23,28 @@ constexpr Size group = 16;  // contiguous words of a line
 constexpr Size keys_at_once = 256, panels_at_once = 4, queries_at_once = panels_at_once * panel;
 constexpr Size most_depth = 256;
 
-Size rounded_up(Size n, Size multiple) { return (n + multiple - 1) / multiple * multiple; }
+constexpr Size rounded_up(Size n, Size multiple) { return (n + multiple - 1) / multiple * multiple; }
 
-// How elements are packed: how many make a word, and the passes.
+// How elements are packed: into how many words, and by which passes.
 template <class T>
 struct Packed {
-  static constexpr Size per_word = 4 / static_cast<Size>(sizeof(T));
-  static constexpr Size tile_words = panel * panel / per_word;
+  // In which so many elements of a line are; by parts whole groups.
+  static constexpr Size words_of(Size elements) {
+    if constexpr (std::is_same_v<T, ThreeParts>)
+      return rounded_up(elements, 2 * group) / 2 * parts_of_f32;
+    else
+      return rounded_up(elements * static_cast<Size>(sizeof(T)), 4) / 4;
+  }
+  static constexpr Size tile_words = panel * words_of(panel);
   // Of 32 columns of a block of keys, or of queries that are summed together.
   static constexpr Size keys_words = keys_at_once / panel * tile_words,
                         queries_words = panels_at_once * tile_words;
-  // In which so many elements of a line are.
-  static Size words_of(Size elements) { return (elements + per_word - 1) / per_word; }
 
   static auto groups(bool across) {
     if constexpr (std::is_same_v<T, bf16>)
       return across ? matmul_passes().groups_across : matmul_passes().groups_along;
+    else if constexpr (std::is_same_v<T, ThreeParts>)
+      return across ? avx512_part_passes()->groups_across : avx512_part_passes()->groups_along;
     else
       return across ? matmul_passes().float_groups_across : matmul_passes().float_groups_along;
   }
@@ -51,6 +57,8 @@ struct Packed {
   static auto words(bool across) {
     if constexpr (std::is_same_v<T, bf16>)
       return across ? matmul_passes().pairs_across : matmul_passes().pairs_along;
+    else if constexpr (std::is_same_v<T, ThreeParts>)
+      return across ? avx512_part_passes()->words_across : avx512_part_passes()->words_along;
     else
       return across ? matmul_passes().floats_across : matmul_passes().floats_along;
   }
@@ -110,7 +118,8 @@ struct Work {
     queries_across = room.take<Word>(l.tiles * Packed<T>::queries_words);
     douts_across = room.take<Word>(l.tiles * Packed<T>::queries_words);
     scores = room.take<float>(keys_at_once * panel), gradients = room.take<float>(keys_at_once * panel);
-    p = room.take<T>(keys_at_once * queries_at_once), ds = room.take<T>(keys_at_once * queries_at_once);
+    p = room.take<Word>(keys_at_once / panel * Packed<T>::queries_words);
+    ds = room.take<Word>(keys_at_once / panel * Packed<T>::queries_words);
     weights = room.take<Word>(Packed<T>::keys_words);
   }
 
@@ -122,8 +131,7 @@ struct Work {
   float* sums[panels_at_once];  // for a panel's queries: a row for each element of depth
   Word *queries_across, *douts_across;
   float *scores, *gradients;
-  T *p, *ds;
-  Word* weights;
+  Word *p, *ds, *weights;
 };
 
 // Prefetches rows into the L2 cache. A head's rows are short and far apart, so the processor foresees few.
@@ -137,7 +145,7 @@ void fetch(Head<T> x, Size rows, Size depth) {
 
 // Rows as panels of a left operand whose k is depth.
 template <class T>
-void pack_rows(Head<const T> x, Size rows, const Lengths<T>& l, Word* to) {
+void pack_rows(Head<const ElementOf<T>> x, Size rows, const Lengths<T>& l, Word* to) {
   fetch(x, std::min(panel, rows), l.depth);
   for (Size i = 0; i < rows; i += panel) {
     fetch(x.from(i + panel), std::clamp<Size>(rows - i - panel, 0, panel), l.depth);
@@ -146,7 +154,7 @@ void pack_rows(Head<const T> x, Size rows, const Lengths<T>& l, Word* to) {
 }
 // Blocks of rows as panels of a left operand, transposed: its rows are depth, and its k are rows of x.
 template <class T>
-void pack_blocks_across(Head<const T> x, Size rows, const Lengths<T>& l, Word* to) {
+void pack_blocks_across(Head<const ElementOf<T>> x, Size rows, const Lengths<T>& l, Word* to) {
   fetch(x, std::min(keys_at_once, rows), l.depth);
   for (Size i = 0; i < rows; i += keys_at_once) {
     fetch(x.from(i + keys_at_once), std::clamp<Size>(rows - i - keys_at_once, 0, keys_at_once), l.depth);
@@ -162,13 +170,13 @@ void pack_blocks_across(Head<const T> x, Size rows, const Lengths<T>& l, Word* t
 }
 // Up to 32 rows as a panel of a right operand whose k is depth.
 template <class T>
-void pack_panel(Head<const T> x, Size rows, const Lengths<T>& l, Word* to) {
+void pack_panel(Head<const ElementOf<T>> x, Size rows, const Lengths<T>& l, Word* to) {
   Packed<T>::words(false)(x.data, x.stride, rows, l.depth, panel, to);
   std::fill(to + Packed<T>::words_of(l.depth) * panel, to + l.words * panel, 0u);
 }
 // Rows as panels of a right operand whose k are the rows, and whose columns are depth.
 template <class T>
-void pack_panels_across(Head<const T> x, Size rows, const Lengths<T>& l, Word* to) {
+void pack_panels_across(Head<const ElementOf<T>> x, Size rows, const Lengths<T>& l, Word* to) {
   const Size filled = Packed<T>::words_of(rows), words = Packed<T>::words_of(rounded_up(rows, panel));
   for (Size t = 0; t < l.tiles; ++t) {
     Word* const here = to + t * Packed<T>::queries_words;
@@ -224,8 +232,8 @@ class Columns {
         w_(l_, !wanted.keys && !wanted.queries, wanted, room) {}
 
   // For query blocks `first`, first + step, ... of a head, and all keys.
-  void forward(const Mask& mask, Head<const T> q, Head<const T> k, Head<const T> v, Head<T> out, float* lse,
-               Size first, Size step) {
+  void forward(const Mask& mask, Head<const ElementOf<T>> q, Head<const ElementOf<T>> k,
+               Head<const ElementOf<T>> v, Head<ElementOf<T>> out, float* lse, Size first, Size step) {
     pack_rows(k, s_.kv_len, l_, w_.keys);
     pack_blocks_across(v, s_.kv_len, l_, w_.values);
     for (Size begin = first * queries_at_once; begin < s_.q_len; begin += step * queries_at_once)
@@ -234,15 +242,16 @@ class Columns {
   }
 
   struct Given {
-    Head<const T> q, dout;
+    Head<const ElementOf<T>> q, dout;
     const float *lse, *delta;
-    Head<T> dq;
+    Head<ElementOf<T>> dq;
   };
 
   // For these queries, from a block on, of some query heads of a key/value head: head(h) gives query head h.
   template <class HeadOf>
-  void backward(const Mask& mask, Head<const T> k, Head<const T> v, Head<T> dk, Head<T> dv, Range heads,
-                const HeadOf& head, Range queries) {
+  void backward(const Mask& mask, Head<const ElementOf<T>> k, Head<const ElementOf<T>> v,
+                Head<ElementOf<T>> dk, Head<ElementOf<T>> dv, Range heads, const HeadOf& head,
+                Range queries) {
     const Size keys = keys_.size();
     pack_rows(k.from(keys_.begin), keys, l_, w_.keys);
     pack_rows(v.from(keys_.begin), keys, l_, w_.values);
@@ -280,7 +289,8 @@ class Columns {
            w_.weights, onto ? sums : nullptr, sums);
   }
 
-  void forward_panel(const Mask& mask, Head<const T> q, Head<T> out, float* lse, Size begin, Size rows) {
+  void forward_panel(const Mask& mask, Head<const ElementOf<T>> q, Head<ElementOf<T>> out, float* lse,
+                     Size begin, Size rows) {
     Seen seen(mask, begin, rows);
     alignas(64) float max[panel], sum[panel] = {}, factor[panel];
     std::fill_n(max, panel, -std::numeric_limits<float>::infinity());
@@ -350,23 +360,22 @@ class Columns {
     float scale[panel], inverse[panel];
     std::fill_n(scale, panel, static_cast<float>(s_.scale));
     std::fill_n(inverse, panel, static_cast<float>(1 / s_.scale));
-    constexpr Size tile_step = panels_at_once * panel * panel;  // of p and ds
     if (kernel_.begin != nullptr) kernel_.begin();
     for (Size block = 0; keys_.begin + block * keys_at_once < end; ++block) {
       const Size key = keys_.begin + block * keys_at_once, here = rows_up_to(end, key);
       if (first >= key + here) continue;
       for (Size g = 0; g < panels; ++g) {
-        T *const p = w_.p + g * panel * panel, *const ds = w_.ds + g * panel * panel;
+        Word *const p = w_.p + g * tile_words, *const ds = w_.ds + g * tile_words;
         if (!seen[g].sees(key, here)) {
           for (Size t = 0; t < here / panel; ++t)
-            std::fill_n(p + t * tile_step, panel * panel, T{}),
-                std::fill_n(ds + t * tile_step, panel * panel, T{});
+            std::fill_n(p + t * queries_words, tile_words, 0u),
+                std::fill_n(ds + t * queries_words, tile_words, 0u);
           continue;
         }
         score(w_.keys, block, here, w_.queries[g], w_.scores);
         score(w_.values, block, here, w_.douts[g], w_.gradients);
         passes_.softmax_gradient(seen[g].columns(w_.scores, key, here, static_cast<float>(s_.scale)),
-                                 w_.gradients, lse + g * panel, delta + g * panel, p, ds, tile_step,
+                                 w_.gradients, lse + g * panel, delta + g * panel, p, ds, queries_words,
                                  w_.weights);
         if (!wanted_.queries) continue;
         if (s_.accumulate && !has_sums[g]) {
@@ -399,13 +408,13 @@ class Columns {
   float* sums_of(float* all, Size block, Size t) const {
     return all + (block * l_.tiles + t) * keys_at_once * panel;
   }
-  void add_to_keys(const T* left, const Word* right, Size block, Size here, Size panels, float* all) const {
+  void add_to_keys(const Word* left, const Word* right, Size block, Size here, Size panels,
+                   float* all) const {
     const Size summed = std::min(w_.summed[block], here);
     for (Size t = 0; t < l_.tiles; ++t) {
       const auto add = [&](Size begin, Size end, bool onto) {
         float* const sums = sums_of(all, block, t) + begin * panel;
-        column(Packed<T>::words_of(panels * panel),
-               reinterpret_cast<const Word*>(left) + begin / panel * queries_words, queries_words,
+        column(Packed<T>::words_of(panels * panel), left + begin / panel * queries_words, queries_words,
                (end - begin) / panel, right + t * queries_words, onto ? sums : nullptr, sums);
       };
       if (summed > 0) add(0, summed, true);
@@ -413,24 +422,24 @@ class Columns {
     }
   }
   // Rows as columns of floats.
-  void load_turned(Head<T> from, Size rows, float* sums) const {
+  void load_turned(Head<ElementOf<T>> from, Size rows, float* sums) const {
     Packed<T>::floats_along()(from.data, from.stride, rows, l_.depth, panel, reinterpret_cast<Word*>(sums));
     std::fill(sums + l_.depth * panel, sums + l_.tiles * panel * panel, 0.0f);
   }
-  void store_turned(const float* sums, const float* factor, Size rows, Head<T> to) const {
+  void store_turned(const float* sums, const float* factor, Size rows, Head<ElementOf<T>> to) const {
     passes_.store_turned(sums, factor, l_.depth, rows, to.data, to.stride);
   }
   // For each tile of a block's sums: visit(sums, rows and columns of the tile, where they are in `of`).
   template <class Visit>
-  void each_tile_of_keys(float* all, Size block, Head<T> of, const Visit& visit) const {
+  void each_tile_of_keys(float* all, Size block, Head<ElementOf<T>> of, const Visit& visit) const {
     const Size key = block * keys_at_once;
     for (Size t = 0; t < l_.tiles; ++t)
       visit(sums_of(all, block, t), std::min(keys_at_once, keys_.size() - key),
             std::min(panel, l_.depth - t * panel), of.row(key) + t * panel);
   }
   void load_keys(Size block) const {
-    const auto load = [&](float* all, double scale, Head<T> from) {
-      each_tile_of_keys(all, block, from, [&](float* sums, Size rows, Size cols, const T* x) {
+    const auto load = [&](float* all, double scale, Head<ElementOf<T>> from) {
+      each_tile_of_keys(all, block, from, [&](float* sums, Size rows, Size cols, const ElementOf<T>* x) {
         passes_.load_rows(x, from.stride, static_cast<float>(1 / scale), rows, cols, sums);
         std::fill(sums + rows * panel, sums + keys_at_once * panel, 0.0f);
       });
@@ -439,10 +448,10 @@ class Columns {
     load(w_.dv, 1, dv_);
     w_.summed[block] = keys_at_once;
   }
-  void store_keys(float* all, float scale, Head<T> to) const {
+  void store_keys(float* all, float scale, Head<ElementOf<T>> to) const {
     for (Size block = 0; block < l_.key_blocks; ++block) {
       if (s_.accumulate && w_.summed[block] == 0) continue;
-      each_tile_of_keys(all, block, to, [&](float* sums, Size rows, Size cols, T* x) {
+      each_tile_of_keys(all, block, to, [&](float* sums, Size rows, Size cols, ElementOf<T>* x) {
         std::fill(sums + w_.summed[block] * panel, sums + keys_at_once * panel, 0.0f);
         passes_.store_rows(sums, scale, rows, cols, x, to.stride);
       });
@@ -456,7 +465,7 @@ class Columns {
   const WantedGradients wanted_;
   const Lengths<T> l_;
   const Work<T> w_;
-  Head<T> dk_, dv_;  // of the first of these keys
+  Head<ElementOf<T>> dk_, dv_;  // of the first of these keys
 };
 
 template <class T>
@@ -473,7 +482,7 @@ bool is_made_by_columns(const AttentionShape& s, bool backward, std::int64_t roo
   if (s.cap != 0 || s.scale <= 0 || s.head_dim > most_depth || s.q_len < panel) return false;
   // In f32 the way without columns adds to gradients in memory: it is faster than what computes scores twice.
   constexpr WantedGradients all{true, true};
-  if (backward && std::is_same_v<T, float>) return room_of<T>(s, s.kv_len, false, all) <= room;
+  if (backward && std::is_same_v<ElementOf<T>, float>) return room_of<T>(s, s.kv_len, false, all) <= room;
   // Gradients of keys can be computed block by block, but those of a query need all keys that it sees.
   const WantedGradients of_keys{false, true}, of_queries{true, false};
   if (!backward) return room_of<T>(s, s.kv_len, true, no_gradients) <= room;
@@ -496,9 +505,10 @@ void attention_forward_by_columns(const ColumnKernels<T>& kernels, const Tensor&
   team.each_task(heads * parts, [&](Size i, int thread) {
     const Size sequence = i / parts / s.num_heads, head = i / parts % s.num_heads;
     Columns<T>(kernels, s, {0, s.kv_len}, no_gradients, rooms + thread * room_step)
-        .forward(Mask(s, sequence), query_head<const T>(q, s, sequence, head),
-                 key_head<const T>(k, s, sequence, head / group_heads),
-                 key_head<const T>(v, s, sequence, head / group_heads), query_head<T>(out, s, sequence, head),
+        .forward(Mask(s, sequence), query_head<const ElementOf<T>>(q, s, sequence, head),
+                 key_head<const ElementOf<T>>(k, s, sequence, head / group_heads),
+                 key_head<const ElementOf<T>>(v, s, sequence, head / group_heads),
+                 query_head<ElementOf<T>>(out, s, sequence, head),
                  lse.host<float>() + (sequence * s.num_heads + head) * s.q_len, i % parts, parts);
   });
 }
@@ -516,18 +526,19 @@ void attention_backward_by_columns(const ColumnKernels<T>& kernels, const Tensor
                        int thread) {
     const Size sequence = of / s.num_kv_heads, kv_head = of % s.num_kv_heads;
     const auto keys_of = [&](const Tensor& x) {
-      return wanted.keys ? key_head<T>(x, s, sequence, kv_head) : Head<T>{};
+      return wanted.keys ? key_head<ElementOf<T>>(x, s, sequence, kv_head) : Head<ElementOf<T>>{};
     };
     Columns<T>(kernels, s, keys, wanted, rooms + thread * room_step)
         .backward(
-            Mask(s, sequence), key_head<const T>(k, s, sequence, kv_head),
-            key_head<const T>(v, s, sequence, kv_head), keys_of(dk), keys_of(dv), some_heads,
+            Mask(s, sequence), key_head<const ElementOf<T>>(k, s, sequence, kv_head),
+            key_head<const ElementOf<T>>(v, s, sequence, kv_head), keys_of(dk), keys_of(dv), some_heads,
             [&](Size i) {
               const Size head = kv_head * group_heads + i, at = (sequence * s.num_heads + head) * s.q_len;
               return typename Columns<T>::Given{
-                  query_head<const T>(q, s, sequence, head), query_head<const T>(dout, s, sequence, head),
-                  lse.host<float>() + at, delta.host<float>() + at,
-                  wanted.queries ? query_head<T>(dq, s, sequence, head) : Head<T>{}};
+                  query_head<const ElementOf<T>>(q, s, sequence, head),
+                  query_head<const ElementOf<T>>(dout, s, sequence, head), lse.host<float>() + at,
+                  delta.host<float>() + at,
+                  wanted.queries ? query_head<ElementOf<T>>(dq, s, sequence, head) : Head<ElementOf<T>>{}};
             },
             queries);
   };
@@ -574,6 +585,7 @@ void attention_backward_by_columns(const ColumnKernels<T>& kernels, const Tensor
                                               const Tensor&, std::byte*, std::int64_t, const ThreadTeam&);
 ECHELON_ATTENTION_BY_COLUMNS(float)
 ECHELON_ATTENTION_BY_COLUMNS(bf16)
+ECHELON_ATTENTION_BY_COLUMNS(ThreeParts)
 #undef ECHELON_ATTENTION_BY_COLUMNS
 
 }  // namespace echelon

@@ -1,7 +1,7 @@
-// Attention in f32 or bf16 with kernels that compute columns of tiles (tensor/matmul_simd.h): 32 queries are
-// the columns of a tile and keys its rows. Scores, their softmax and their gradients then already have the
-// layout that the next products need, and only the inputs are packed, once per head. The algorithm is
-// FlashAttention-2's (Dao 2023, https://arxiv.org/abs/2307.08691).
+// Attention in f32 or bf16, or in f32 by parts (tensor/three_parts.h), with kernels that compute columns of
+// tiles (tensor/matmul_simd.h): 32 queries are the columns of a tile and keys its rows. Scores, their softmax
+// and their gradients then already have the layout that the next products need, and only the inputs are
+// packed, once per head. The algorithm is FlashAttention-2's (Dao 2023, https://arxiv.org/abs/2307.08691).
 #pragma once
 
 #include <cstddef>
@@ -27,8 +27,8 @@ struct ColumnKernels {
 template <class T>
 bool is_made_by_columns(const AttentionShape& shape, bool backward, std::int64_t room);
 
-// Like attention_forward() and attention_backward(), in T. Thread i's work space begins i * room_step
-// bytes after `rooms`. dq, or dk and dv, may be undefined.
+// Like attention_forward() and attention_backward(), in T: float, bf16 or ThreeParts. Thread i's work space
+// begins i * room_step bytes after `rooms`. dq, or dk and dv, may be undefined.
 template <class T>
 void attention_forward_by_columns(const ColumnKernels<T>& kernels, const Tensor& q, const Tensor& k,
                                   const Tensor& v, const AttentionShape& shape, const Tensor& out,

@@ -405,24 +405,33 @@ bool backward(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& d
   });
 }
 
-// By columns if the processor and the shape allow it, otherwise by tiles.
-template <class T>
-std::optional<ColumnKernels<T>> column_kernels(Numerics numerics, const AttentionShape& s, bool backward) {
-  const ColumnKernels<T> kernels{std::is_same_v<T, float> ? f32_column_kernel() : bf16_column_kernel(),
-                                 avx512_score_passes<T>()};
-  if (numerics != Numerics::ordinary || kernels.products == nullptr || kernels.scores == nullptr ||
-      !is_made_by_columns<T>(s, backward, attention_scratch_bytes(dtype_of<T>)))
-    return {};
-  return kernels;
+// Runs `run` with the fastest kernels of columns that the processor and the shape allow; false if there are
+// none, which leaves tiles.
+template <class T, class Run>
+bool by_columns(Numerics numerics, const AttentionShape& s, bool backward, const Run& run) {
+  const auto by = [&]<class Way>(const ColumnKernels<Way>& kernels) {
+    if (numerics != Numerics::ordinary || kernels.products == nullptr || kernels.scores == nullptr ||
+        !is_made_by_columns<Way>(s, backward, attention_scratch_bytes(dtype_of<T>)))
+      return false;
+    run(kernels);
+    return true;
+  };
+  if constexpr (std::is_same_v<T, bf16>)
+    return by(ColumnKernels<bf16>{bf16_column_kernel(), avx512_score_passes<bf16>()});
+  else
+    return by(ColumnKernels<ThreeParts>{parts_micro_kernel(), avx512_score_passes<ThreeParts>()}) ||
+           by(ColumnKernels<float>{f32_column_kernel(), avx512_score_passes<float>()});
 }
 
 template <class T>
 void forward_by_either(const Tensor& q, const Tensor& k, const Tensor& v, const AttentionShape& s,
                        const Tensor& out, const Tensor& lse, const Tensor& scratch, const ThreadTeam& team,
                        Numerics numerics) {
-  if (const auto kernels = column_kernels<T>(numerics, s, false))
-    return attention_forward_by_columns(*kernels, q, k, v, s, out, lse, scratch.host<std::byte>(),
-                                        attention_scratch_bytes(dtype_of<T>), team);
+  const auto run = [&](const auto& kernels) {
+    attention_forward_by_columns(kernels, q, k, v, s, out, lse, scratch.host<std::byte>(),
+                                 attention_scratch_bytes(dtype_of<T>), team);
+  };
+  if (by_columns<T>(numerics, s, false, run)) return;
   if (!forward<T>(q, k, v, s, out, lse, scratch, team, numerics))
     fail("out of memory: oneDNN has none left for attention");
 }
@@ -432,10 +441,11 @@ void backward_by_either(const Tensor& q, const Tensor& k, const Tensor& v, const
                         const Tensor& lse, const Tensor& delta, const AttentionShape& s, const Tensor& dq,
                         const Tensor& dk, const Tensor& dv, const Tensor& scratch, const ThreadTeam& team,
                         Numerics numerics) {
-  if (const auto kernels = column_kernels<T>(numerics, s, true))
-    return attention_backward_by_columns(*kernels, q, k, v, dout, lse, delta, s, dq, dk, dv,
-                                         scratch.host<std::byte>(), attention_scratch_bytes(dtype_of<T>),
-                                         team);
+  const auto run = [&](const auto& kernels) {
+    attention_backward_by_columns(kernels, q, k, v, dout, lse, delta, s, dq, dk, dv,
+                                  scratch.host<std::byte>(), attention_scratch_bytes(dtype_of<T>), team);
+  };
+  if (by_columns<T>(numerics, s, true, run)) return;
   if (!backward<T>(q, k, v, dout, lse, delta, s, dq, dk, dv, scratch, team, numerics))
     fail("out of memory: oneDNN has none left for the backward pass of attention");
 }

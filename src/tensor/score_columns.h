@@ -5,6 +5,7 @@
 #include <cstdint>
 
 #include "base/bf16.h"
+#include "tensor/three_parts.h"
 
 namespace echelon {
 
@@ -24,28 +25,32 @@ struct ScoreColumns {
   }
 };
 
-// Of attention in T, f32 or bf16. A word is an f32, or two bf16.
+// Of attention in T: float, bf16, or float by parts (tensor/three_parts.h). Packed operands are words (32
+// bits), each an f32 or two bf16; by parts, 16 words of each line are followed by 16 of its further parts.
 template <class T>
 struct ScorePasses {
   using Size = std::int64_t;
+  using Word = std::uint32_t;
+  using Element = ElementOf<T>;
 
   // For each query: updates its max (not yet scaled) and sum so far; factor becomes the weight exp(scale (max
   // - new max)) of earlier sums. p: the weights as words, a row of 32 for each key or, in bf16, for each two;
   // 0 if not seen.
-  void (*softmax)(const ScoreColumns& columns, float* max, float* sum, float* factor, std::uint32_t* p);
+  void (*softmax)(const ScoreColumns& columns, float* max, float* sum, float* factor, Word* p);
   // p = exp(scale score - lse), ds = p (dp - delta), 0 if not seen. Stored as left operands whose rows are 32
-  // keys and whose k are the queries (16 words of a row are contiguous), `tile_step` elements apart; and ds
-  // also as words like those above.
+  // keys and whose k are the queries (16 words of a row are contiguous), `tile_step` words apart; and ds also
+  // as words like those above.
   void (*softmax_gradient)(const ScoreColumns& columns, const float* dp, const float* lse, const float* delta,
-                           T* p, T* ds, Size tile_step, std::uint32_t* ds_words);
+                           Word* p, Word* ds, Size tile_step, Word* ds_words);
   // Multiplies each of 32 columns by its factor.
   void (*scale)(float* x, Size rows, const float* factor);
   // The first `queries` columns, each multiplied by its factor, as rows of `depth` elements.
-  void (*store_turned)(const float* x, const float* factor, Size depth, Size queries, T* to, Size stride);
+  void (*store_turned)(const float* x, const float* factor, Size depth, Size queries, Element* to,
+                       Size stride);
   // Rows of `cols` elements, multiplied by one factor, as rows of 32 floats, of which the others become 0.
-  void (*load_rows)(const T* x, Size stride, float factor, Size rows, Size cols, float* to);
+  void (*load_rows)(const Element* x, Size stride, float factor, Size rows, Size cols, float* to);
   // The first `cols` columns, multiplied by one factor, as rows.
-  void (*store_rows)(const float* x, float factor, Size rows, Size cols, T* to, Size stride);
+  void (*store_rows)(const float* x, float factor, Size rows, Size cols, Element* to, Size stride);
 };
 
 // By AVX-512; null if the processor lacks it, or its instructions for bf16.

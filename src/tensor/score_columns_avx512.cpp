@@ -2,6 +2,7 @@
 
 #include "tensor/avx512.h"
 #include "tensor/score_columns.h"
+#include "tensor/three_parts_avx512.h"
 
 namespace echelon {
 
@@ -39,8 +40,16 @@ WITH_AVX512 inline __m512 widened(__m256i halves) {
   return _mm512_castsi512_ps(_mm512_maskz_slli_epi32(whole, _mm512_maskz_cvtepu16_epi32(whole, halves), 16));
 }
 
-// Two rows as words of attention in T, and a row as part of a left operand. Rounding to bf16 makes subnormal
-// numbers 0.
+// How words are made from elements.
+struct Orders {
+  WITH_AVX512 Orders() {}
+
+  PairedRows paired;
+  NeighbourWords neighbours;
+};
+
+// Two rows as words of attention in T, and a row of a tile of a left operand. Rounding to bf16 makes
+// subnormal numbers 0.
 template <class T>
 struct Words;
 template <>
@@ -50,12 +59,12 @@ struct Words<bf16> {
   WITH_AVX512 static Words of(Row x) {
     return {reinterpret_cast<__m512i>(_mm512_cvtne2ps_pbh(x.high, x.low))};
   }
-  WITH_AVX512 static void store_two(const PairedRows& paired, Words x, Words y, std::uint32_t* to) {
-    _mm512_storeu_si512(to, paired.first_words(x.all, y.all));
-    _mm512_storeu_si512(to + lanes, paired.last_words(x.all, y.all));
+  WITH_AVX512 static void store_two(const Orders& orders, const Words& x, const Words& y, std::uint32_t* to) {
+    _mm512_storeu_si512(to, orders.paired.first_words(x.all, y.all));
+    _mm512_storeu_si512(to + lanes, orders.paired.last_words(x.all, y.all));
   }
-  WITH_AVX512 void store_left(std::int64_t row, bf16* panel_of_keys) const {
-    _mm512_storeu_si512(panel_of_keys + row * width, all);
+  WITH_AVX512 void store_left(const Orders&, std::int64_t row, std::uint32_t* panel_of_keys) const {
+    _mm512_storeu_si512(panel_of_keys + row * lanes, all);
   }
   WITH_AVX512 static Row load(const bf16* x, std::int64_t cols) {
     const __m512i words = _mm512_maskz_loadu_epi16(first_of_32(cols), x);
@@ -71,11 +80,11 @@ struct Words<float> {
   Row all;
 
   WITH_AVX512 static Words of(Row x) { return {x}; }
-  WITH_AVX512 static void store_two(const PairedRows&, Words x, Words y, std::uint32_t* to) {
+  WITH_AVX512 static void store_two(const Orders&, const Words& x, const Words& y, std::uint32_t* to) {
     store_row(x.all, reinterpret_cast<float*>(to));
     store_row(y.all, reinterpret_cast<float*>(to + width));
   }
-  WITH_AVX512 void store_left(std::int64_t row, float* panel_of_keys) const {
+  WITH_AVX512 void store_left(const Orders&, std::int64_t row, std::uint32_t* panel_of_keys) const {
     _mm512_storeu_ps(panel_of_keys + row * lanes, all.low);
     _mm512_storeu_ps(panel_of_keys + (tile_rows + row) * lanes, all.high);
   }
@@ -90,8 +99,35 @@ struct Words<float> {
     _mm512_mask_storeu_ps(to + lanes, static_cast<__mmask16>(mask >> lanes), all.high);
   }
 };
+template <>
+struct Words<ThreeParts> {
+  static constexpr std::int64_t part_words = tile_rows * lanes;
+  PartVectors low, high;
+
+  WITH_AVX512 static Words of(Row x) { return {parts_of(x.low), parts_of(x.high)}; }
+  WITH_AVX512 static void store_two(const Orders&, const Words& x, const Words& y, std::uint32_t* to) {
+    const PartVectors first = words_of_parts(x.low, y.low), last = words_of_parts(x.high, y.high);
+#pragma GCC unroll 3
+    for (int part = 0; part < parts_of_f32; ++part) {
+      _mm512_storeu_si512(to + part * part_words, first.of[part]);
+      _mm512_storeu_si512(to + part * part_words + lanes, last.of[part]);
+    }
+  }
+  WITH_AVX512 void store_left(const Orders& orders, std::int64_t row, std::uint32_t* panel_of_keys) const {
+    const PartVectors words = orders.neighbours.words(low, high);
+#pragma GCC unroll 3
+    for (int part = 0; part < parts_of_f32; ++part)
+      _mm512_storeu_si512(panel_of_keys + part * part_words + row * lanes, words.of[part]);
+  }
+};
+
+// Where the words of two rows begin, in panels of a right operand.
 template <class T>
-constexpr std::int64_t words_of_two_rows = 2 * width * static_cast<std::int64_t>(sizeof(T)) / 4;
+WITH_AVX512 inline std::int64_t words_before(std::int64_t row) {
+  constexpr std::int64_t per_word = std::is_same_v<T, float> ? 1 : 2,
+                         parts = std::is_same_v<T, ThreeParts> ? parts_of_f32 : 1;
+  return row / tile_rows * (tile_rows * width / per_word * parts) + row % tile_rows * width / per_word;
+}
 
 // 2^x, for the fraction of x by the polynomial of least relative error (2e-9) that is 1 at 0; 0 for an x so
 // low that the result would be subnormal.
@@ -128,7 +164,7 @@ WITH_AVX512 inline Row if_seen(SeenBy seen, Row x, Row otherwise) {
 
 template <class T>
 FOR_AVX512 void softmax(const ScoreColumns& c, float* max, float* sum, float* factor, std::uint32_t* p) {
-  const PairedRows paired;
+  const Orders orders;
   const Row before = load_row(max), unseen = both(-std::numeric_limits<float>::infinity());
   Row most[2] = {before, before};
   for (std::int64_t row = 0; row < c.rows; row += 2)
@@ -140,7 +176,7 @@ FOR_AVX512 void softmax(const ScoreColumns& c, float* max, float* sum, float* fa
   // The largest weight is exactly 1, however large scores are.
   const Row top = larger(most[0], most[1]), scale2 = both(c.scale * log2e);
   Row total[2] = {both(0), both(0)};
-  for (std::int64_t row = 0; row < c.rows; row += 2, p += words_of_two_rows<T>) {
+  for (std::int64_t row = 0; row < c.rows; row += 2) {
     Words<T> made[2];
 #pragma GCC unroll 2
     for (int i = 0; i < 2; ++i) {
@@ -149,7 +185,7 @@ FOR_AVX512 void softmax(const ScoreColumns& c, float* max, float* sum, float* fa
       total[i] = total[i] + e;
       made[i] = Words<T>::of(e);
     }
-    Words<T>::store_two(paired, made[0], made[1], p);
+    Words<T>::store_two(orders, made[0], made[1], p + words_before<T>(row));
   }
   // For queries that see no key yet the maxima are infinite, and their difference is NaN.
   Row corrected = power_of_2((before - top) * scale2);
@@ -164,11 +200,12 @@ FOR_AVX512 void softmax(const ScoreColumns& c, float* max, float* sum, float* fa
 
 template <class T>
 FOR_AVX512 void softmax_gradient(const ScoreColumns& c, const float* dp, const float* lse, const float* delta,
-                                 T* p, T* ds, std::int64_t tile_step, std::uint32_t* ds_words) {
-  const PairedRows paired;
+                                 std::uint32_t* p, std::uint32_t* ds, std::int64_t tile_step,
+                                 std::uint32_t* ds_words) {
+  const Orders orders;
   const Row level = load_row(lse) * both(log2e), means = load_row(delta);
   const __m512 scale2 = _mm512_set1_ps(c.scale * log2e), zero = _mm512_setzero_ps();
-  for (std::int64_t row = 0; row < c.rows; row += 2, ds_words += words_of_two_rows<T>) {
+  for (std::int64_t row = 0; row < c.rows; row += 2) {
     const std::int64_t panel_of_keys = row / tile_rows * tile_step;
     Words<T> made[2];
 #pragma GCC unroll 2
@@ -184,10 +221,10 @@ FOR_AVX512 void softmax_gradient(const ScoreColumns& c, const float* dp, const f
         e = if_seen(by, e, both(0)), g = if_seen(by, g, both(0));
       }
       made[i] = Words<T>::of(g);
-      Words<T>::of(e).store_left(row % tile_rows + i, p + panel_of_keys);
-      made[i].store_left(row % tile_rows + i, ds + panel_of_keys);
+      Words<T>::of(e).store_left(orders, row % tile_rows + i, p + panel_of_keys);
+      made[i].store_left(orders, row % tile_rows + i, ds + panel_of_keys);
     }
-    Words<T>::store_two(paired, made[0], made[1], ds_words);
+    Words<T>::store_two(orders, made[0], made[1], ds_words + words_before<T>(row));
   }
 }
 
@@ -232,28 +269,28 @@ FOR_AVX512 void store_turned_tile(const float* x, Row by, std::int64_t depth, st
 }
 template <class T>
 FOR_AVX512 void store_turned(const float* x, const float* factor, std::int64_t depth, std::int64_t queries,
-                             T* to, std::int64_t stride) {
+                             ElementOf<T>* to, std::int64_t stride) {
   const Row by = load_row(factor);
   for (std::int64_t t = 0; t < depth; t += tile_rows)
     store_turned_tile(x + t * width, by, depth - t, queries, to + t, stride);
 }
 
 template <class T>
-FOR_AVX512 void load_rows(const T* x, std::int64_t stride, float factor, std::int64_t rows, std::int64_t cols,
-                          float* to) {
+FOR_AVX512 void load_rows(const ElementOf<T>* x, std::int64_t stride, float factor, std::int64_t rows,
+                          std::int64_t cols, float* to) {
   const Row by = both(factor);
   for (std::int64_t row = 0; row < rows; ++row, x += stride, to += width)
-    store_row(Words<T>::load(x, cols) * by, to);
+    store_row(Words<ElementOf<T>>::load(x, cols) * by, to);
 }
 
 template <class T>
-FOR_AVX512 void store_rows(const float* x, float factor, std::int64_t rows, std::int64_t cols, T* to,
-                           std::int64_t stride) {
+FOR_AVX512 void store_rows(const float* x, float factor, std::int64_t rows, std::int64_t cols,
+                           ElementOf<T>* to, std::int64_t stride) {
   constexpr std::int64_t ahead = 16;  // rows, which may lie far apart
   const Row by = both(factor);
   for (std::int64_t row = 0; row < rows; ++row, x += width, to += stride) {
     if (row + ahead < rows) __builtin_prefetch(to + ahead * stride, 1);
-    Words<T>::of(load_row(x) * by).store(to, cols);
+    Words<ElementOf<T>>::of(load_row(x) * by).store(to, cols);
   }
 }
 
@@ -275,6 +312,10 @@ template <>
 const ScorePasses<float>* avx512_score_passes() {
   return has_avx512() ? &passes<float> : nullptr;
 }
+template <>
+const ScorePasses<ThreeParts>* avx512_score_passes() {
+  return has_avx512() ? &passes<ThreeParts> : nullptr;
+}
 #else
 template <>
 const ScorePasses<bf16>* avx512_score_passes() {
@@ -282,6 +323,10 @@ const ScorePasses<bf16>* avx512_score_passes() {
 }
 template <>
 const ScorePasses<float>* avx512_score_passes() {
+  return nullptr;
+}
+template <>
+const ScorePasses<ThreeParts>* avx512_score_passes() {
   return nullptr;
 }
 #endif

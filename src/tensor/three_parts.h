@@ -10,6 +10,7 @@
 #pragma once
 
 #include <cstdint>
+#include <type_traits>
 
 namespace echelon {
 
@@ -32,6 +33,11 @@ struct PartPasses {
   void (*groups_along)(const float* x, Size stride, Size lines, Size k, Size width, std::uint32_t* to);
   void (*groups_across)(const float* x, Size stride, Size lines, Size k, Size width, std::uint32_t* to);
 };
+
+// For templates of what computes in f32 by parts, beside float and bf16; what they read and write is float.
+struct ThreeParts {};
+template <class T>
+using ElementOf = std::conditional_t<std::is_same_v<T, ThreeParts>, float, T>;
 
 // By AVX-512, for panels of 32 lines; null if the processor lacks it.
 const PartPasses* avx512_part_passes();
