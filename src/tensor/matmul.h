@@ -1,9 +1,11 @@
 // Matrix products in f32 and bf16. Each element is one sum in the order of k, cut at places that depend on k
-// alone: its bits do not depend on how a product is cut, by threads or by the caller. With AVX-512, f32
-// products are oneDNN's, or our kernel's if it is faster and alpha is 1. Both give the same bits, which do
-// not depend on threads here; but in oneDNN a product of few rows or columns, or with another alpha, may have
-// other bits than as part of a larger one, so invariant numerics do not use oneDNN. Blocking and packing
-// follow Goto & van de Geijn 2008 (https://doi.org/10.1145/1356052.1356053).
+// alone: its bits do not depend on how a product is cut, by threads or by the caller. With AMX, f32 products
+// are made by parts (tensor/three_parts.h) unless they are small. Other f32 products are oneDNN's with
+// AVX-512, or our kernel's if it is faster and alpha is 1. Both give the same bits, which do not depend on
+// threads here; but in oneDNN a product of few rows or columns, or with another alpha, may have other bits
+// than as part of a larger one, and so has one that is too small for parts: invariant numerics use one kernel
+// of ours for all. Blocking and packing follow Goto & van de Geijn 2008
+// (https://doi.org/10.1145/1356052.1356053).
 #pragma once
 
 #include <cstddef>
