@@ -42,7 +42,7 @@ struct Products {
   bool make(const Product& p) const {
     const bool is_wide = p.a.type == DType::f32 && p.b.type == DType::f32 && p.c.type == DType::f32;
     if (numerics == Numerics::ordinary || !is_wide) return multiply(p, room);
-    multiply_by(f32_micro_kernel(), p, room);
+    multiply_by(invariant_micro_kernel(), p, room);
     return true;
   }
 };

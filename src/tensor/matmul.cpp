@@ -115,8 +115,9 @@ bool is_worth_parts(const Product& p) {
 const MicroKernel& kernel_for(const Product& p) {
   const MicroKernel *const pairs = bf16_micro_kernel(), *const parts = parts_micro_kernel();
   if (pairs != nullptr && p.a.type == DType::bf16 && p.b.type == DType::bf16) return *pairs;
-  if (parts != nullptr && is_f32(p) && (p.blocks != nullptr || is_worth_parts(p))) return *parts;
-  return f32_micro_kernel();
+  if (!is_f32(p)) return f32_micro_kernel();
+  if (p.blocks != nullptr) return invariant_micro_kernel();
+  return parts != nullptr && is_worth_parts(p) ? *parts : f32_micro_kernel();
 }
 
 // Whether oneDNN makes a product, or a part of one, for which `kernel` was chosen.
@@ -803,6 +804,10 @@ ConstPanel at(const ConstPanel& x, Transpose turn, std::int64_t row, std::int64_
 
 const MicroKernel* bf16_micro_kernel() {
   return amx_micro_kernel() != nullptr ? amx_micro_kernel() : avx512_micro_kernel();
+}
+
+const MicroKernel& invariant_micro_kernel() {
+  return parts_micro_kernel() != nullptr ? *parts_micro_kernel() : f32_micro_kernel();
 }
 
 const MicroKernel* bf16_column_kernel() {

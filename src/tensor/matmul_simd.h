@@ -189,6 +189,9 @@ const MicroKernel* avx512_micro_kernel();
 const MicroKernel* bf16_micro_kernel();
 // For f32 as three bf16 each, by AMX; null if the processor lacks it.
 const MicroKernel* parts_micro_kernel();
+// For f32 products of any shape that must have the same bits as parts of larger ones: the faster of these
+// two.
+const MicroKernel& invariant_micro_kernel();
 // By columns of tiles, in AMX's layout: for bf16 by AVX-512, or by the faster of AMX and AVX-512; and for f32
 // by AVX-512. null if the processor lacks them.
 const MicroKernel* avx512_column_kernel();
