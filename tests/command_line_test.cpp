@@ -14,6 +14,7 @@
 
 #include "case_choice.h"
 #include "command_line.h"
+#include "tensor/kernels.h"
 
 namespace echelon::command_line_test {
 namespace {
@@ -497,6 +498,16 @@ TEST_F(CommandLine, WhatIsThereOnceIsSingular) {
   refused({"simulate", "--schedule", "1f1b", "--pp", "2", "--microbatches", "2", "--stage-times", "1,1,1"},
           {"has 1 stage,"});
 }
+
+#if defined(__x86_64__)
+TEST_F(CommandLine, ASwitchOfTheEnvironmentIsOnOrOff) {
+  if (!has_cpu_kernels()) GTEST_SKIP() << "without CPU kernels nothing reads it";
+  const CommandResult r =
+      run_command("ECHELON_AMX=never '" + std::string(ECHELON_BINARY) + "' bench kernels --model gpt2-tiny");
+  EXPECT_EQ(r.status, 2);
+  EXPECT_EQ(r.output, "echelon: ECHELON_AMX never: legal: on, off\n");
+}
+#endif
 
 // Names that are not UTF-8, and prose of several lines, have no place in JSON.
 TEST_F(CommandLine, JsonIsOneLineOfUtf8) {

@@ -517,8 +517,8 @@ std::int64_t cpu_kernels_scratch_bytes(DType dtype, int threads);
 std::unique_ptr<Kernels> make_kernels(Arena& arena, const PrecisionRecipe& precision, int threads,
                                       Numerics numerics = Numerics::ordinary);
 bool has_fast_kernels(const PrecisionRecipe& precision);  // otherwise reference kernels compute in it
-// What multiplies matrices: "oneDNN", "our FMA kernel", "AVX-512 in bf16", "AMX in bf16", "our FMA kernel,
-// bf16 widened", "the reference kernels".
+// What multiplies matrices: "oneDNN", "our FMA kernel", "AVX-512 in bf16", "AMX in bf16", "AMX in three
+// bf16", "our FMA kernel, bf16 widened", "the reference kernels".
 const char* products_by(const PrecisionRecipe& precision);
 std::int64_t kernel_scratch_bytes(const PrecisionRecipe& precision, int threads);
 

@@ -5,6 +5,10 @@
 #include <immintrin.h>
 #include <sys/syscall.h>
 #include <unistd.h>
+
+#include <cstdlib>
+
+#include "base/on_off.h"
 #endif
 
 namespace echelon {
@@ -122,13 +126,19 @@ bool system_gives_tiles() {
   return ::syscall(SYS_arch_prctl, arch_req_xcomp_perm, tile_data) == 0;
 }
 
+bool is_wanted() {
+  constexpr const char* variable = "ECHELON_AMX";
+  const char* const text = std::getenv(variable);
+  return text == nullptr || parse_on_or_off(variable, text);
+}
+
 constexpr MicroKernel amx_kernel = amx_kernel_by<AmxUnit>("AMX in bf16", amx_begin, amx_end),
                       parts_kernel = amx_parts_kernel_by<AmxUnit>("AMX in three bf16", amx_begin, amx_end);
 
 }  // namespace
 
 const MicroKernel* amx_micro_kernel() {
-  static const bool has_it = processor_has_amx() && system_gives_tiles();
+  static const bool has_it = is_wanted() && processor_has_amx() && system_gives_tiles();
   return has_it ? &amx_kernel : nullptr;
 }
 const MicroKernel* parts_micro_kernel() {

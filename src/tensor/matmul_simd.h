@@ -182,7 +182,8 @@ struct MicroKernel {
 
 // By FMA, on every processor.
 const MicroKernel& f32_micro_kernel();
-// For bf16, by AMX and by AVX-512; null if the processor lacks them.
+// For bf16, by AMX and by AVX-512; null if the processor lacks them. With ECHELON_AMX=off in the environment
+// it counts as lacking AMX; RequestError for a value other than on and off.
 const MicroKernel* amx_micro_kernel();
 const MicroKernel* avx512_micro_kernel();
 // The faster of these, or null.
