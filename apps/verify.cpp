@@ -124,6 +124,7 @@ int run_verify(VerifyFlags& f) {
   const VerifyRequest& request = f.request;
   refuse_different_settings(f.job.processes(), request.plan, request.optimizer, request.seed,
                             {fmt::format("--collectives {}", collectives_name(request.run.collectives))});
+  refuse_different_kernels(request.run, request.plan);
   std::FILE* out = f.json ? stderr : stdout;
   // Under mpirun standard output looks like a terminal wherever it goes.
   const Colours colours = f.colour.of(f.job.processes() == nullptr ? out : nullptr);

@@ -9,7 +9,9 @@
 #include "bottles.h"
 #include "command_runs.h"
 #include "spec/model_spec.h"
+#include "spec/precision.h"
 #include "temporary_directory.h"
+#include "tensor/kernels.h"
 #include "trace_checks.h"
 
 namespace echelon::process_training_test {
@@ -234,6 +236,24 @@ TEST_F(ProcessTraining, RanksThatWereToldOtherThingsAreNamed) {
     for (const std::string& words : {named, std::string("rank 1 ("), std::string("the same on every rank")})
       EXPECT_NE(r.output.find(words), std::string::npos) << r.output;
   }
+}
+
+// As where one host has AMX and another does not.
+TEST_F(ProcessTraining, InvariantBitsAreNotThoseOfOtherKernels) {
+  const PrecisionRecipe& precision = recipe(ECHELON_TEST_DTYPE);
+  if (kernels_by(precision).find("AMX") == std::string::npos) GTEST_SKIP() << "this processor has no AMX";
+  for (const char* verb : {"train --steps 1 --warmup 0", "verify --steps 1"})
+    for (const bool invariant : {true, false}) {
+      const CommandResult r = run_command(fmt::format(
+          "OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 mpirun -n 2 --oversubscribe sh -c "
+          "'[ $OMPI_COMM_WORLD_RANK = 0 ] || export ECHELON_AMX=off; exec {} {} --model llama-tiny --dp 2 "
+          "--global-batch 2 --seq-len 24 --threads 1 --precision {} --data {} --numerics {}'",
+          ECHELON_BINARY, verb, ECHELON_TEST_DTYPE, directory_ / "text",
+          invariant ? "invariant" : "ordinary"));
+      EXPECT_EQ(r.status, invariant ? 2 : 0) << r.output;
+      EXPECT_EQ(r.output.find("legal: hosts with the same instruction sets") != std::string::npos, invariant)
+          << r.output;
+    }
 }
 
 // As where a file is missing on one host: the others do not wait for it.

@@ -933,6 +933,12 @@ const char* products_by(const PrecisionRecipe& precision) {
   return fast != nullptr ? fast : "the reference kernels";
 }
 
+std::string kernels_by(const PrecisionRecipe& precision) {
+  const std::string products = products_by(precision);
+  const bool has_set = has_fast_kernels(precision) && has_cpu_kernels();
+  return has_set ? fmt::format("{} and {}", products, cpu_instruction_set()) : products;
+}
+
 std::unique_ptr<Kernels> make_kernels(Arena& arena, const PrecisionRecipe& precision, int threads,
                                       Numerics numerics) {
   if (arena.device() == Device::none)

@@ -498,8 +498,10 @@ std::unique_ptr<Kernels> make_reference_kernels();
 // grouping of sums does not depend on shapes.
 std::unique_ptr<Kernels> make_cpu_kernels(Arena& arena, DType dtype, int threads,
                                           Numerics numerics = Numerics::ordinary);
-// What multiplies matrices of this dtype here; null in a build without CPU kernels.
+// What multiplies matrices of this dtype here, and the instruction set of other passes; null in a build
+// without CPU kernels.
 const char* cpu_products(DType dtype);
+const char* cpu_instruction_set();
 // What multiplies op(a) (m, k) and op(b) (k, n) of type `factors` here, on so many threads; null likewise.
 struct ProductShape {
   Transpose ta = Transpose::no, tb = Transpose::no;
@@ -520,6 +522,8 @@ bool has_fast_kernels(const PrecisionRecipe& precision);  // otherwise reference
 // What multiplies matrices: "oneDNN", "our FMA kernel", "AVX-512 in bf16", "AMX in bf16", "AMX in three
 // bf16", "our FMA kernel, bf16 widened", "the reference kernels".
 const char* products_by(const PrecisionRecipe& precision);
+// What decides the bits of this processor's kernels: that, and the instruction set of other passes.
+std::string kernels_by(const PrecisionRecipe& precision);
 std::int64_t kernel_scratch_bytes(const PrecisionRecipe& precision, int threads);
 
 }  // namespace echelon

@@ -948,6 +948,7 @@ std::unique_ptr<Kernels> make_cpu_kernels(Arena& arena, DType dtype, int threads
 }
 
 const char* cpu_products(DType dtype) { return products_in(dtype); }
+const char* cpu_instruction_set() { return instruction_set(); }
 
 const char* cpu_product(const ProductShape& s, int threads) {
   return multiplied_by({.ta = s.ta,

@@ -13,6 +13,7 @@ std::unique_ptr<Kernels> make_cpu_kernels(Arena&, DType, int, Numerics) {
 }
 
 const char* cpu_products(DType) { return nullptr; }
+const char* cpu_instruction_set() { return nullptr; }
 
 const char* cpu_product(const ProductShape&, int) { return nullptr; }
 std::int64_t cpu_kernels_scratch_bytes(DType, int) { return 0; }

@@ -70,6 +70,10 @@ template <>
 const Simd<bf16>& simd<bf16>() {
   return *HWY_DYNAMIC_DISPATCH(bf16_passes)();
 }
+const char* instruction_set() {
+  const std::int64_t best = hwy::SupportedAndGeneratedTargets().front();
+  return best == HWY_AVX3 ? "AVX-512" : hwy::TargetName(best);
+}
 const WideSimd& wide_simd() { return *HWY_DYNAMIC_DISPATCH(passes_on_wide)(); }
 
 }  // namespace echelon

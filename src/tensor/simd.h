@@ -201,6 +201,9 @@ template <>
 const Simd<bf16>& simd<bf16>();
 const WideSimd& wide_simd();
 
+// The instruction set of these passes: "AVX-512", "AVX2" or another of Highway's names.
+const char* instruction_set();
+
 // For tests: calls body(name) for each instruction set that has passes and that this processor supports, as
 // if there were no better one.
 void on_each_instruction_set(const std::function<void(const char* name)>& body);

@@ -436,6 +436,19 @@ void refuse_different_settings(ProcessWorld* processes, const Plan& plan, const 
   }
 }
 
+void refuse_different_kernels(const RunOptions& options, const Plan& plan) {
+  ProcessWorld* const processes = options.processes;
+  if (processes == nullptr || plan.numerics != Numerics::invariant || options.device() != Device::cpu) return;
+  const std::vector<std::string> all = processes->gather(kernels_by(plan.precision));
+  for (std::size_t rank = 1; rank < all.size(); ++rank)
+    if (all[rank] != all.front())
+      refuse(
+          "--numerics invariant: rank {} ({}) computes by {}, rank 0 ({}) by {}, whose sums have other bits; "
+          "legal: hosts with the same instruction sets (ECHELON_AMX=off leaves AMX unused), or --numerics "
+          "ordinary",
+          rank, processes->nodes()[rank], all[rank], processes->nodes().front(), all.front());
+}
+
 void refuse_other_model(const CheckpointInfo& resumed, const ModelSpec& model) {
   const ModelSpec& before = resumed.model;
   if (!(before.tuning.lora == model.tuning.lora))

@@ -41,6 +41,10 @@ void refuse_different_data(ProcessWorld* processes, const TokenData& data);
 void refuse_different_settings(ProcessWorld* processes, const Plan& plan, const OptimizerOptions& optimizer,
                                std::uint64_t seed, const std::vector<std::string>& more);
 
+// Collective if ranks are processes: RequestError on all of them if numerics are invariant and the
+// processors' kernels have other bits on some rank. The plan is the same on all ranks.
+void refuse_different_kernels(const RunOptions& options, const Plan& plan);
+
 // RequestError if memory is too small, or the disk to which parameters, moments or activations are offloaded.
 void refuse_what_machine_lacks(const TrainRequest& request, const PipelineLayout& pipeline);
 

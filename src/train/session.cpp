@@ -260,6 +260,7 @@ TrainSummary train(const TrainRequest& request, const TokenData& data, const Tra
   refuse_different_data(options.processes, data);
   refuse_different_settings(options.processes, plan, request.optimizer, request.seed,
                             common_settings(request));
+  refuse_different_kernels(options, plan);
   refuse_together(options.processes, [&] {
     validate(plan);
     const auto pipeline = std::make_shared<PipelineLayout>(plan);
