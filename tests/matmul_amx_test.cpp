@@ -5,11 +5,16 @@
 #include "played_tiles.h"
 
 #include <gtest/gtest.h>
+#include <sys/mman.h>
 
+#include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <functional>
 #include <initializer_list>
 #include <limits>
+#include <string>
+#include <utility>
 #include <vector>
 
 #include "base/philox.h"
@@ -187,6 +192,57 @@ class MatmulAmx : public ::testing::Test {
     }
   }
 
+  // Under invariant numerics a sum is taken in blocks: one block is a plain product, and neither how many
+  // rows there are nor which of the blocks a rank has shows in the bits.
+  template <class T>
+  void check_blocks(const MicroKernel& kernel) {
+    constexpr std::int64_t rows = 40, cols = 40, few = 5;
+    struct Sums {
+      std::int64_t k;
+      SumBlocks blocks;  // two ranks have two each
+    };
+    // Packed at once; deeper than a segment; and deeper than what is packed of all blocks.
+    for (const Sums& s : {Sums{90, {{{0, 20}}, {{20, 33}, {40, 47}}, {{33, 40}}, {{47, 90}}}},
+                          Sums{1300, {{{0, 1100}}, {{1100, 1150}}, {{1150, 1250}}, {{1250, 1300}}}},
+                          Sums{3100, {{{0, 700}}, {{700, 1500}}, {{1500, 1600}}, {{1600, 3100}}}}})
+      for (const bool turn_a : {false, true})
+        for (const bool turn_b : {false, true}) {
+          const std::int64_t a_stride = turn_a ? rows : s.k, b_stride = turn_b ? s.k : cols;
+          const auto a = random<T>(turn_a ? s.k : rows, a_stride, a_stride),
+                     b = random<T>(turn_b ? cols : s.k, b_stride, b_stride);
+          const auto made = [&](std::int64_t m, const SumBlocks* blocks) {
+            std::vector<float> c(static_cast<std::size_t>(m * cols));
+            const Product p{.ta = turn_a ? Transpose::yes : Transpose::no,
+                            .tb = turn_b ? Transpose::yes : Transpose::no,
+                            .m = m,
+                            .n = cols,
+                            .k = s.k,
+                            .a = {a.data(), a_stride, dtype_of<T>},
+                            .b = {b.data(), b_stride, dtype_of<T>},
+                            .c = {c.data(), cols},
+                            .blocks = blocks};
+            (blocks == nullptr ? multiply_by : multiply_by_blocks)(kernel, p, scratch());
+            return c;
+          };
+          SCOPED_TRACE(std::string(kernel.name) + ", k " + std::to_string(s.k) + (turn_a ? " T" : " N") +
+                       (turn_b ? "T" : "N"));
+          const std::vector<float> plain = made(rows, nullptr);
+          const SumBlocks one{{{0, s.k}}}, first(s.blocks.begin(), s.blocks.begin() + 2),
+              last(s.blocks.begin() + 2, s.blocks.end());
+          EXPECT_TRUE(made(rows, &one) == plain);
+          const std::vector<float> all = made(rows, &s.blocks), top = made(few, &s.blocks);
+          EXPECT_TRUE(std::equal(top.begin(), top.end(), all.begin()));
+          std::vector<float> sum = made(rows, &first);
+          const std::vector<float> other = made(rows, &last);
+          std::transform(sum.begin(), sum.end(), other.begin(), sum.begin(), std::plus());
+          EXPECT_TRUE(sum == all);
+          // Sums of so many terms of any sign have the size of its root, and as many roundings move them by
+          // its root again.
+          const float apart = 4 * static_cast<float>(s.k) * std::numeric_limits<float>::epsilon();
+          for (std::size_t i = 0; i < all.size(); ++i) ASSERT_NEAR(all[i], plain[i], apart) << i;
+        }
+  }
+
   int products() const { return products_; }
   std::byte* scratch() { return scratch_.front().bytes; }
 
@@ -240,6 +296,18 @@ TEST_F(MatmulAmx, FewRowsOfColumnsHaveTheBitsOfMany) {
                 check_few(*kernel, 40, {1, 2, 3, 4, 31, 32}, n, k, turn_b, type, between);
 }
 
+TEST_F(MatmulAmx, BlocksShowNoCuts) {
+  check_blocks<bf16>(played_kernel);
+  for (const MicroKernel* kernel : {amx_micro_kernel(), avx512_micro_kernel()})
+    if (kernel != nullptr) check_blocks<bf16>(*kernel);
+  if (avx512_part_passes() != nullptr) check_blocks<float>(played_parts_kernel);
+  if (parts_micro_kernel() != nullptr) check_blocks<float>(*parts_micro_kernel());
+  on_each_instruction_set([this](const char* set) {
+    SCOPED_TRACE(set);
+    check_blocks<float>(f32_micro_kernel());
+  });
+}
+
 TEST_F(MatmulAmx, FloatsMultiplyInThreeParts) {
   if (avx512_part_passes() == nullptr) GTEST_SKIP() << "this processor has no AVX-512, which packs parts";
   check_all<float>(played_parts_kernel);
@@ -247,6 +315,62 @@ TEST_F(MatmulAmx, FloatsMultiplyInThreeParts) {
   if (parts_micro_kernel() == nullptr) return;
   check_all<float>(*parts_micro_kernel());
   check_teams<float>(*parts_micro_kernel(), 1000, 16);
+}
+
+// Operands that begin or end where memory does.
+TEST_F(MatmulAmx, PackingPartsReadsNothingElse) {
+  if (avx512_part_passes() == nullptr) GTEST_SKIP() << "this processor has no AVX-512, which packs parts";
+  const PartPasses& pass = *avx512_part_passes();
+  constexpr std::int64_t guard = 64 * 1024, room = 64 * 1024;  // bytes, whole pages
+  void* const mapped =
+      ::mmap(nullptr, room + 2 * guard, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  ASSERT_NE(mapped, MAP_FAILED);
+  float* const first = static_cast<float*>(mapped) + guard / 4;
+  ASSERT_EQ(::mprotect(first, room, PROT_READ | PROT_WRITE), 0);
+  std::vector<std::uint32_t> to(3 * MicroKernel::most_tile * parts_of_f32 / 2);
+  for (const std::int64_t k : {1, 2, 15, 16, 17, 31, 32, 33, 47, 48, 63, 65, 70})
+    for (const std::int64_t lines : {1, 2, 15, 16, 17, 31, 32})
+      for (const std::int64_t between : {0, 3})
+        for (const bool ends : {false, true}) {
+          const auto operand = [&](std::int64_t rows, std::int64_t cols) {
+            const std::int64_t floats = (rows - 1) * (cols + between) + cols;
+            return ends ? first + room / 4 - floats : first;
+          };
+          const std::int64_t along = k + between, across = lines + between;
+          pass.words_along(operand(lines, k), along, lines, k, amx_cols, to.data());
+          pass.groups_along(operand(lines, k), along, lines, k, amx_rows, to.data());
+          pass.words_across(operand(k, lines), across, lines, k, amx_cols, to.data());
+          pass.groups_across(operand(k, lines), across, lines, k, amx_rows, to.data());
+        }
+  ::munmap(mapped, room + 2 * guard);
+}
+
+// Operands, products and sums of parts below 2^-126 are 0: each term loses at most as much in each of its six
+// products, beside what is lost of its operands.
+TEST_F(MatmulAmx, ThreePartsOfTinyNumbersLoseWhatIsSubnormal) {
+  if (parts_micro_kernel() == nullptr) GTEST_SKIP() << "this processor has no AMX";
+  constexpr std::int64_t m = 33, n = 34, k = 100;
+  const double least = std::numeric_limits<float>::min(), eps = std::numeric_limits<float>::epsilon();
+  const auto index = [](std::int64_t i) { return static_cast<std::size_t>(i); };
+  for (const auto& [of_a, of_b] : {std::pair{-60, -60}, {-120, 0}, {-126, 20}, {-64, -64}, {-140, 100}}) {
+    std::vector<float> a = random<float>(m, k, k), b = random<float>(k, n, n), c(m * n);
+    for (float& x : a) x = std::ldexp(x, of_a);
+    for (float& x : b) x = std::ldexp(x, of_b);
+    multiply_by(*parts_micro_kernel(),
+                {.m = m, .n = n, .k = k, .a = {a.data(), k}, .b = {b.data(), n}, .c = {c.data(), n}},
+                scratch());
+    for (std::int64_t i = 0; i < m; ++i)
+      for (std::int64_t j = 0; j < n; ++j) {
+        double sum = 0, sizes = 0, lost = 0;
+        for (std::int64_t l = 0; l < k; ++l) {
+          const double x = a[index(i * k + l)], y = b[index(l * n + j)];
+          sum += x * y, sizes += std::abs(x * y);
+          lost += (std::size(part_products) + 2 * (std::abs(x) + std::abs(y))) * least;
+        }
+        ASSERT_NEAR(c[index(i * n + j)], sum, static_cast<double>(k + 2) * eps * sizes + lost)
+            << of_a << ", " << of_b << " at " << i << ", " << j;
+      }
+  }
 }
 
 // Beside the same sums in f64: no further off than plain sums in f32. Where few terms of very different sizes
