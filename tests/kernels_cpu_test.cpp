@@ -123,7 +123,7 @@ TEST_F(KernelsCpu, MatmulBitsDoNotDependOnThreads) {
     }
 }
 
-// oneDNN makes some of these parts and our kernel others, whichever is faster.
+// oneDNN makes some of these parts and our kernel others, whichever is faster; with AMX, it makes all.
 TEST_F(KernelsCpu, MatmulBitsAreThoseOfItsParts) {
   for (const std::int64_t depth : {384, 500, 768, 1376, 2000})
     for (const bool ta : {false, true})

@@ -34,8 +34,8 @@ struct ScorePasses {
   using Element = ElementOf<T>;
 
   // For each query: updates its max (not yet scaled) and sum so far; factor becomes the weight exp(scale (max
-  // - new max)) of earlier sums. p: the weights as words, a row of 32 for each key or, in bf16, for each two;
-  // 0 if not seen.
+  // - new max)) of earlier sums. p: the weights as words, a row of 32 for each key in f32, otherwise for each
+  // two; 0 if not seen.
   void (*softmax)(const ScoreColumns& columns, float* max, float* sum, float* factor, Word* p);
   // p = exp(scale score - lse), ds = p (dp - delta), 0 if not seen. Stored as left operands whose rows are 32
   // keys and whose k are the queries (16 words of a row are contiguous), `tile_step` words apart; and ds also

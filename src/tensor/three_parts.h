@@ -5,7 +5,8 @@
 // itself. Each of these is at most 2^-24 of the product, so a sum of k terms is as close as one of k + 2
 // terms in f32 arithmetic, in any order.
 //
-// Numbers whose parts a bf16 cannot hold: parts below 2^-126 are 0; an operand that is infinite, or rounds to
+// At the ends of the range it is not f32 arithmetic: parts below 2^-126, and products and sums of parts, are
+// 0, so operands and results below some 2^-102 have fewer digits; an operand that is infinite, or rounds to
 // it (above 3.39e38), gives NaN.
 #pragma once
 

@@ -12,8 +12,8 @@ struct PartVectors {
   __m512i of[parts_of_f32];
 };
 
-// Of 16 floats, as the upper halves of floats. A half is rounded away from 0: only how the parts lie around x
-// depends on it.
+// Of 16 floats, as the upper halves of floats. Ties are rounded away from 0: the parts are others then than
+// if they were rounded to even, but their sum is the same.
 WITH_AVX512 inline PartVectors parts_of(__m512 x) {
   const __m512i half = _mm512_set1_epi32(0x8000), upper = _mm512_set1_epi32(static_cast<int>(0xffff0000u));
   const auto rounded = [&](__m512 v) WITH_AVX512 {
