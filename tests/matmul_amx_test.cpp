@@ -19,7 +19,9 @@
 
 #include "base/philox.h"
 #include "tensor/matmul.h"
+#include "tensor/matmul_packed.h"
 #include "tensor/matmul_simd.h"
+#include "tensor/matmul_team.h"
 #include "tensor/simd.h"
 
 namespace echelon::matmul_amx_test {

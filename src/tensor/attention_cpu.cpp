@@ -12,6 +12,7 @@
 #include "tensor/attention_columns.h"
 #include "tensor/attention_heads.h"
 #include "tensor/matmul.h"
+#include "tensor/matmul_packed.h"
 #include "tensor/matmul_simd.h"
 #include "tensor/score_columns.h"
 #include "tensor/simd.h"

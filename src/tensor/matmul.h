@@ -6,64 +6,32 @@
 // than as part of a larger one, and so has one that is too small for parts: invariant numerics use one kernel
 // of ours for all. Blocking and packing follow Goto & van de Geijn 2008
 // (https://doi.org/10.1145/1356052.1356053).
+//
+// Here is chosen who computes a product and how threads share it. oneDNN is called by matmul_onednn. Our own
+// kernels compute the product of packed operands on one thread (matmul_packed, matmul_packing), by a team
+// together (matmul_team), or with a sum that is grouped in blocks (matmul_sum_blocks). Their innermost loops
+// are in matmul_simd, matmul_avx512 and matmul_amx.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
 #include <span>
 
-#include "tensor/kernels.h"
+#include "tensor/matmul_product.h"
 #include "tensor/thread_team.h"
 
 namespace echelon {
-
-// A row-major matrix, f32 or bf16, whose rows are `stride` elements apart.
-struct ConstPanel {
-  const void* data = nullptr;
-  std::int64_t stride = 0;
-  DType type = DType::f32;
-};
-struct Panel {
-  void* data = nullptr;
-  std::int64_t stride = 0;
-  DType type = DType::f32;
-};
-
-// c = alpha op(a) op(b) + beta c, beta 0 or 1. op(a) is (m, k), op(b) is (k, n), c is (m, n). Sums are f32.
-struct Product {
-  Transpose ta = Transpose::no, tb = Transpose::no;
-  std::int64_t m = 0, n = 0, k = 0;
-  float alpha = 1;
-  ConstPanel a, b;
-  float beta = 0;
-  Panel c;
-  // How our own kernels group the sum over k; must outlive this. null: one sum, by the fastest kernel.
-  const SumBlocks* blocks = nullptr;
-};
-
-void clear(const Panel& c, std::int64_t rows, std::int64_t cols);  // sets all bytes to zero
-// The element (row, col) of x, or of op(x).
-Panel at(const Panel& x, std::int64_t row, std::int64_t col);
-ConstPanel at(const ConstPanel& x, Transpose turn, std::int64_t row, std::int64_t col);
 
 // Each thread calls this before its first product: otherwise oneDNN would start its own threads.
 void keep_products_to_their_thread();
 // Call before the first product of all. RunError if there is not enough memory.
 void prepare_products();
 
-// Bytes of scratch that a thread needs, aligned to 64.
+// Bytes of scratch that a thread needs, aligned to 64: room for ProductScratch.
 std::int64_t product_scratch_bytes();
 
 // On the calling thread only. False if memory is exhausted.
 bool multiply(const Product& product, std::byte* scratch);
-
-// The same by a given kernel, which must support the operands' types.
-struct MicroKernel;
-void multiply_by(const MicroKernel& kernel, const Product& product, std::byte* scratch);
-void multiply_by_blocks(const MicroKernel& kernel, const Product& product, std::byte* scratch);
-// By a team whose threads compute it together, each with its own scratch. k > 0, and no blocks.
-void multiply_together(const MicroKernel& kernel, const Product& product, std::byte* scratch,
-                       std::int64_t scratch_per_thread, const ThreadTeam& team);
 
 // Several independent products, none of which reads what another writes, by a team, each thread with its own
 // scratch. RunError if memory is exhausted.

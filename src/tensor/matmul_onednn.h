@@ -1,7 +1,7 @@
 // f32 matrix products by oneDNN (2.6 or later). Only this file knows of oneDNN.
 #pragma once
 
-#include "tensor/matmul.h"
+#include "tensor/matmul_product.h"
 
 namespace echelon {
 
