@@ -230,7 +230,9 @@ TEST_F(GenerateCommand, WeightsAreRoundedToTheTypeThatIsAskedFor) {
   const json narrow = tokens("narrow", {});
   EXPECT_EQ(narrow.size(), 12u);
   EXPECT_EQ(tokens("wide", {"--dtype", "bf16"}), narrow);
-  EXPECT_EQ(tokens("wide", {"--dtype", "bf16", "--tp", "2", "--pp", "2"}), narrow);
+  // In bf16 a mesh may choose other tokens than one rank, where two are nearly as likely.
+  const Words mesh{"--tp", "2", "--pp", "2"};
+  EXPECT_EQ(tokens("wide", joined(mesh, {"--dtype", "bf16"})), tokens("narrow", mesh));
   EXPECT_EQ(tokens("narrow", {"--dtype", "bf16"}), narrow);
   const Result r = run(generating("wide", joined(some, {"--dtype", "fp8"})));
   EXPECT_EQ(r.status, 2);

@@ -21,6 +21,7 @@
 #include "tensor/matmul.h"
 #include "tensor/matmul_packed.h"
 #include "tensor/matmul_simd.h"
+#include "tensor/matmul_sum_blocks.h"
 #include "tensor/matmul_team.h"
 #include "tensor/simd.h"
 
