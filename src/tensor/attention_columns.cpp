@@ -237,8 +237,7 @@ class Columns {
     pack_rows(k, s_.kv_len, l_, w_.keys);
     pack_blocks_across(v, s_.kv_len, l_, w_.values);
     for (Size begin = first * queries_at_once; begin < s_.q_len; begin += step * queries_at_once)
-      for (Size t = begin; t < std::min(begin + queries_at_once, s_.q_len); t += panel)
-        forward_panel(mask, q, out, lse, t, std::min(panel, s_.q_len - t));
+      forward_queries(mask, q, out, lse, begin, std::min(queries_at_once, s_.q_len - begin));
   }
 
   struct Given {
@@ -289,47 +288,75 @@ class Columns {
            w_.weights, onto ? sums : nullptr, sums);
   }
 
-  void forward_panel(const Mask& mask, Head<const ElementOf<T>> q, Head<ElementOf<T>> out, float* lse,
-                     Size begin, Size rows) {
-    Seen seen(mask, begin, rows);
-    alignas(64) float max[panel], sum[panel] = {}, factor[panel];
-    std::fill_n(max, panel, -std::numeric_limits<float>::infinity());
-    float* const sums = w_.sums[0];
-    pack_panel(q.from(begin), rows, l_, w_.queries[0]);
-    fetch(q.from(begin + rows), std::min(panel, s_.q_len - begin - rows), l_.depth);
+  // What a panel's queries have of the keys up to some block.
+  struct Attended {
+    Attended(const Mask& mask, Size first, Size count)
+        : begin(first), rows(count), seen(mask, first, count) {
+      std::fill_n(max, panel, -std::numeric_limits<float>::infinity());
+    }
+
+    Size begin, rows;
+    Seen seen;
+    alignas(64) float max[panel], sum[panel] = {};
     bool has_sums = false;
-    if (s_.accumulate) {  // earlier keys count as one, with weight exp(lse)
-      if (seen.end_of_all == 0) return;
-      for (Size i = 0; i < rows; ++i)
-        if (const float earlier = lse[begin + i]; earlier != -std::numeric_limits<float>::infinity())
-          max[i] = earlier / static_cast<float>(s_.scale), sum[i] = 1;
-      load_turned(out.from(begin), rows, sums);
-      has_sums = true;
-    } else {
-      fetch(out.from(begin), rows, l_.depth);
+  };
+
+  // Panels take turns at each block of keys, which stays in a cache meanwhile.
+  void forward_queries(const Mask& mask, Head<const ElementOf<T>> q, Head<ElementOf<T>> out, float* lse,
+                       Size begin, Size rows) {
+    const auto of_panel = [&](Size g) {
+      return Attended(mask, begin + g * panel, std::clamp<Size>(rows - g * panel, 0, panel));
+    };
+    Attended all[panels_at_once] = {of_panel(0), of_panel(1), of_panel(2), of_panel(3)};
+    const Size panels = (rows + panel - 1) / panel;
+    Size end = 0;
+    for (Size g = 0; g < panels; ++g) {
+      begin_panel(all[g], g, q, out, lse);
+      end = std::max(end, all[g].seen.end_of_all);
     }
     if (kernel_.begin != nullptr) kernel_.begin();
-    for (Size block = 0; block * keys_at_once < seen.end_of_all; ++block) {
-      const Size key = block * keys_at_once, here = rows_up_to(seen.end_of_all, key);
-      if (!seen.sees(key, here)) continue;
-      score(w_.keys, block, here, w_.queries[0], w_.scores);
-      passes_.softmax(seen.columns(w_.scores, key, here, static_cast<float>(s_.scale)), max, sum, factor,
-                      w_.weights);
-      if (has_sums && std::any_of(factor, factor + panel, [](float f) { return f != 1; }))
-        passes_.scale(sums, l_.tiles * panel, factor);
-      weigh(w_.values, block, here, sums, has_sums);
-      has_sums = true;
-    }
+    for (Size block = 0; block * keys_at_once < end; ++block)
+      for (Size g = 0; g < panels; ++g) attend(all[g], g, block);
     if (kernel_.end != nullptr) kernel_.end();
-    for (Size i = 0; i < rows; ++i) {
-      const bool sees_none = sum[i] == 0;
-      factor[i] = sees_none ? 0 : 1 / sum[i];
-      lse[begin + i] = sees_none ? -std::numeric_limits<float>::infinity()
-                                 : static_cast<float>(s_.scale) * max[i] + std::log(sum[i]);
+    for (Size g = 0; g < panels; ++g) end_panel(all[g], g, out, lse);
+  }
+  void begin_panel(Attended& a, Size g, Head<const ElementOf<T>> q, Head<ElementOf<T>> out,
+                   const float* lse) {
+    pack_panel(q.from(a.begin), a.rows, l_, w_.queries[g]);
+    const Size next = a.begin + a.rows;
+    fetch(q.from(next), std::min(panel, s_.q_len - next), l_.depth);
+    if (!s_.accumulate) return fetch(out.from(a.begin), a.rows, l_.depth);
+    for (Size i = 0; i < a.rows; ++i)  // earlier keys count as one, with weight exp(lse)
+      if (const float earlier = lse[a.begin + i]; earlier != -std::numeric_limits<float>::infinity())
+        a.max[i] = earlier / static_cast<float>(s_.scale), a.sum[i] = 1;
+    load_turned(out.from(a.begin), a.rows, w_.sums[g]);
+    a.has_sums = true;
+  }
+  void attend(Attended& a, Size g, Size block) {
+    const Size key = block * keys_at_once;
+    if (key >= a.seen.end_of_all) return;
+    const Size here = rows_up_to(a.seen.end_of_all, key);
+    if (!a.seen.sees(key, here)) return;
+    alignas(64) float factor[panel];
+    score(w_.keys, block, here, w_.queries[g], w_.scores);
+    passes_.softmax(a.seen.columns(w_.scores, key, here, static_cast<float>(s_.scale)), a.max, a.sum, factor,
+                    w_.weights);
+    if (a.has_sums && std::any_of(factor, factor + panel, [](float f) { return f != 1; }))
+      passes_.scale(w_.sums[g], l_.tiles * panel, factor);
+    weigh(w_.values, block, here, w_.sums[g], a.has_sums);
+    a.has_sums = true;
+  }
+  void end_panel(const Attended& a, Size g, Head<ElementOf<T>> out, float* lse) const {
+    if (s_.accumulate && a.seen.end_of_all == 0) return;
+    alignas(64) float factor[panel] = {};
+    for (Size i = 0; i < a.rows; ++i) {
+      const bool sees_none = a.sum[i] == 0;
+      factor[i] = sees_none ? 0 : 1 / a.sum[i];
+      lse[a.begin + i] = sees_none ? -std::numeric_limits<float>::infinity()
+                                   : static_cast<float>(s_.scale) * a.max[i] + std::log(a.sum[i]);
     }
-    std::fill(factor + rows, factor + panel, 0.0f);
-    if (!has_sums) std::fill_n(sums, l_.tiles * MicroKernel::most_tile, 0.0f);
-    store_turned(sums, factor, rows, out.from(begin));
+    if (!a.has_sums) std::fill_n(w_.sums[g], l_.tiles * MicroKernel::most_tile, 0.0f);
+    store_turned(w_.sums[g], factor, a.rows, out.from(a.begin));
   }
 
   void backward_queries(const Mask& mask, const Given& h, Size begin, Size rows) {
