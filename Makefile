@@ -1,4 +1,4 @@
-# Two commands do everything on a fresh Debian 12 or Ubuntu 24.04: `make train` and `make test`.
+# Two commands do everything on a fresh Debian 12 or 13, or Ubuntu 24.04 or 26.04: `make train` and `make test`.
 # `make test-all` goes on with what takes longer: wide loops, fuzzing, kill trials, the sanitizers.
 
 # What `make train` learns: the King James Bible, in the public domain, a verse a line. DATA=path trains on other text.

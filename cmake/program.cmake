@@ -67,6 +67,10 @@ function(add_program)
     # Its library's macros are for it alone.
     set_source_files_properties(${CMAKE_SOURCE_DIR}/apps/view_server.cpp PROPERTIES SKIP_UNITY_BUILD_INCLUSION ON
                                 COMPILE_OPTIONS "${http_CFLAGS_OTHER}")
+    if("-DCPPHTTPLIB_OPENSSL_SUPPORT" IN_LIST http_CFLAGS_OTHER)  # then the header calls OpenSSL itself
+      pkg_check_modules(crypto REQUIRED libcrypto)
+      list(APPEND http_LINK_LIBRARIES ${crypto_LINK_LIBRARIES})
+    endif()
   endif()
   if(NOT ECHELON_PYTHON)
     list(APPEND requests ${program} ${CMAKE_BINARY_DIR}/embedded_documents.cpp)

@@ -24,7 +24,7 @@ std::optional<json> parse_object(const std::string& text) {
   const auto is_shallow = [](int depth, json::parse_event_t, json&) { return depth <= 2; };
   json j = json::parse(text, is_shallow, false);
   if (!j.is_object()) return {};
-  return j;
+  return std::optional<json>(std::in_place, std::move(j));
 }
 
 std::string text_in(const json& j, const char* key) {

@@ -67,7 +67,7 @@ void read_llama(const Config& config, const LlamaDefaults& defaults, ModelSpec& 
 std::vector<std::int64_t> attention_layers(const Config& config, const std::vector<std::string>& attention,
                                            const std::vector<std::string>& other, std::int64_t num_layers) {
   const auto is_of = [](const Json& type, const std::vector<std::string>& names) {
-    return std::find(names.begin(), names.end(), type) != names.end();
+    return std::ranges::any_of(names, [&](const std::string& name) { return type == name; });
   };
   const auto legal = [](const std::vector<std::string>& names) {
     return names.size() > 1 ? fmt::format("{} ({})", names[0], names[1]) : names[0];

@@ -38,7 +38,7 @@ const std::array<PrecisionRecipe, 6>& recipes() {
   return all;
 }
 
-const PrecisionRecipe* find_recipe(const std::string& name) {
+const PrecisionRecipe* find_recipe(std::string_view name) {
   const auto found = std::find_if(recipes().begin(), recipes().end(),
                                   [&](const PrecisionRecipe& r) { return r.name == name; });
   return found == recipes().end() ? nullptr : &*found;
@@ -72,7 +72,7 @@ const std::vector<std::string>& recipe_names() {
   return names;
 }
 
-const PrecisionRecipe& recipe(const std::string& name) {
+const PrecisionRecipe& recipe(std::string_view name) {
   const PrecisionRecipe* found = find_recipe(name);
   check(found != nullptr, "a precision is asked for by a name that there is not");
   return *found;

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "spec/dtype.h"
@@ -42,7 +43,7 @@ struct PrecisionRecipe {
 //
 // Statistics are f32 in the last three.
 const std::vector<std::string>& recipe_names();
-const PrecisionRecipe& recipe(const std::string& name);  // InvariantError if there is none
+const PrecisionRecipe& recipe(std::string_view name);  // InvariantError if there is none
 
 // RequestError naming `field`, the value and the legal names.
 const PrecisionRecipe& parse_recipe(const std::string& text, const std::string& field);

@@ -108,7 +108,8 @@ std::unique_ptr<const Decoder> make_decoder(const json& described, const std::st
   };
   if (type == "Sequence") {
     std::vector<std::shared_ptr<const Decoder>> steps;
-    for (const json& step : fields({"decoders"}).list("decoders"))
+    const JsonFields sequence = fields({"decoders"});
+    for (const json& step : sequence.list("decoders"))
       steps.push_back(make_decoder(step, fmt::format("{}.decoders[{}]", where, steps.size())));
     std::erase(steps, nullptr);
     return decoder_of([steps](Tokens& tokens) {

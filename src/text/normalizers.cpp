@@ -184,7 +184,8 @@ std::unique_ptr<const Normalizer> make_normalizer(const json& described, const s
   };
   if (type == "Sequence") {
     std::vector<std::unique_ptr<const Normalizer>> steps;
-    for (const json& step : fields({"normalizers"}).list("normalizers"))
+    const JsonFields sequence = fields({"normalizers"});
+    for (const json& step : sequence.list("normalizers"))
       steps.push_back(make_normalizer(step, fmt::format("{}.normalizers[{}]", where, steps.size())));
     std::erase(steps, nullptr);
     return std::make_unique<NormalizerSequence>(std::move(steps));

@@ -25,9 +25,9 @@ static bool is_white(std::string_view character) {
   return white.contains(character);
 }
 
-void refuse_of(const std::string& name, const Value& of) { refuse("{} is not known of {}", name, of.kind()); }
+void refuse_of(std::string_view name, const Value& of) { refuse("{} is not known of {}", name, of.kind()); }
 
-const std::string& text_of(const std::string& name, const Value& of) {
+const std::string& text_of(std::string_view name, const Value& of) {
   const auto* text = of.as<std::string>();
   if (text == nullptr) refuse_of(name, of);
   return *text;

@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "text/template_value.h"
@@ -11,8 +12,8 @@
 namespace echelon {
 
 // Throws RequestError: there is no such thing of such a value.
-[[noreturn]] void refuse_of(const std::string& name, const TemplateValue& of);
-const std::string& text_of(const std::string& name, const TemplateValue& of);  // which has to be one
+[[noreturn]] void refuse_of(std::string_view name, const TemplateValue& of);
+const std::string& text_of(std::string_view name, const TemplateValue& of);  // which has to be one
 std::int64_t whole_number(const TemplateValue& value);
 
 // The first letter of each word large, or of the text alone, the others small. Python's words begin behind

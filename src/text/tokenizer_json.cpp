@@ -37,7 +37,8 @@ Around read_post_processor(const json& described, const std::string& where) {
     return JsonFields(described, where, {"add_prefix_space", "trim_offsets", "use_regex"}), around;
   if (type == "Sequence") {
     int i = 0;
-    for (const json& step : JsonFields(described, where, {"processors"}).list("processors")) {
+    const JsonFields sequence(described, where, {"processors"});
+    for (const json& step : sequence.list("processors")) {
       const Around more = read_post_processor(step, fmt::format("{}.processors[{}]", where, i++));
       around.before.insert(around.before.begin(), more.before.begin(), more.before.end());
       around.after.insert(around.after.end(), more.after.begin(), more.after.end());
