@@ -51,6 +51,36 @@ TEST(HuggingFaceConfig, KeysHaveBothTheirNames) {
   }
 }
 
+// A key that is nearly one which is missing would leave the model what its type is without it.
+TEST(HuggingFaceConfig, AMisspeltKeyIsRefused) {
+  for (const auto& [fixture, name, written] :
+       {std::tuple{"llama", "num_key_value_heads", "num_key_value_head"},
+        {"llama", "rms_norm_eps", "rms_norm_esp"},
+        {"llama-tied", "tie_word_embeddings", "tied_word_embedding"},
+        {"mistral", "sliding_window", "slidingwindow"},
+        {"gpt-neox", "use_parallel_residual", "use_parallel_residuals"},
+        {"cohere2-moe", "logit_scale", "logits_scale"},
+        {"qwen3-5-moe", "shared_expert_intermediate_size", "shared_experts_intermediate_size"}}) {
+    json config = json::parse(read_text((fixtures / fixture / "config.json").string()));
+    const json value = config.at(name);
+    config[written] = value;
+    EXPECT_NO_THROW(model_from_hugging_face(config.dump(), "x/config.json")) << fixture;  // beside the other
+    config.erase(name);
+    expect_refusal([&] { model_from_hugging_face(config.dump(), "x/config.json"); }, {"x/config.json", name});
+  }
+  json config = json::parse(read_text((fixtures / "qwen2-yarn/config.json").string()));
+  json& rope = config.at(config.contains("rope_parameters") ? "rope_parameters" : "rope_scaling");
+  rope["original_max_position_embedding"] = rope.at("original_max_position_embeddings");
+  rope.erase("original_max_position_embeddings");
+  expect_refusal([&] { model_from_hugging_face(config.dump(), "x/config.json"); },
+                 {"x/config.json, rope_", "did you mean original_max_position_embeddings?"});
+  // What no type reads is left alone, and so is what transformers keeps for itself.
+  config = json::parse(read_text((fixtures / "gemma3/config.json").string()));
+  config["head_dims_of_images"] = 3;
+  config["_sliding_window_pattern"] = 6;
+  EXPECT_NO_THROW(model_from_hugging_face(config.dump(), "x/config.json"));
+}
+
 // An empty rope_scaling says nothing: what is beside it does.
 TEST(HuggingFaceConfig, AnEmptyScalingLeavesPositionsToTheOtherKey) {
   json config = json::parse(read_text((fixtures / "hunyuan/config.json").string()));

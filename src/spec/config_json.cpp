@@ -1,8 +1,23 @@
 #include <algorithm>
 
+#include "base/edits.h"
 #include "spec/config_json.h"
 
 namespace echelon {
+
+void Config::refuse_misspelt(const Json& given) const {
+  constexpr std::size_t letters_of_an_edit = 8;  // v_head_dim is a key of its own, and not head_dim misspelt
+  for (const auto& [key, value] : given.items()) {
+    if (asked_->contains(key) || key.starts_with('_')) continue;  // such ones transformers keeps for itself
+    for (const std::string& asked : *asked_) {
+      if (given.contains(asked)) continue;
+      const auto most = static_cast<int>(std::max<std::size_t>(1, asked.size() / letters_of_an_edit));
+      if (edits(key, asked) <= most)
+        refuse("{}: {} = {} is not read (did you mean {}?)", where_, key,
+               value.dump(-1, ' ', false, Json::error_handler_t::replace), asked);
+    }
+  }
+}
 
 std::int64_t even_head_dim(const Config& config, const char* heads_key, const char* width_key) {
   const std::int64_t heads = config.integer(heads_key), width = config.integer(width_key);

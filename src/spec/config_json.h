@@ -7,7 +7,9 @@
 
 #include <cstdint>
 #include <initializer_list>
+#include <memory>
 #include <nlohmann/json.hpp>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -21,9 +23,16 @@ class Config {
  public:
   Config(const Json& object, const std::string& where) : object_(object), where_(where) {}
 
-  bool has(const char* key) const { return object_.contains(key) && !object_.at(key).is_null(); }
+  // The same file with other values: what is asked of it counts as asked of this one (refuse_misspelt).
+  Config with(const Json& object) const { return Config(object, where_, asked_); }
 
-  bool names(const char* key) const { return object_.contains(key); }  // the key may be null
+  bool has(const char* key) const { return names(key) && !object_.at(key).is_null(); }
+
+  // The key may be null.
+  bool names(const char* key) const {
+    asked_->emplace(key);
+    return object_.contains(key);
+  }
 
   std::int64_t integer(const char* key) const {
     // So that sums of products of sizes stay in range until validate().
@@ -86,12 +95,21 @@ class Config {
   void require_name(const char* key) const {
     if (!names(key)) required(key);
   }
+  // Refuses a key of `given`, the file as it is written, that nothing has asked for and that is nearly one
+  // that was asked for in vain. Other unknown keys are left alone, as in transformers: files have many.
+  void refuse_misspelt(const Json& given) const;
+
   const std::string& where() const { return where_; }
   const Json& object() const { return object_; }
 
  private:
+  using Keys = std::set<std::string, std::less<>>;
+  Config(const Json& object, const std::string& where, std::shared_ptr<Keys> asked)
+      : object_(object), where_(where), asked_(std::move(asked)) {}
+
   const Json& object_;
   const std::string& where_;
+  std::shared_ptr<Keys> asked_ = std::make_shared<Keys>();
 };
 
 // The width of one head: `width_key` divided by `heads_key`, which must divide it.

@@ -10,13 +10,9 @@ namespace echelon {
 
 namespace {
 
-// `config` names them below `key`, where transformers 4 has rope_scaling beside rope_theta and transformers 5
-// all of them in rope_parameters.
-void read_rope_scaling(const Config& config, const char* key, ModelSpec& m) {
-  const Json& object = config.required(key);
-  if (!object.is_object()) config.wrong(key, "an object");
-  const std::string where = fmt::format("{}, {}", config.where(), key);
-  const Config rope(object, where);
+// What `rope`, an object of `config`, says.
+void read_scaling(const Config& rope, const Config& config, ModelSpec& m) {
+  const std::string& where = rope.where();
   RopeSpec& r = m.rope;
   r.theta = rope.real_or("rope_theta", r.theta);
   const char* named = rope.has("rope_type") ? "rope_type" : "type";
@@ -55,6 +51,17 @@ void read_rope_scaling(const Config& config, const char* key, ModelSpec& m) {
     r.short_factors = numbers(rope, "short_factor");
     r.long_factors = numbers(rope, "long_factor");
   }
+}
+
+// `config` names them below `key`, where transformers 4 has rope_scaling beside rope_theta and transformers 5
+// all of them in rope_parameters.
+void read_rope_scaling(const Config& config, const char* key, ModelSpec& m) {
+  const Json& object = config.required(key);
+  if (!object.is_object()) config.wrong(key, "an object");
+  const std::string where = fmt::format("{}, {}", config.where(), key);
+  const Config rope(object, where);
+  read_scaling(rope, config, m);
+  rope.refuse_misspelt(object);
 }
 
 constexpr const char* rotary_key = "partial_rotary_factor";

@@ -123,6 +123,7 @@ ModelSpec model_of(const Json& given, const std::string& where) {
   m.name = model_name(where, type.name);
   config.only_boolean("is_causal", true);
   type.read(config, m);
+  config.refuse_misspelt(named);
   m.window = plain_window(m);
   m.init_std = config.real_or(type.init_key, m.init_std);
   try {

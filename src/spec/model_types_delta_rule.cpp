@@ -45,7 +45,7 @@ void read_qwen3_5_moe(const Config& config, ModelSpec& m) {
   Json whole = config.object();
   whole.emplace("intermediate_size", config.integer("moe_intermediate_size"));  // of no layer
   for (const char* other : {"decoder_sparse_step", "mlp_only_layers", "norm_topk_prob"}) whole.erase(other);
-  read_qwen3_next(Config(whole, config.where()), m);
+  read_qwen3_next(config.with(whole), m);
 }
 
 }  // namespace echelon

@@ -143,7 +143,7 @@ void read_neox(const Config& config, ModelSpec& m) {
   Json usual = config.object();
   usual["rope_theta"] = config.real_or("rotary_emb_base", 1e4);
   usual["partial_rotary_factor"] = config.real_or("rotary_pct", 0.25);
-  read_rope(Config(usual, config.where()), 1e4, 0.25, true, m);
+  read_rope(config.with(usual), 1e4, 0.25, true, m);
   m.activation =
       activation_of(config, "hidden_act", {Activation::gelu_erf, Activation::gelu, Activation::relu});
   config.only_boolean("attention_bias", true);

@@ -144,7 +144,7 @@ void read_chatglm(const Config& config, ModelSpec& m) {
   whole.emplace("rms_norm_eps", 1e-5);
   whole.emplace("attention_bias", false);
   whole["rope_theta"] = 1e4 * config.real_or("rope_ratio", 1);
-  read_glm(Config(whole, config.where()), false, m);
+  read_glm(config.with(whole), false, m);
 }
 
 void read_ernie(const Config& config, ModelSpec& m) {
@@ -209,7 +209,7 @@ void read_hyperclovax(const Config& config, ModelSpec& m) {
   const double own = 1 / std::sqrt(static_cast<double>(m.head_dim));
   Json whole = config.object();
   if (!config.has("attention_multiplier")) whole["attention_multiplier"] = own;
-  read_granite_factors(Config(whole, config.where()), m);
+  read_granite_factors(config.with(whole), m);
   const double scale = config.real_or(factor, 1);
   if (!(scale > 0)) config.wrong(factor, "a number above 0");
   m.scales.logits_divisor = 1 / scale;

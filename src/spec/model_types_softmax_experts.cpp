@@ -64,7 +64,7 @@ void read_qwen3_vl_moe(const Config& config, ModelSpec& m) {
   if (!config.has("head_dim"))
     whole["head_dim"] = even_head_dim(config, "num_attention_heads", "hidden_size");
   whole["norm_topk_prob"] = true;  // whatever it says
-  read_qwen3_moe(Config(whole, config.where()), m);
+  read_qwen3_moe(config.with(whole), m);
 }
 
 // Granite 3's mixtures, with an MLP for all tokens or without.
@@ -160,7 +160,7 @@ void read_cohere2_moe(const Config& config, ModelSpec& m) {
   config.only_null("rope_scaling");  // which it does not heed here
   Json whole = config.object();
   if (config.has("rms_norm_eps")) whole["layer_norm_eps"] = config.required("rms_norm_eps");
-  read_cohere(Config(whole, config.where()), true, 1e4, m);
+  read_cohere(config.with(whole), true, 1e4, m);
   if (config.has("rms_norm_eps")) m.norm_kind = NormKind::rms;
   read_turned_windows(config, m);
   // Those would come first, and have windows and positions as another key says.
