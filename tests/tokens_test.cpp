@@ -120,6 +120,29 @@ TEST_F(Tokens, WhatIsNoTextIsSaidAndSkippedOrRefused) {
   EXPECT_NE(TokenData({path("d")}, bytes_vocab).notes().find(" and 8 more: binary"), std::string::npos);
 }
 
+// What a directory has besides its text is not trained on, and nothing is left out without a word.
+TEST_F(Tokens, WhatIsHiddenIsSaidAndSkipped) {
+  write("d/a.txt", "A");
+  write("d/.git/config", "[core]");
+  write("d/.gitattributes", "*.bin binary");
+  write("d/sub/.hidden.txt", "H");
+  write("elsewhere/b.txt", "B");
+  fs::create_directory_symlink(path("elsewhere"), path("d/link"));
+  fs::create_symlink("nowhere", path("d/broken"));
+  fs::create_symlink("sub/.hidden.txt", path("d/z.txt"));  // a link has a name of its own
+  const TokenData data({path("d")}, bytes_vocab);
+  EXPECT_EQ(text_of(data), "A|H|");
+  EXPECT_EQ(data.notes(), "skipped " + path("d/link") + ": a link to a directory\nskipped " + path("d/.git") +
+                              ", " + path("d/.gitattributes") + ", " + path("d/sub/.hidden.txt") +
+                              ": hidden\nskipped " + path("d/broken") + ": not a regular file\n");
+  // What is named is read.
+  EXPECT_EQ(text_of(TokenData({path("d/.git"), path("d/sub/.hidden.txt"), path("d/link")}, bytes_vocab)),
+            "[core]|H|B|");
+  fs::remove(path("d/a.txt"));
+  fs::remove(path("d/z.txt"));
+  expect_refusal([&] { TokenData({path("d")}, bytes_vocab); }, {"no text", ".gitattributes", "hidden"});
+}
+
 TEST_F(Tokens, TokenFilesRoundTrip) {
   std::vector<std::int32_t> ids(70000);
   std::iota(ids.begin(), ids.end(), 0);

@@ -154,6 +154,8 @@ struct Candidate {
 
 constexpr const char* binary = "binary";
 
+bool is_hidden(const std::filesystem::path& path) { return path.filename().string().starts_with('.'); }
+
 // Judged by its beginning, `bytes`: text has no NUL, and no other control characters unless it is UTF-8.
 bool is_binary(std::span<const std::byte> bytes) {
   const std::string_view text(reinterpret_cast<const char*>(bytes.data()), bytes.size());
@@ -173,10 +175,15 @@ FileId file_id(const std::string& path) {
   return {status.st_dev, status.st_ino};
 }
 
-// Without `cache`, which is none of the data where it lies among them.
-void list_directory(const std::string& directory, const std::string& cache, std::vector<Candidate>& out) {
+using LeftOut = std::map<std::string, std::vector<std::string>>;  // paths in directories, by why
+
+// Without `cache`, which is none of the data where it lies among them. What is hidden belongs to a program
+// (.git, .cache) rather than to the text.
+void list_directory(const std::string& directory, const std::string& cache, std::vector<Candidate>& out,
+                    LeftOut& left_out) {
   namespace fs = std::filesystem;
   std::vector<Candidate> found;
+  bool is_empty = true;
   std::vector<fs::path> left{directory};
   while (!left.empty()) {
     const fs::path at = std::move(left.back());
@@ -184,16 +191,27 @@ void list_directory(const std::string& directory, const std::string& cache, std:
     std::error_code error;
     for (fs::directory_iterator entry(at, error); !error && entry != fs::directory_iterator();
          entry.increment(error)) {
-      std::error_code gone;  // a link that leads nowhere is no regular file
-      if (entry->is_regular_file(gone))
-        found.push_back({entry->path().string(), entry->is_symlink(), false});
-      else if (entry->is_directory(gone) && !entry->is_symlink(gone) &&
-               !fs::equivalent(entry->path(), cache, gone))
+      std::error_code gone;  // a link that leads nowhere is neither
+      const std::string path = entry->path().string();
+      const bool is_directory = entry->is_directory(gone);
+      if (is_directory && fs::equivalent(entry->path(), cache, gone)) continue;
+      if (is_directory && !entry->is_symlink(gone) && !is_hidden(entry->path())) {
         left.push_back(entry->path());
+        continue;
+      }
+      is_empty = false;
+      if (is_hidden(entry->path()))
+        left_out["hidden"].push_back(path);
+      else if (is_directory)
+        left_out["a link to a directory"].push_back(path);
+      else if (entry->is_regular_file(gone))
+        found.push_back({path, entry->is_symlink(), false});
+      else
+        left_out["not a regular file"].push_back(path);
     }
     if (error) refuse("--data {}: cannot be read: {}", at.string(), error.message());
   }
-  if (found.empty()) refuse("--data {}: the directory holds no files", directory);
+  if (is_empty) refuse("--data {}: the directory holds no files", directory);
   // By bytes, so that the order is the same everywhere.
   std::sort(found.begin(), found.end(),
             [](const Candidate& a, const Candidate& b) { return a.path < b.path; });
@@ -201,7 +219,8 @@ void list_directory(const std::string& directory, const std::string& cache, std:
 }
 
 // All files of --data in their final order.
-std::vector<Candidate> list_files(const std::vector<std::string>& paths, const std::string& cache) {
+std::vector<Candidate> list_files(const std::vector<std::string>& paths, const std::string& cache,
+                                  LeftOut& left_out) {
   namespace fs = std::filesystem;
   if (paths.empty()) refuse("--data: no path is given; give text files, directories or token files");
   std::vector<Candidate> all;
@@ -211,7 +230,7 @@ std::vector<Candidate> list_files(const std::vector<std::string>& paths, const s
     if (status.type() == fs::file_type::not_found) refuse("--data {}: no such file or directory", path);
     if (status.type() == fs::file_type::none) refuse("--data {}: {}", path, error.message());
     if (status.type() == fs::file_type::directory) {
-      list_directory(path, cache, all);
+      list_directory(path, cache, all, left_out);
     } else {
       all.push_back({path, false, true});
     }
@@ -230,11 +249,12 @@ std::vector<Candidate> list_files(const std::vector<std::string>& paths, const s
 TokenData::TokenData(const std::vector<std::string>& paths, std::int64_t vocab, const DataReading& reading)
     : reads_bytes_(reading.text.reads_bytes()) {
   constexpr int most_shown = 3;
-  std::map<std::string, std::vector<std::string>> left_out;  // by why
-  for (const Candidate& file : list_files(paths, reading.cache_directory))
+  LeftOut left_out;
+  for (const Candidate& file : list_files(paths, reading.cache_directory, left_out))
     if (const std::string why = add_file(file.path, file.named_by_user, vocab, reading); !why.empty())
       left_out[why].push_back(file.path);
   for (auto& [why, files] : left_out) {
+    std::sort(files.begin(), files.end());
     const std::size_t more = files.size() - std::min<std::size_t>(files.size(), most_shown);
     files.resize(files.size() - more);
     notes_ += fmt::format("skipped {}{}: {}\n", fmt::join(files, ", "),
