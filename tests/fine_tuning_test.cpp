@@ -542,6 +542,8 @@ TEST(Adapters, AreNamedAndRefusedByTheirTargets) {
   for (const char* text : {"16", "rank=0", "rank=-1", "rank=2,alpha=0", "rank=2,alpha=nan", "alpha=2",
                            "rank=2,rank=3", "rank=2,dropout=0.1", "rank=x", "targets=q_proj"})
     expect_refusal([&] { (void)parse_lora(text, "--lora"); }, {std::string("--lora ")});
+  expect_refusal([&] { (void)parse_lora("rank=4,alpha=x", "--lora"); },
+                 {"--lora rank=4,alpha=x: alpha = x: "});
 }
 
 // The files have other names for LFM2's matrices, and one for what is projected to be convolved.

@@ -148,12 +148,13 @@ Lora parse_lora(const std::string& text, const std::string& field) {
     if (equals == std::string::npos || !known || !given.insert(key).second)
       refuse("{} {}: no such form; legal: rank=8, rank=8,alpha=16, rank=8,alpha=16,targets=NAME,NAME or none",
              field, text);
+    const std::string number = fmt::format("{} {}: {} =", field, text, key);
     if (in_targets)
       lora.targets.push_back(value);
     else if (key == "rank")
-      lora.rank = parse_number<std::int64_t>(field, value);
+      lora.rank = parse_number<std::int64_t>(number, value);
     else
-      lora.alpha = parse_number<double>(field, value);
+      lora.alpha = parse_number<double>(number, value);
   }
   if (!given.contains("rank")) refuse("{} {}: says no rank; legal: rank=8", field, text);
   if (lora.rank < 1) refuse("{} {}: the rank must be at least 1; legal: rank=8", field, text);
