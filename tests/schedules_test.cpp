@@ -116,12 +116,16 @@ TEST(Schedules, AgreeWithTheClosedForms) {
       }
       if (m >= 2 * p) {
         // F&B = F + B + W, so both come to F + 2(B + W) - 3W, in times of what a rank holds of one stage.
+        // At F = B and W <= B, also where W is shorter.
+        const StageTimes short_w{1.2, 1.2, 0.6};
         const Schedule v = dualpipe_v(p, m);
         expect_close(bubble(v), (p - 1) / 2.0 * 2.0, v, "bubble");
+        expect_close(bubble(v, short_w), (p - 1) / 2.0 * 3.0, v, "bubble");
         for (double peak : peak_activations(v)) expect_close(peak, p + 0.5, v, "peak");
         if (p % 2 == 0 && m % 2 == 0) {
           const Schedule d = dualpipe(p, m);
           expect_close(bubble(d), (p / 2 - 1) * 2.0, d, "bubble");
+          expect_close(bubble(d, short_w), (p / 2 - 1) * 3.0, d, "bubble");
           for (double peak : peak_activations(d)) expect_close(peak, p + 1, d, "peak");
         }
       }

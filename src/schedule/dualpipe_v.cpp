@@ -1,7 +1,7 @@
 // DualPipeV (DeepSeek-AI, https://github.com/deepseek-ai/DualPipe; "cut in half" by Qi et al.): DualPipe
 // folded at its middle. Two half stages a rank in a V (rank r holds stages r and 2P-1-r), all microbatches
 // enter at rank 0, and parameters are held once. M >= 2P. Peak P + 1/2 activations; bubble (P-1)(F&B + B+W -
-// 3W)/2, in times of a full stage.
+// 3W)/2 where F = B, W <= B and F&B = F+B+W, in times of a full stage.
 #include "base/error.h"
 #include "schedule/dualpipe_steps.h"
 #include "schedule/schedules.h"
