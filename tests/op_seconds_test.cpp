@@ -115,6 +115,17 @@ TEST(OpSeconds, MessagesInsideANodeStayThere) {
   EXPECT_EQ(StepModel(elsewhere).estimate(work.plan).seconds, StepModel(work).estimate(work.plan).seconds);
 }
 
+// Of a pipeline through two nodes the hops inside them count as well, where their links are the slower ones.
+TEST(OpSeconds, MessagesWaitForTheSlowestHop) {
+  const Software software;
+  Machine machine = load_machine("h100");
+  machine.tiers = {{8, 12e9, 0, 1, 0}, {1024, 45e9, 0, 1, 0}};
+  const OpSeconds ops(machine, software, Precision::bf16);
+  for (std::int64_t stride : {1, 2, 4})
+    EXPECT_NEAR(ops.message(1e9, {16 / stride, stride, 16}), 1e9 / 12e9, 1e-12) << stride;
+  EXPECT_NEAR(ops.message(1e9, {2, 8, 16}), 1e9 / 45e9, 1e-12);
+}
+
 // Every group of every block, member by member.
 WorstPlaced counted_placement(const RankGroups& g, std::int64_t unit) {
   const std::int64_t block = g.size * g.stride;

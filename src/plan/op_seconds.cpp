@@ -252,8 +252,12 @@ double OpSeconds::dispatched_bytes(double bytes, double ranks, double nodes, con
 
 double OpSeconds::message(double bytes, const RankGroups& groups) const {
   const std::size_t tier = tier_of(groups, in_nodes(groups));
-  return bytes / (tier == 0 ? bandwidth(0) : slowest_hop(groups, 1, tier)) +
-         machine_.tiers[tier].latency_seconds;
+  const auto over = [&](double rate, const Tier& links) { return bytes / rate + links.latency_seconds; };
+  const double inside = over(bandwidth(0), machine_.tiers[0]);
+  if (tier == 0) return inside;
+  const double outside = over(slowest_hop(groups, 1, tier), machine_.tiers[tier]);
+  // Most hops may stay inside nodes, whose links can be the slower ones (PCIe beside a fast network).
+  return groups.stride < joined(0, groups.job) ? std::max(inside, outside) : outside;
 }
 
 }  // namespace echelon

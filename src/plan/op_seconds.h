@@ -63,7 +63,7 @@ class OpSeconds {
   double nodes_of_fewest(const RankGroups& groups) const {
     return static_cast<double>(groups.size) / static_cast<double>(in_nodes(groups).fewest);
   }
-  // From each rank to its neighbour in the group, all at once, over the farthest links between any two
+  // From each rank to its neighbour in the group, all at once, over the slowest links between any two
   // neighbours.
   double message(double bytes, const RankGroups& groups) const;
 
