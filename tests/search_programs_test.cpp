@@ -1,6 +1,7 @@
 // What searches keep to of the program that is to train, what others gain, and the files that say both.
 #include "plan/search.h"
 
+#include <fmt/format.h>
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -441,6 +442,15 @@ TEST(SearchForPrograms, ComparesStateSpacesWithProgramsThatWereMeasured) {
   EXPECT_EQ(text.find("no preset is predicted"), std::string::npos) << text;
 }
 
+// The least that a double can be as well, which std::stod() takes for none.
+TEST(SearchForPrograms, NumbersBehindAPlanMayBeOfAnySize) {
+  SearchRequest r = request("llama-3-8b", 8, 8);
+  r.pin("micro-batch", 1);
+  r.work.machine.watts = 1e-308;
+  const std::string text = explain_winner(search(r), r.work);
+  EXPECT_NE(text.find(" watts 1e-308"), std::string::npos) << text;
+}
+
 TEST(Machine, FilesComeBackAndSayWhatIsWrong) {
   for (const std::string& name : machine_preset_names()) {
     const Machine m = load_machine(name);
@@ -463,6 +473,12 @@ TEST(Machine, FilesComeBackAndSayWhatIsWrong) {
   refused("speed = 3\n" + h100, "unknown key speed");
   refused("memory_bytes = 1e9\nmemory_bandwidth = 1e9\n[[tier]]\nranks = 8\nbandwidth = 1e9", "no peak");
   refused("memory_bytes = 1e9\nmemory_bandwidth = 1e9\npeak_f32 = 1e9", "no [[tier]]");
+  const std::string named = "name = 3\nmemory_bytes = 1e9\nmemory_bandwidth = 1e9\n";
+  refused(named, "name = 3 is not legal: give a name in quotes");
+  for (const char* peak : {"inf", "nan", "0", "1e308", "true"})
+    refused(fmt::format("memory_bytes = 1e9\nmemory_bandwidth = 1e9\npeak_bf16 = {}", peak),
+            "is not legal: give FLOP/s from 1 to 1e+30");
+  EXPECT_THROW(software_from_toml("name = [1]", "there.toml"), RequestError);
   EXPECT_THROW(load_machine("tpu"), RequestError);
 }
 

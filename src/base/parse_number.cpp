@@ -136,6 +136,7 @@ T parse_number(const std::string& field, const std::string& text) {
   refuse_text<T>(field, text, error, ", written as 4096, 1e9 or 15T");
 }
 template int parse_plain_number(const std::string&, const std::string&);
+template double parse_plain_number(const std::string&, const std::string&);
 template int parse_number(const std::string&, const std::string&);
 template std::int64_t parse_number(const std::string&, const std::string&);
 template std::uint64_t parse_number(const std::string&, const std::string&);

@@ -12,6 +12,7 @@
 #include <sstream>
 #include <vector>
 
+#include "base/parse_number.h"
 #include "base/units.h"
 #include "plan/interval.h"
 #include "spec/plan_fields.h"
@@ -134,8 +135,8 @@ std::string sources_of(const std::string& name, const std::string& text, const P
         nothing_said.find(line + "\n") != std::string::npos)
       continue;
     if (is_interval(key)) continue;
-    numbers[source].push_back(
-        fmt::format("{}{} {:.6g}", table.empty() ? "" : table + " ", key, std::stod(value)));
+    numbers[source].push_back(fmt::format("{}{} {:.6g}", table.empty() ? "" : table + " ", key,
+                                          parse_plain_number<double>(key, value)));
   }
   std::string list;
   for (const char* source : {"measured", "published", "fitted", "assumed"})

@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <filesystem>
 #include <map>
 #include <optional>
 #include <set>
@@ -62,6 +63,16 @@ std::string write_fields(const T& from, const std::vector<Field<T>>& fields) {
   for (const Field<T>& field : fields)
     std::visit([&](auto member) { text += fmt::format("{} = {}\n", field.key, from.*member); }, field.member);
   return text;
+}
+
+// The name that the file says, or else its own without the extension. RequestError if it is not a text.
+inline std::string read_name(const toml::table& table, const std::string& where,
+                             std::set<std::string>& seen) {
+  seen.insert("name");
+  const toml::node* node = table.get("name");
+  if (node != nullptr && !node->is_string())
+    refuse("{}: name = {} is not legal: give a name in quotes", where, shown(*node));
+  return table["name"].value_or(std::filesystem::path(where).stem().string());
 }
 
 // An optional list: an empty list in the file differs from none.

@@ -113,8 +113,8 @@ void validate(const Machine& m) {
 Machine machine_from_toml(const std::string& text, const std::string& where) {
   const toml::table table = parse_toml(text, where);
   Machine m;
-  std::set<std::string> seen{"name", "tier"};
-  m.name = table["name"].value_or(std::filesystem::path(where).stem().string());
+  std::set<std::string> seen{"tier"};
+  m.name = read_name(table, where, seen);
   read_fields(table, machine_fields(), where, m, seen);
   for (const char* key : {"memory_bytes", "memory_bandwidth"})
     if (!seen.contains(key)) refuse("{}: the key {} is missing", where, key);
@@ -124,8 +124,8 @@ Machine machine_from_toml(const std::string& text, const std::string& where) {
     if (node == nullptr) continue;
     seen.insert(key);
     const auto value = node->value<double>();
-    if (!value || !(*value > 0))
-      refuse("{}: {} = {} is not legal: give FLOP/s above 0", where, key, shown(*node));
+    if (!value || !(*value >= 1 && *value <= 1e30))
+      refuse("{}: {} = {} is not legal: give FLOP/s from 1 to 1e+30", where, key, shown(*node));
     m.peak_flops[static_cast<std::size_t>(precision)] = *value;
   }
   if (const toml::node* tiers = table.get("tier")) {

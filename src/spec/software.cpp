@@ -201,8 +201,8 @@ Software software_from_toml(const std::string& text, const std::string& where) {
     s = load_software(base->value_or(std::string()));
     s.version_of = base->value_or(std::string());
   }
-  std::set<std::string> seen{"name", "as_of", "version_of"};
-  s.name = table["name"].value_or(std::filesystem::path(where).stem().string());
+  std::set<std::string> seen{"as_of", "version_of"};
+  s.name = read_name(table, where, seen);
   if (const toml::node* date = table.get("as_of"); date != nullptr && !date->is_string())
     refuse("{}: as_of = {} is not legal: give a year and a month in quotes, as \"2025-11\"", where,
            shown(*date));
