@@ -19,7 +19,7 @@ class HelpFormat : public CLI::Formatter {
   HelpFormat() {
     label("OPTIONS", "FLAGS");
     label("SUBCOMMAND", "VERB");
-    label("Positionals", "Arguments");
+    for (const char* name : {"Positionals", "POSITIONALS"}) label(name, "Arguments");  // CLI11 2.6 has the second
     label("REQUIRED", "(required)");
     label("Excludes", "not with");
   }
@@ -76,11 +76,13 @@ std::string help_line(const std::string& name, const std::string& text, int colu
 }
 
 void arrange_help(CLI::App& program) {
+  const CLI::App untouched;  // CLI11's own names of groups, which differ between versions
   program.formatter(std::make_shared<HelpFormat>());
   for (CLI::Option* option : program.get_options([](const CLI::Option*) { return true; }))
-    if (option->get_group() == "Options") option->group(common_flags);  // --help, which CLI11 adds
+    if (option->get_group() == untouched.get_help_ptr()->get_group())
+      option->group(common_flags);  // --help, which CLI11 adds
   for (CLI::App* verb : program.get_subcommands([](const CLI::App*) { return true; })) {
-    if (verb->get_group() == "Subcommands") verb->group("Verbs");
+    if (verb->get_group() == untouched.get_group()) verb->group("Verbs");
     arrange_help(*verb);
   }
 }
