@@ -166,7 +166,10 @@ void refuse_copies(const CLI::App& program) {
     words += " " + app->get_name();
   }
   const std::vector<std::string> names = names_of(*app);
-  const std::vector<std::string> unknown = program.remaining(true);
+  // The verb's own first: with "launch --timeout 9 -- train", 9 is taken for launch's command, and the
+  // program is left with the verb train.
+  std::vector<std::string> unknown = app->remaining();
+  if (unknown.empty()) unknown = program.remaining(true);
   if (!unknown.empty()) {
     const std::string& first = unknown.front();
     if (!names.empty() && !first.starts_with("-")) refuse_verb(*app, first);

@@ -99,6 +99,8 @@ TEST_F(CommandLine, MisspeltNamesAreGuessed) {  // long
   refused(training({"--dpp", "2"}),
           {"--dpp: echelon train has no such flag (did you mean --dp?); echelon train --help lists"});
   refused(training({"--microbatch=2"}), {"did you mean --micro-batch?"});
+  refused({"launch", "--ranks", "4", "--max-restart", "2", "--", "train", "--data", "text.txt"},
+          {"--max-restart: echelon launch has no such flag (did you mean --max-restarts?)"});
   refused(training({"--prompt", "a"}), {"(generate has)"});
   refused(training({"--devise", "cpu"}), {"--devise", "--help lists"});
   refused({"checkpoint", "exprot", "ck"}, {"exprot", "did you mean export?"});

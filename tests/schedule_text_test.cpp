@@ -83,7 +83,8 @@ TEST(ScheduleText, ErrorsNameLineRankTokenAndWhatIsLegal) {
   refused("0F\n", {"0F:", "microbatch is missing"});
   refused("F0\n", {"F0:", "stage is missing"});
   refused("0F0x\n", {"0F0x:", "something follows"});
-  refused("0F1000000\n", {"0F1000000", "too large", "999999"});
+  refused("0F1000000\n", {"0F1000000", "too large, above 999999; legal: [stage]"});
+  refused("0F0 0BW0 0S\n", {"0S:", "version", "is missing", "[stage]S@[version]"});
   refused("0F99999999999999999999\n", {"too large"});
   refused("(0F0;1B0\n", {"(0F0;1B0:", ") is missing"});
   refused("(0F0;1S@0)\n", {"only computations run together"});

@@ -87,7 +87,7 @@ class Row {
     for (; peek() >= '0' && peek() <= '9'; ++at_) {
       value = value * 10 + (peek() - '0');
       if (value > largest_number)
-        refuse_token(fmt::format("the {} is too large; legal: 0 to {}", of, largest_number));
+        refuse_token(fmt::format("the {} is too large, above {}", of, largest_number));
     }
     if (at_ == first) refuse_token(fmt::format("the {} is missing", of));
     return value;
@@ -113,8 +113,9 @@ class Row {
       i.op = op == "F" ? Op::F : op == "B" ? Op::B : op == "W" ? Op::W : Op::BW;
       i.microbatch = read_number("microbatch");
       if (peek() == '@') i.version = read_version();
-    } else if (!csv_ && op == "S" && peek() == '@') {
+    } else if (!csv_ && op == "S") {
       i.op = Op::step;
+      if (peek() != '@') refuse_token("the version of the weights that the step makes is missing");
       i.version = read_version();
     } else if (const auto kind = kind_of(op); kind && !csv_) {
       i.carries = *kind;
@@ -160,8 +161,8 @@ class Row {
         "{}, line {} (rank {}): {}: {}; legal: {}", where_, line_, rank_, shown, why,
         csv_
             ? "[stage][F, I, W or B][microbatch], e.g. 0F3, and (0F3;7B1)OVERLAP_F_B"
-            : "[stage][F, B, W or BW][microbatch], e.g. 0BW3, (0F3;7BW1), and [part][V or VW][microbatch] of "
-              "the output layer");
+            : "[stage][F, B, W or BW][microbatch], e.g. 0BW3, (0F3;7BW1), [stage]S@[version] of an optimizer "
+              "step, and [part][V or VW][microbatch] of the output layer");
   }
 
   std::string_view text_;

@@ -129,8 +129,10 @@ class Rules {
         if (i.stage == s && i.microbatch == missing && is_compute(i.op))
           refuse_at(r, k, "F of stage {}, microbatch {} is missing", s, missing);
       });
-      refuse("schedule {}: rank {}: stage {} has no microbatch {}, which others have: its F is missing",
-             schedule_.name, rank, s, missing);
+      refuse(
+          "schedule {}: rank {}: stage {} has no microbatch {}: its F is missing; every stage has "
+          "microbatches 0 to {}",
+          schedule_.name, rank, s, missing, schedule_.num_microbatches - 1);
     }
   }
 
