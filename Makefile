@@ -84,7 +84,7 @@ install: installable
 	fi
 	@echo "installed into $(DESTDIR)$(PREFIX)"
 
-deb: PACKAGES += dpkg-dev
+deb: PACKAGES += dpkg-dev file
 deb: installable
 	cd build && cpack --config release/CPackConfig.cmake -B packages
 
