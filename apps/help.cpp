@@ -77,7 +77,7 @@ std::string help_line(const std::string& name, const std::string& text, int colu
 }
 
 void arrange_help(CLI::App& program) {
-  const CLI::App untouched;  // CLI11's own names of groups, which differ between versions
+  static const CLI::App untouched;  // CLI11's own names of groups, which differ between versions
   program.formatter(std::make_shared<HelpFormat>());
   for (CLI::Option* option : program.get_options([](const CLI::Option*) { return true; }))
     if (option->get_group() == untouched.get_help_ptr()->get_group())

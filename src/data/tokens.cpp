@@ -195,12 +195,11 @@ void list_directory(const std::string& directory, const std::string& cache, std:
       const std::string path = entry->path().string();
       const bool is_directory = entry->is_directory(gone);
       if (is_directory && fs::equivalent(entry->path(), cache, gone)) continue;
-      if (is_directory && !entry->is_symlink(gone) && !is_hidden(entry->path())) {
+      const bool is_searched = is_directory && !entry->is_symlink(gone) && !is_hidden(entry->path());
+      is_empty = is_empty && is_searched;
+      if (is_searched)
         left.push_back(entry->path());
-        continue;
-      }
-      is_empty = false;
-      if (is_hidden(entry->path()))
+      else if (is_hidden(entry->path()))
         left_out["hidden"].push_back(path);
       else if (is_directory)
         left_out["a link to a directory"].push_back(path);
