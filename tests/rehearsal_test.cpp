@@ -9,6 +9,7 @@
 
 #include "expert_runs.h"
 #include "plan/memory.h"
+#include "schedule/stage_flops.h"
 #include "spec/plan_fields.h"
 #include "train/dry_run.h"
 #include "train/metrics.h"
@@ -141,7 +142,49 @@ TEST(Rehearsal, RunsALayerAsThePlanHasIt) {
       EXPECT_EQ(text_of(field, r.plan), text_of(field, plan)) << field.name();
     }
   const PartSeconds parts = rehearse(plan, rehearsal_on_host(plan), {}, {2, 1});
-  EXPECT_GT(parts.others.forward + parts.others.backward, 0);
+  const double layer = parts.others.forward + parts.others.backward;
+  EXPECT_GT(layer + parts.ends.forward + parts.ends.backward, 0);
+  EXPECT_EQ(parts.dense.forward + parts.dense.backward, 0);
+}
+
+void expect_passes(const PartSeconds::Passes& actual, const StageTimes& expected, double times) {
+  EXPECT_NEAR(actual.forward, expected.forward * times, 1e-9 * expected.forward);
+  EXPECT_NEAR(actual.backward, expected.backward_input * times, 1e-9 * expected.backward_input);
+}
+
+// If passes took a second for each FLOP, so would the parts.
+TEST(Rehearsal, TellsLayersFromEnds) {
+  ModelSpec hybrid = odd_llama(false, 2, 5);
+  hybrid.state_space = {4, 3, 1, 5, 3, true, 4, {1, 3}};
+  ModelSpec pattern = odd_llama(false, 2, 5);
+  pattern.layer_pattern = "M*-M*";
+  pattern.activation = Activation::relu2;
+  pattern.state_space = {4, 3, 1, 5, 3, true, 4, {}};
+  ModelSpec convolutions = odd_deepseek();
+  convolutions.num_layers = 5, convolutions.num_dense_layers = 2;
+  convolutions.short_conv = {3, {1, 3}};
+  for (const ModelSpec& model : {odd_llama(), odd_mixtral(), odd_deepseek(), hybrid, pattern, convolutions}) {
+    Plan plan = with_mesh(model, 1, 1, 1, 1);
+    plan.global_batch = plan.micro_batch = 2;
+    SCOPED_TRACE(describe(plan));
+    const PartSeconds parts =
+        parts_of_passes(plan, rehearsal_on_host(plan), [](const Plan& rehearsed) -> PartSeconds::Passes {
+          const StageTimes all = stage_flops(rehearsed, {{0, rehearsed.model.num_layers}, true, true});
+          return {all.forward, all.backward_input};
+        });
+    StageTimes dense{0, 0, 0}, others{0, 0, 0};
+    std::int64_t num_dense = 0;
+    for (std::int64_t layer = 0; layer < model.num_layers; ++layer) {
+      const StageTimes one = stage_flops(plan, {{layer, layer + 1}, false, false});
+      StageTimes& sum = model.is_other(layer) ? others : dense;
+      sum.forward += one.forward, sum.backward_input += one.backward_input;
+      num_dense += !model.is_other(layer);
+    }
+    const auto share = [](std::int64_t count) { return count == 0 ? 0 : 1 / static_cast<double>(count); };
+    expect_passes(parts.dense, dense, share(num_dense));
+    expect_passes(parts.others, others, share(model.num_layers - num_dense));
+    expect_passes(parts.ends, stage_flops(plan, {{0, 0}, true, true}), 1);
+  }
 }
 
 // What other ranks and steps are about is left out, and the end of a document is a token that there is.

@@ -98,7 +98,7 @@ void on_meshes(const Stand& stand, const Mesh& mesh, const PrecisionRecipe& prec
 
 // Work of a rank in the passes of one microbatch. The time of all ranks together is measured, since one that
 // shares its core may run early or late in it.
-PartSeconds::Passes passes_of(const Plan& plan, const Stand& stand, const RunOptions& options) {
+PartSeconds::Passes timed_passes(const Plan& plan, const Stand& stand, const RunOptions& options) {
   struct Try {
     double all = std::numeric_limits<double>::max(), forward = 0, passes = 0;
   };
@@ -283,8 +283,7 @@ RehearsedPlan rehearsed_with(const Plan& plan, const RehearsalSize& size, ModelS
 }
 
 // Layers of both kinds.
-PartSeconds rehearse_layers(const Plan& plan, const RehearsalSize& size, const RunOptions& options,
-                            const JobCores& cores) {
+PartSeconds parts_of_layers(const Plan& plan, const RehearsalSize& size, const TimePasses& passes_of) {
   const ModelSpec& m = plan.model;
   PartSeconds parts;
   std::int64_t of_others = 0;
@@ -292,10 +291,8 @@ PartSeconds rehearse_layers(const Plan& plan, const RehearsalSize& size, const R
   const bool has_others = of_others > 0, has_dense = of_others < m.num_layers;
   const std::int64_t dense = has_dense ? 1 : 0, others = has_others ? 1 : 0;
   const RehearsedPlan r = rehearsed_plan(plan, size, dense, others);
-  const Stand stand = stand_of(r.plan.mesh, job_ranks(plan, options), cores);
   const auto passes = [&](std::int64_t more_dense, std::int64_t more_others) {
-    return passes_of(rehearsed_plan(plan, size, dense + more_dense, others + more_others).plan, stand,
-                     options);
+    return passes_of(rehearsed_plan(plan, size, dense + more_dense, others + more_others).plan);
   };
   // One layer more: what it adds is a layer's, and what is left without any is that of both ends.
   const PartSeconds::Passes base = passes(0, 0);
@@ -309,21 +306,19 @@ PartSeconds rehearse_layers(const Plan& plan, const RehearsalSize& size, const R
 }
 
 // More than two kinds of layers, each by itself: the mean of those that PartSeconds has as one.
-PartSeconds rehearse_kinds(const Plan& plan, const RehearsalSize& size, const RunOptions& options,
-                           const JobCores& cores) {
+PartSeconds parts_of_kinds(const Plan& plan, const RehearsalSize& size, const TimePasses& passes_of) {
   const ModelSpec& m = plan.model;
   std::vector<std::int64_t> one_of_each;
   for (const LayerKind& kind : layer_kinds(m)) one_of_each.push_back(kind.layer);
   const RehearsedPlan r = rehearsed_plan(plan, size, one_of_each);
-  const Stand stand = stand_of(r.plan.mesh, job_ranks(plan, options), cores);
-  const PartSeconds::Passes base = passes_of(r.plan, stand, options);
+  const PartSeconds::Passes base = passes_of(r.plan);
   PartSeconds parts;
   parts.ends = base;
   std::int64_t num_dense = 0, num_others = 0;
   for (const LayerKind& kind : layer_kinds(m)) {
     std::vector<std::int64_t> one_more = one_of_each;
     one_more.push_back(kind.layer);
-    PartSeconds::Passes one = passes_of(rehearsed_plan(plan, size, one_more).plan, stand, options) - base;
+    PartSeconds::Passes one = passes_of(rehearsed_plan(plan, size, one_more).plan) - base;
     parts.ends = parts.ends - one;
     const bool is_other = m.is_other(kind.layer);
     (is_other ? num_others : num_dense) += kind.count;
@@ -388,12 +383,17 @@ RehearsedPlan rehearsed_plan(const Plan& plan, const RehearsalSize& size, std::v
   return rehearsed_with(plan, size, std::move(m));
 }
 
+PartSeconds parts_of_passes(const Plan& plan, const RehearsalSize& size, const TimePasses& passes_of) {
+  const bool of_kinds = !plan.model.layer_pattern.empty() || plan.model.short_conv.kernel > 0;
+  return of_kinds ? parts_of_kinds(plan, size, passes_of) : parts_of_layers(plan, size, passes_of);
+}
+
 PartSeconds rehearse(const Plan& plan, const RehearsalSize& size, const RunOptions& options,
                      const JobCores& cores) {
   const int ranks = job_ranks(plan, options);
-  const bool of_kinds = !plan.model.layer_pattern.empty() || plan.model.short_conv.kernel > 0;
-  PartSeconds parts =
-      of_kinds ? rehearse_kinds(plan, size, options, cores) : rehearse_layers(plan, size, options, cores);
+  PartSeconds parts = parts_of_passes(plan, size, [&](const Plan& rehearsed) {
+    return timed_passes(rehearsed, stand_of(rehearsed.mesh, ranks, cores), options);
+  });
   parts.element = element_seconds(plan, size, stand_of(Mesh{}, ranks, cores), options);
   const int group = std::max(plan.mesh.dp_cp_size(), plan.mesh.size(Axis::pp));
   if (group == 1) return parts;

@@ -3,6 +3,8 @@
 // combines them into a step.
 #pragma once
 
+#include <functional>
+
 #include "plan/cost.h"
 #include "train/session.h"
 
@@ -32,6 +34,11 @@ RehearsedPlan rehearsed_plan(const Plan& plan, const RehearsalSize& size, std::i
 // For models whose layers have one part each, or short convolutions: with layers like these layers of the
 // model.
 RehearsedPlan rehearsed_plan(const Plan& plan, const RehearsalSize& size, std::vector<std::int64_t> like);
+
+// What a layer of each kind and the two ends take in a microbatch of the plan, by what the passes of
+// rehearsed plans take: one with a layer of each kind, and with one more of each.
+using TimePasses = std::function<PartSeconds::Passes(const Plan& rehearsed)>;
+PartSeconds parts_of_passes(const Plan& plan, const RehearsalSize& size, const TimePasses& passes_of);
 
 // Times the parts on as many ranks as the job will have, or some of them; the best of a few runs.
 PartSeconds rehearse(const Plan& plan, const RehearsalSize& size, const RunOptions& options,
