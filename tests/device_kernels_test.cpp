@@ -356,6 +356,42 @@ TEST_P(DeviceKernels, AdamW) {
     }
 }
 
+TEST_P(DeviceKernels, MomentumAndStepOfWeights) {
+  for (std::int64_t count : {0, 1, 40})
+    for (DType t : stored) {
+      const Operand g = vector(wide(t), count), m = vector(t, count), update = vector(t, count),
+                    p = vector(t, count);
+      run([&](Kernels& on, auto of) { on.momentum(of(g), of(m), of(update), {0.9, 0.5}); });
+      expect_close(m, 4, "m of momentum");
+      expect_close(update, 4, "update of momentum");
+      const std::vector<LogicalRun> runs{{5, count / 3}, {77, 0}, {1000, count - count / 3}};
+      const StochasticRounding rounding{weight_rounding(3, "w", 2), runs};
+      WeightStep step{.lr = 1e-2, .weight_decay = 0.1, .scale = 3};
+      if (t == DType::bf16) step.rounding = &rounding;
+      run([&](Kernels& on, auto of) { on.step_weights(of(p), of(update), step); });
+      expect_close(p, 4, "step_weights");
+      if (t != DType::bf16) continue;
+      // With an f32 momentum, and split weights.
+      const Operand wide_m = vector(DType::f32, count), values = make(DType::bf16, {count}),
+                    remainders = make(DType::i16, {count}), whole = vector(DType::f32, count);
+      run([&](Kernels& on, auto of) { on.momentum(of(g), of(wide_m), of(update), {0.9, 0.5}); });
+      expect_close(update, 4, "update of momentum in f32");
+      const std::vector<float> weights = copy_to_host<float>(whole.expected);
+      for (const auto side : {&Operand::expected, &Operand::tested}) {
+        split_values(weights, values.*side);
+        split_remainders(weights, remainders.*side);
+      }
+      step.rounding = nullptr;
+      run([&](Kernels& on, auto of) { on.step_weights(of(values), of(update), step, of(remainders)); });
+      for (const auto side : {&Operand::expected, &Operand::tested}) {
+        std::vector<float> joined(weights.size());
+        join_weights(values.*side, remainders.*side, joined);
+        copy_from_host(joined, whole.*side);
+      }
+      expect_close(whole, 4, "step_weights of split weights");
+    }
+}
+
 TEST_P(DeviceKernels, AdamWHasTheSameBitsWhereverNumbersLie) {
   constexpr std::int64_t count = 1001;
   const std::vector<LogicalRun> runs{{5, 300}, {1000, count - 300}};

@@ -539,6 +539,62 @@ TEST_P(KernelsBf16, AdamWOfSplitWeightsIsThatOfWholeOnes) {
   EXPECT_EQ(copy_to_host<float>(v2), copy_to_host<float>(v.held));
 }
 
+// Each form of storage has the weights of f32, kept in its way; the last elements no vector holds.
+TEST_P(KernelsBf16, StepsOfWeightsAreThoseOfWholeOnes) {
+  const std::int64_t count = 20'011;
+  const auto vector = [&](DType dtype, std::uint64_t which) {
+    const Tensor t = make(dtype, {count});
+    std::vector<double> numbers(static_cast<std::size_t>(count));
+    Philox(19, Stream::test, which).fill_normal(0, numbers.size(), numbers.data());
+    copy_numbers_from_host(numbers, t);
+    return t;
+  };
+  const Tensor g = vector(DType::f32, 1), wide_m = vector(DType::f32, 2), m = make(DType::bf16, {count}),
+               wide_update = make(DType::f32, {count}), update = make(DType::bf16, {count});
+  kernels->copy(wide_m, m);
+  kernels->copy(m, wide_m);
+  const MomentumStep momentum{0.9, 0.5};
+  const Tensor before = make(DType::f32, {count});
+  kernels->copy(wide_m, before);
+  kernels->momentum(g, wide_m, wide_update, momentum);
+  kernels->momentum(g, m, update, momentum);
+  const auto expect_rounded = [&](const Tensor& narrow, const Tensor& wide) {
+    for (std::int64_t i = 0; i < count; ++i)
+      ASSERT_EQ(narrow.host<bf16>()[i].bits, bf16(wide.host<float>()[i]).bits) << i;
+  };
+  expect_rounded(m, wide_m), expect_rounded(update, wide_update);
+  kernels->momentum(g, before, update, momentum);  // of an f32 mean
+  EXPECT_EQ(copy_to_host<float>(before), copy_to_host<float>(wide_m));
+  expect_rounded(update, wide_update);
+
+  kernels->copy(update, wide_update);
+  const Tensor p = vector(DType::f32, 3);
+  const std::vector<float> weights = copy_to_host<float>(p);
+  const Tensor values = make(DType::bf16, {count}), remainders = make(DType::i16, {count}),
+               narrow = make(DType::bf16, {count}), widened = make(DType::f32, {count});
+  split_values(weights, values), split_remainders(weights, remainders);
+  kernels->copy(p, narrow);
+  kernels->copy(narrow, widened);
+  const std::vector<LogicalRun> runs{{100, 5'000}, {9, 0}, {70'000, count - 5'000}};
+  const StochasticRounding rounding{weight_rounding(3, "w", 2), runs};
+  WeightStep step{.lr = 0.01, .weight_decay = 0.1, .scale = 3};
+  kernels->step_weights(p, wide_update, step);
+  kernels->step_weights(widened, wide_update, step);
+  kernels->step_weights(values, update, step, remainders);
+  step.rounding = &rounding;
+  kernels->step_weights(narrow, update, step);
+  std::vector<float> joined(weights.size());
+  join_weights(values, remainders, joined);
+  EXPECT_EQ(joined, copy_to_host<float>(p));
+  for (std::int64_t i = 0; i < count; ++i) {
+    const auto logical = static_cast<std::uint64_t>(i < 5'000 ? 100 + i : 70'000 + i - 5'000);
+    std::uint32_t word = 0;
+    rounding.random.fill_words(logical, 1, &word);
+    const bf16 expected = bf16::stochastic(widened.host<float>()[i], static_cast<std::uint16_t>(word >> 16));
+    ASSERT_EQ(narrow.host<bf16>()[i].bits, expected.bits) << i;
+  }
+}
+
 // One parameter of 12 x 10 whose second dimension, or first, is cut over tp and whose elements are cut again,
 // as ZeRO does: every element is rounded as in the whole.
 TEST_P(KernelsBf16, WeightsWithoutAMasterAreRoundedAlikeHoweverTheyAreCut) {

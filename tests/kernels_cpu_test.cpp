@@ -414,6 +414,18 @@ TEST_F(KernelsCpu, AdamW) {
   }
 }
 
+TEST_F(KernelsCpu, MomentumAndStepOfWeights) {
+  for (std::int64_t n : {1, 7, 100, 40001}) {
+    const Operand g = vector(n), m = vector(n), update = vector(n), p = vector(n);
+    run([&](Kernels& k, auto of) { k.momentum(of(g), of(m), of(update), {0.9, 0.5}); });
+    expect_close(m, 1, 4, "m of momentum"), expect_close(update, 1, 8, "update of momentum");
+    run([&](Kernels& k, auto of) {
+      k.step_weights(of(p), of(update), {.lr = 0.1, .weight_decay = 0.2, .scale = 3});
+    });
+    expect_close(p, 1, 16, "step_weights");
+  }
+}
+
 TEST_F(KernelsCpu, Attention) {  // long
   const std::vector<AttentionShape> shapes = attention_shapes();
   std::vector<AttentionShape> all = shapes;

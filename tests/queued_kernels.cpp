@@ -9,12 +9,6 @@
 
 namespace echelon::checks {
 
-struct QueuedKernels::OwnStep {
-  AdamWStep step;
-  std::optional<Philox> random;
-  std::vector<LogicalRun> runs;
-};
-
 QueuedKernels::QueuedKernels(FakeDriver& driver, Arena& arena, bool tf32)
     : driver_(driver), arena_(arena), tf32_(tf32), kernels_(make_reference_kernels()) {
   if (const std::int64_t bytes = driver.workspace_bytes(Numerics::ordinary); bytes > 0)
@@ -74,14 +68,6 @@ LogitsCap QueuedKernels::held(LogitsCap cap, Uses& uses) const {
   return cap;
 }
 
-QueuedKernels::OwnStep QueuedKernels::held(const AdamWStep& step, Uses&) const {
-  OwnStep own{step, {}, {}};
-  if (step.rounding == nullptr) return own;
-  own.random = step.rounding->random;
-  own.runs.assign(step.rounding->runs.begin(), step.rounding->runs.end());
-  return own;
-}
-
 void QueuedKernels::enqueue(const char* name, Uses uses, std::function<void()> work) {
   driver_.enqueue(name, arena_.stream().handle(), std::move(uses), std::move(work));
   driver_.check_launch(name);
@@ -110,14 +96,23 @@ Result QueuedKernels::ask(const char* name, Result (Kernels::*method)(Parameters
 void QueuedKernels::adamw(InOut p, T g, InOut m, InOut v, const AdamWStep& step, InOut remainder) {
   Uses uses;
   const auto work = [kernels = kernels_, own_p = held(p, uses), own_g = held(g, uses), own_m = held(m, uses),
-                     own_v = held(v, uses), own_remainder = held(remainder, uses), own = held(step, uses)] {
-    AdamWStep at = own.step;
-    std::optional<StochasticRounding> rounding;
-    if (own.random) rounding.emplace(StochasticRounding{*own.random, own.runs});
-    at.rounding = rounding ? &*rounding : nullptr;
-    kernels->adamw(own_p, own_g, own_m, own_v, at, own_remainder);
+                     own_v = held(v, uses), own_remainder = held(remainder, uses), own = OwnStep(step)] {
+    own.with([&](const AdamWStep& at) { kernels->adamw(own_p, own_g, own_m, own_v, at, own_remainder); });
   };
   enqueue("adamw", std::move(uses), work);
+}
+
+void QueuedKernels::momentum(T g, InOut m, Out update, const MomentumStep& step) {
+  queue("momentum", &Kernels::momentum, g, m, update, step);
+}
+
+void QueuedKernels::step_weights(InOut p, T update, const WeightStep& step, InOut remainder) {
+  Uses uses;
+  const auto work = [kernels = kernels_, own_p = held(p, uses), own_update = held(update, uses),
+                     own_remainder = held(remainder, uses), own = OwnStep(step)] {
+    own.with([&](const WeightStep& at) { kernels->step_weights(own_p, own_update, at, own_remainder); });
+  };
+  enqueue("step_weights", std::move(uses), work);
 }
 
 void QueuedKernels::matmul(T a, Transpose ta, T b, Transpose tb, Out c, bool accumulate) {

@@ -88,6 +88,8 @@ class QueuedKernels final : public KernelBackend {
   void cross_entropy_backward(T p, T sum, T targets, std::int64_t first_id, double loss_scale, Out dlogits,
                               const LogitsCap& cap) override;
   void adamw(InOut p, T g, InOut m, InOut v, const AdamWStep& step, InOut remainder) override;
+  void momentum(T g, InOut m, Out update, const MomentumStep& step) override;
+  void step_weights(InOut p, T update, const WeightStep& step, InOut remainder) override;
   void adamw_of_all(std::span<const AdamWUpdate> updates) override {
     for (const AdamWUpdate& u : updates) adamw(u.p, u.g, u.m, u.v, u.step, u.remainder);
   }
@@ -138,8 +140,26 @@ class QueuedKernels final : public KernelBackend {
   StateSpaceShape held(StateSpaceShape shape, Uses& uses) const;
   StateSpaceTensors held(const StateSpaceTensors& in, Uses& uses) const;
   StateSpaceGradients held(const StateSpaceGradients& out, Uses& uses) const;
-  struct OwnStep;
-  OwnStep held(const AdamWStep& step, Uses& uses) const;
+  // A step with what its rounding points to.
+  template <class Step>
+  struct OwnStep {
+    explicit OwnStep(const Step& of) : step(of) {
+      if (of.rounding == nullptr) return;
+      random = of.rounding->random;
+      runs.assign(of.rounding->runs.begin(), of.rounding->runs.end());
+    }
+    template <class Use>
+    void with(const Use& use) const {
+      Step at = step;
+      std::optional<StochasticRounding> rounding;
+      if (random) rounding.emplace(StochasticRounding{*random, runs});
+      at.rounding = rounding ? &*rounding : nullptr;
+      use(at);
+    }
+    Step step;
+    std::optional<Philox> random;
+    std::vector<LogicalRun> runs;
+  };
   template <class Value>
   static std::vector<Value> held(std::span<const Value> values, Uses&) {
     return {values.begin(), values.end()};

@@ -98,6 +98,8 @@ class SleepingKernels final : public KernelBackend {
   void cross_entropy_backward(T, T, T, std::int64_t, double, Out, const LogitsCap&) override { never(); }
   void adamw(InOut, T, InOut, InOut, const AdamWStep&, InOut) override { never(); }
   void adamw_of_all(std::span<const AdamWUpdate>) override { never(); }
+  void momentum(T, InOut, Out, const MomentumStep&) override { never(); }
+  void step_weights(InOut, T, const WeightStep&, InOut) override { never(); }
   void cross_entropy(InOut, T, double, double, Out, Out, Out, Out) override { never(); }
 
   void merge_softmax(const Tensor&, const Tensor&, std::span<const std::int64_t>, Out, Out, Out,

@@ -161,6 +161,12 @@ class TimedKernels final : public KernelBackend {
     inner_->adamw(p, g, m, v, step, remainder);
   }
   void adamw_of_all(std::span<const AdamWUpdate> updates) override { inner_->adamw_of_all(updates); }
+  void momentum(T g, InOut m, Out update, const MomentumStep& step) override {
+    inner_->momentum(g, m, update, step);
+  }
+  void step_weights(InOut p, T update, const WeightStep& step, InOut remainder) override {
+    inner_->step_weights(p, update, step, remainder);
+  }
   void cross_entropy(InOut logits, T targets, double loss_scale, double cap, Out max, Out sum, Out target,
                      Out dlogits) override {
     inner_->cross_entropy(logits, targets, loss_scale, cap, max, sum, target, dlogits);

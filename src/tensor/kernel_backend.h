@@ -125,6 +125,8 @@ class KernelBackend {
   virtual void adamw_of_all(std::span<const AdamWUpdate> updates) {
     for (const AdamWUpdate& u : updates) adamw(u.p, u.g, u.m, u.v, u.step, u.remainder);
   }
+  virtual void momentum(const Tensor& g, InOut m, Out update, const MomentumStep& step) = 0;
+  virtual void step_weights(InOut p, const Tensor& update, const WeightStep& step, InOut remainder) = 0;
 
   virtual void merge_softmax(const Tensor& parts, const Tensor& targets, std::span<const std::int64_t> bounds,
                              Out sum, Out target, Out scales, Out shares) = 0;

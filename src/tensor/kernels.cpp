@@ -106,22 +106,29 @@ void check_sums_in_order(const Tensor& x, std::int64_t block, const Tensor& sums
           "sum_in_order: x is not f64, or sums no f64 for each block of it", x, sums);
 }
 
+// How p is stored: by itself, with remainders, or in bf16 alone.
+void check_weights(const Tensor& p, const Tensor& remainder, const StochasticRounding* rounding) {
+  const std::int64_t count = p.numel();
+  const bool split = remainder.defined();
+  require(is_float(p) && p.contiguous(), "a step of weights: p has gaps", p);
+  require(!split || (p.dtype() == DType::bf16 && vector_of(remainder, DType::i16, count)),
+          "a step of weights: remainder is no i16 for each bf16 of p", p, remainder);
+  require((p.dtype() == DType::bf16 && !split) == (rounding != nullptr),
+          "a step of weights: they are rounded at random where they are bf16 alone", p);
+  if (rounding != nullptr)
+    require(std::accumulate(rounding->runs.begin(), rounding->runs.end(), std::int64_t{0},
+                            [](std::int64_t sum, const LogicalRun& run) { return sum + run.count; }) == count,
+            "a step of weights: it is not said which logical element each of p is", p);
+}
+
 void check_update(const Tensor& p, const Tensor& g, const Tensor& m, const Tensor& v, const AdamWStep& step,
                   const Tensor& remainder) {
   const std::int64_t count = p.numel();
-  const bool split = remainder.defined();
-  const DType moments = split ? wide(p.dtype()) : p.dtype();
-  require(is_float(p) && p.contiguous() && wide_vector(p, g, count) && vector_of(m, moments, count) &&
-              vector_of(v, moments, count),
-          "adamw: p, g, m and v differ", p, g, m, v);
-  require(!split || (p.dtype() == DType::bf16 && vector_of(remainder, DType::i16, count)),
-          "adamw: remainder is no i16 for each bf16 of p", p, remainder);
-  require((p.dtype() == DType::bf16 && !split) == (step.rounding != nullptr),
-          "adamw: weights are rounded at random where they are bf16 alone", p);
-  if (step.rounding != nullptr)
-    require(std::accumulate(step.rounding->runs.begin(), step.rounding->runs.end(), std::int64_t{0},
-                            [](std::int64_t sum, const LogicalRun& run) { return sum + run.count; }) == count,
-            "adamw: it is not said which logical element each of p is", p);
+  const DType moments = remainder.defined() ? wide(p.dtype()) : p.dtype();
+  require(
+      is_float(p) && wide_vector(p, g, count) && vector_of(m, moments, count) && vector_of(v, moments, count),
+      "adamw: p, g, m and v differ", p, g, m, v);
+  check_weights(p, remainder, step.rounding);
   check(step.step >= 1, "adamw: steps count from 1");
 }
 
@@ -743,6 +750,20 @@ void Kernels::adamw(InOut p, const Tensor& g, InOut m, InOut v, const AdamWStep&
 void Kernels::adamw_of_all(std::span<const AdamWUpdate> updates) {
   for (const AdamWUpdate& u : updates) check_update(u.p, u.g, u.m, u.v, u.step, u.remainder);
   if (backend_) backend_->adamw_of_all(updates);
+}
+
+void Kernels::momentum(const Tensor& g, InOut m, Out update, const MomentumStep& step) {
+  require(is_float(m) && m->contiguous() && wide_vector(m, g, m->numel()) && meets(g, update) &&
+              update->contiguous() && update->numel() == m->numel(),
+          "momentum: g, m and update differ", g, m, update);
+  if (backend_) backend_->momentum(g, m, update, step);
+}
+
+void Kernels::step_weights(InOut p, const Tensor& update, const WeightStep& step, InOut remainder) {
+  require(is_float(p) && meets(p, update) && update.contiguous() && update.numel() == p->numel(),
+          "step_weights: p and update differ", p, update);
+  check_weights(p, remainder, step.rounding);
+  if (backend_) backend_->step_weights(p, update, step, remainder);
 }
 
 Philox weight_rounding(std::uint64_t seed, const std::string& parameter, std::int64_t step) {

@@ -122,6 +122,16 @@ struct AdamWStep {
   const StochasticRounding* rounding = nullptr;  // required if p is bf16 without a remainder, else unused
 };
 
+// Nesterov's momentum, with `gradient_scale` as above: m = momentum m + g, and the update is g + momentum m.
+struct MomentumStep {
+  double momentum = 0, gradient_scale = 1;
+};
+// p = (1 - lr weight_decay) p - lr scale update.
+struct WeightStep {
+  double lr = 0, weight_decay = 0, scale = 1;
+  const StochasticRounding* rounding = nullptr;  // as in AdamWStep
+};
+
 // The arguments of adamw() for one of several parameters.
 struct AdamWUpdate {
   Tensor p, g, m, v, remainder;
@@ -484,6 +494,11 @@ class Kernels {
   // to nearest, p and v as step.rounding says.
   void adamw(InOut p, const Tensor& g, InOut m, InOut v, const AdamWStep& step, InOut remainder = Tensor());
   void adamw_of_all(std::span<const AdamWUpdate> updates);
+  // Two halves of a step whose update is made of whole matrices (Muon): m in place and `update` (bf16, or m's
+  // wide type) from g (wide); then p from an update. All are vectors of one length, p with `remainder` as in
+  // adamw().
+  void momentum(const Tensor& g, InOut m, Out update, const MomentumStep& step);
+  void step_weights(InOut p, const Tensor& update, const WeightStep& step, InOut remainder = Tensor());
 
  private:
   std::shared_ptr<KernelBackend> backend_;

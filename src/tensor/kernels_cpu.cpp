@@ -14,7 +14,6 @@
 
 #include "base/error.h"
 #include "base/split.h"
-#include "tensor/adamw_cpu.h"
 #include "tensor/attention_cpu.h"
 #include "tensor/kernels_host.h"
 #include "tensor/matmul.h"
@@ -26,6 +25,7 @@
 #include "tensor/rows/sinks.h"
 #include "tensor/simd.h"
 #include "tensor/thread_team.h"
+#include "tensor/updates_cpu.h"
 
 namespace echelon {
 namespace {
@@ -788,6 +788,12 @@ class CpuKernels final : public HostBackend {
 
   void adamw(InOut p, const Tensor& g, InOut m, InOut v, const AdamWStep& step, InOut remainder) override {
     adamw_by_team(p, g, m, v, step, remainder, team_);
+  }
+  void momentum(const Tensor& g, InOut m, Out update, const MomentumStep& step) override {
+    momentum_by_team(g, m, update, step, team_);
+  }
+  void step_weights(InOut p, const Tensor& update, const WeightStep& step, InOut remainder) override {
+    step_weights_by_team(p, update, step, remainder, team_);
   }
 
  private:

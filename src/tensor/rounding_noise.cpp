@@ -359,6 +359,16 @@ class NoisyKernels final : public RoundingNoise {
     move(v);
   }
 
+  void momentum(const Tensor& g, InOut m, Out update, const MomentumStep& step) override {
+    exact_.momentum(moved(g), m, update, step);
+    move(m);
+    move(update);
+  }
+  void step_weights(InOut p, const Tensor& update, const WeightStep& step, InOut remainder) override {
+    exact_.step_weights(p, moved(update), step, remainder);
+    remainder->defined() ? move_split(p, remainder) : move(p);
+  }
+
  private:
   // The error of a sum of `terms` is as if each term were off by this many units in the last place: one for
   // the term itself, plus the random walk of the roundings of partial sums.

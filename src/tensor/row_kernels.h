@@ -10,9 +10,9 @@
 
 #include "tensor/launching.h"
 #include "tensor/rows/activations.h"
-#include "tensor/rows/adamw.h"
 #include "tensor/rows/elements.h"
 #include "tensor/rows/fp8.h"
+#include "tensor/rows/muon.h"
 #include "tensor/rows/norms.h"
 #include "tensor/rows/rope.h"
 #include "tensor/rows/sinks.h"
@@ -319,32 +319,65 @@ class RowKernels : public Base {
   }
 
   void adamw(InOut p, const Tensor& g, InOut m, InOut v, const AdamWStep& step, InOut remainder) override {
-    with_stored_type(m, [&, this]<class T>(T) {
-      using F = Wide<T>;
-      const auto update = [&]<class Weights>(const Weights& weights) {
-        this->each_element(
-            "adamw", 1, p->numel(),
-            rows::AdamW<Weights, T>{weights, data<F>(g), data<T>(m), data<T>(v), numbers_of<F>(step)});
+    with_weights(p, remainder, step.rounding, [&, this]<class Weights, class F>(const Weights& weights, F) {
+      using M = std::conditional_t<std::is_same_v<Weights, rows::WeightsRoundedAtRandom>, bf16, F>;
+      this->each_element(
+          "adamw", 1, p->numel(),
+          rows::AdamW<Weights, M>{weights, data<F>(g), data<M>(m), data<M>(v), numbers_of<F>(step)});
+    });
+  }
+
+  void momentum(const Tensor& g, InOut m, Out update, const MomentumStep& step) override {
+    with_stored_type(m, [&, this]<class M>(M) {
+      using F = Wide<M>;
+      const auto run = [&]<class T>(T) {
+        this->each_element("momentum", 1, m->numel(),
+                           rows::Momentum<M, T>{data<F>(g), data<M>(m), data<T>(update), F(step.momentum),
+                                                F(step.gradient_scale)});
       };
-      if constexpr (std::is_same_v<T, bf16>) {
-        std::vector<rows::PlacedRun> runs;
-        std::int64_t first = 0;
-        for (const LogicalRun& run : step.rounding->runs) {
-          if (run.count > 0) runs.push_back({first, run.begin});
-          first += run.count;
-        }
-        const auto placed = this->launch().upload(std::span<const rows::PlacedRun>(runs));
-        update(rows::WeightsRoundedAtRandom{data<bf16>(p), step.rounding->random.key(), placed.data(),
-                                            std::ssize(runs)});
-      } else if (!remainder->defined()) {
-        update(rows::WholeWeights<F>{data<F>(p)});
-      } else if constexpr (std::is_same_v<F, float>) {
-        update(rows::SplitWeights{data<bf16>(p), data<std::int16_t>(remainder)});
-      }
+      if constexpr (std::is_same_v<F, float>)
+        if (update->dtype() == DType::bf16) return run(bf16());
+      run(F());
+    });
+  }
+
+  void step_weights(InOut p, const Tensor& update, const WeightStep& step, InOut remainder) override {
+    with_weights(p, remainder, step.rounding, [&, this]<class Weights, class F>(const Weights& weights, F) {
+      const auto run = [&]<class T>(T) {
+        this->each_element(
+            "step_weights", 1, p->numel(),
+            rows::StepWeights<Weights, F, T>{weights, data<T>(update), F(1 - step.lr * step.weight_decay),
+                                             F(step.lr * step.scale)});
+      };
+      if constexpr (std::is_same_v<F, float>)
+        if (update.dtype() == DType::bf16) return run(bf16());
+      run(F());
     });
   }
 
  protected:
+  // Calls act(weights, F()) with the form in which weights are stored, and the type in which they are
+  // updated.
+  template <class Act>
+  void with_weights(const Tensor& p, const Tensor& remainder, const StochasticRounding* rounding,
+                    const Act& act) {
+    if (rounding != nullptr) {
+      std::vector<rows::PlacedRun> runs;
+      std::int64_t first = 0;
+      for (const LogicalRun& run : rounding->runs) {
+        if (run.count > 0) runs.push_back({first, run.begin});
+        first += run.count;
+      }
+      const auto placed = this->launch().upload(std::span<const rows::PlacedRun>(runs));
+      return act(rows::WeightsRoundedAtRandom{data<bf16>(p), rounding->random.key(), placed.data(),
+                                              std::ssize(runs)},
+                 float());
+    }
+    if (remainder.defined())
+      return act(rows::SplitWeights{data<bf16>(p), data<std::int16_t>(remainder)}, float());
+    with_float_type(p, [&]<class F>(F) { act(rows::WholeWeights<F>{data<F>(p)}, F()); });
+  }
+
   template <class F>
   static rows::AdamWNumbers<F> numbers_of(const AdamWStep& step) {
     const double t = static_cast<double>(step.step);

@@ -22,7 +22,7 @@ const ActivationSimd<T>& activation_simd();
 template <class T>
 const SoftmaxSimd<T>& softmax_simd();
 const LogitsSimd& logits_simd();
-const AdamWSimd& adamw_simd();
+const UpdateSimd& update_simd();
 
 // Put together when first asked for: only then is it known that the processor has these instructions.
 template <class T>
@@ -35,7 +35,7 @@ const Simd<T>* all_passes() {
 const Simd<float>* f32_passes() { return all_passes<float>(); }
 const Simd<bf16>* bf16_passes() { return all_passes<bf16>(); }
 const WideSimd* passes_on_wide() {
-  static const WideSimd all{logits_simd(), adamw_simd()};
+  static const WideSimd all{logits_simd(), update_simd()};
   return &all;
 }
 

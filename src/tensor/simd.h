@@ -175,8 +175,8 @@ struct AdamWFactors {
   float eps;
 };
 
-// simd_adamw.cpp.
-struct AdamWSimd {
+// simd_updates.cpp.
+struct UpdateSimd {
   using Size = std::int64_t;
 
   void (*adamw)(float* p, const float* g, float* m, float* v, const AdamWFactors& factors, Size n);
@@ -187,10 +187,22 @@ struct AdamWSimd {
   // nearest.
   void (*adamw_at_random)(bf16* p, const float* g, bf16* m, bf16* v, const std::uint32_t* random,
                           const AdamWFactors& factors, Size n);
+
+  // Kernels::momentum and Kernels::step_weights, in each form of storage.
+  void (*momentum)(const float* g, float* m, float* update, float momentum, float gradient_scale, Size n);
+  void (*momentum_to_bf16)(const float* g, float* m, bf16* update, float momentum, float gradient_scale,
+                           Size n);
+  void (*momentum_in_bf16)(const float* g, bf16* m, bf16* update, float momentum, float gradient_scale,
+                           Size n);
+  void (*step_weights)(float* p, const float* update, float keep, float rate, Size n);
+  void (*step_weights_split)(bf16* p, std::int16_t* remainder, const bf16* update, float keep, float rate,
+                             Size n);
+  void (*step_weights_at_random)(bf16* p, const bf16* update, const std::uint32_t* random, float keep,
+                                 float rate, Size n);
 };
 
 // Passes over numbers that are f32 in any precision.
-struct WideSimd : LogitsSimd, AdamWSimd {};
+struct WideSimd : LogitsSimd, UpdateSimd {};
 
 // The passes for this processor.
 template <class T>

@@ -4,7 +4,7 @@
 
 // The build chooses the instruction sets (CMakeLists.txt).
 #undef HWY_TARGET_INCLUDE
-#define HWY_TARGET_INCLUDE "tensor/simd_adamw.cpp"
+#define HWY_TARGET_INCLUDE "tensor/simd_updates.cpp"
 #include <hwy/foreach_target.h>
 #include <hwy/highway.h>
 
@@ -70,11 +70,55 @@ void adamw_at_random(bf16* p, const float* g, bf16* m, bf16* v, const std::uint3
   });
 }
 
+template <class M, class T>
+void momentum(const float* g, M* m, T* update, float momentum, float gradient_scale, Size n) {
+  each(n, fetching(g, m), [=](auto d, Size i) HWY_ATTR {
+    const auto gradient = Mul(load(d, g + i), Set(d, gradient_scale));
+    const auto mean = MulAdd(load(d, m + i), Set(d, momentum), gradient);
+    store(mean, d, m + i);
+    store(MulAdd(mean, Set(d, momentum), gradient), d, update + i);
+  });
+}
+
+template <class D, class V, class T>
+HWY_INLINE V stepped(D d, V weights, const T* update, float keep, float rate, Size i) {
+  return Sub(Mul(weights, Set(d, keep)), Mul(load(d, update + i), Set(d, rate)));
+}
+
+void step_weights(float* p, const float* update, float keep, float rate, Size n) {
+  each(n, fetching(p, update),
+       [=](auto d, Size i) HWY_ATTR { store(stepped(d, load(d, p + i), update, keep, rate, i), d, p + i); });
+}
+
+void step_weights_split(bf16* p, std::int16_t* remainder, const bf16* update, float keep, float rate,
+                        Size n) {
+  each(n, fetching(p, remainder, update), [=](auto d, Size i) HWY_ATTR {
+    store_split(stepped(d, load_split(d, p + i, remainder + i), update, keep, rate, i), d, p + i,
+                remainder + i);
+  });
+}
+
+void step_weights_at_random(bf16* p, const bf16* update, const std::uint32_t* random, float keep, float rate,
+                            Size n) {
+  each(n, fetching(p, update), [=](auto d, Size i) HWY_ATTR {
+    const hn::RebindToUnsigned<decltype(d)> words;
+    const auto word = hn::LoadU(words, random + i);
+    store_at_random(stepped(d, load(d, p + i), update, keep, rate, i), hn::ShiftRight<16>(word), d, p + i);
+  });
+}
+
 }  // namespace
 
-const AdamWSimd& adamw_simd() {
-  static constexpr AdamWSimd passes{
-      .adamw = adamw, .adamw_split = adamw_split, .adamw_at_random = adamw_at_random};
+const UpdateSimd& update_simd() {
+  static constexpr UpdateSimd passes{.adamw = adamw,
+                                     .adamw_split = adamw_split,
+                                     .adamw_at_random = adamw_at_random,
+                                     .momentum = momentum<float, float>,
+                                     .momentum_to_bf16 = momentum<float, bf16>,
+                                     .momentum_in_bf16 = momentum<bf16, bf16>,
+                                     .step_weights = step_weights,
+                                     .step_weights_split = step_weights_split,
+                                     .step_weights_at_random = step_weights_at_random};
   return passes;
 }
 
