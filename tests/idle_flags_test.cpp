@@ -51,33 +51,12 @@ class IdleFlags : public CommandLine {
           << testing::PrintToString(verb) << " " << flag << " neither acts by itself nor says what it needs";
   }
 
-  static inline const Words plan_alone{"--plan",
-                                       "--model",
-                                       "--dp",
-                                       "--tp",
-                                       "--pp",
-                                       "--cp",
-                                       "--ep",
-                                       "--mask",
-                                       "--aux-loss",
-                                       "--device-loss",
-                                       "--communication-loss",
-                                       "--z-loss",
-                                       "--bias-rate",
-                                       "--capacity",
-                                       "--recompute",
-                                       "--numerics",
-                                       "--hsdp",
-                                       "--offload",
-                                       "--freeze",
-                                       "--lora",
-                                       "--global-batch",
-                                       "--micro-batch",
-                                       "--seq-len",
-                                       "--precision",
-                                       "--threads",
-                                       "--device",
-                                       "--timeout"};
+  static inline const Words plan_alone{
+      "--plan",      "--model",     "--dp",       "--tp",           "--optimizer",   "--pp",
+      "--cp",        "--ep",        "--mask",     "--aux-loss",     "--device-loss", "--communication-loss",
+      "--z-loss",    "--bias-rate", "--capacity", "--recompute",    "--numerics",    "--hsdp",
+      "--offload",   "--freeze",    "--lora",     "--global-batch", "--micro-batch", "--seq-len",
+      "--precision", "--threads",   "--device",   "--timeout"};
   static std::vector<Line> plan_idle() {
     return {{{"--schedule", "nonsense"}, "with --pp 1"},
             {{"--layers-per-stage", "auto"}, "with --pp 1"},

@@ -147,6 +147,15 @@ inline LogicalTensors gather(const Rank& rank, const Trainer& trainer, Parameter
   return tensors;
 }
 
+// Of the parameters that have one: what Muon updates has not.
+inline LogicalTensors gather_second_moments(const Rank& rank, const Trainer& trainer) {
+  LogicalTensors tensors;
+  for (const Parameter& p : trainer.parameters().all())
+    if (!p.is_updated_whole)
+      tensors[p.spec.name] = as_doubles(gather_logical(rank, p, ParameterTensor::exp_avg_sq));
+  return tensors;
+}
+
 // What a rank has after some steps. Gathered over its tp group, but for what each rank holds whole.
 struct Outcome {
   std::vector<double> losses, norms;
@@ -172,7 +181,7 @@ inline std::vector<Outcome> run_steps(const Plan& plan, const OptimizerOptions& 
         }
         o.values = gather(rank, trainer, ParameterTensor::value);
         o.exp_avg = gather(rank, trainer, ParameterTensor::exp_avg);
-        o.exp_avg_sq = gather(rank, trainer, ParameterTensor::exp_avg_sq);
+        o.exp_avg_sq = gather_second_moments(rank, trainer);
       },
       threads, collectives);
   return outcomes;

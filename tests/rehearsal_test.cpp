@@ -276,6 +276,33 @@ TEST(Rehearsal, MakesAStepOfItsParts) {
   }
 }
 
+// A second for each FLOP: of all ranks' matrices one after another, or of the largest of each round that
+// ranks make at once.
+TEST(Rehearsal, CountsTheMatricesOfMuon) {
+  PartSeconds parts;
+  parts.muon = 1;
+  Plan plan = with_mesh(odd_llama(), 2, 1, 1);
+  plan.optimizer = OptimizerKind::muon;
+  plan.global_batch = 8;
+  double all = 0, most = 0;
+  for (const ParamSpec& spec : all_parameters(plan.model))
+    if (is_updated_whole(plan.optimizer, spec)) {
+      all += muon_flops(spec);
+      most = std::max(most, muon_flops(spec));
+    }
+  const auto alone = [&] {
+    const PipelineLayout pipeline(plan);
+    return predict_step(plan, pipeline, step_work(plan, pipeline, parts, std::vector<Traffic>(1)), {64, 1})
+        .seconds;
+  };
+  EXPECT_DOUBLE_EQ(alone(), all);
+  plan.zero = 1;
+  EXPECT_GE(alone(), all / 2);
+  EXPECT_LE(alone(), all / 2 + most);
+  plan.optimizer = OptimizerKind::adamw;
+  EXPECT_EQ(alone(), 0);
+}
+
 TEST(ThisMachine, TimesProductsOfNumbersThatAreUnlike) {
   Arena arena;
   const auto kernels = make_reference_kernels();

@@ -147,6 +147,7 @@ RouterBiases load_checkpoint(const Rank& rank, const ParameterStore& parameters,
       // Adapters that the checkpoint lacks keep their initial values.
       if (values_only && p.spec.adapter && info.model.tuning.lora.rank == 0) continue;
       if ((values_only || p.spec.frozen) && which != ParameterTensor::value) continue;
+      if (p.is_updated_whole && which == ParameterTensor::exp_avg_sq) continue;
       std::vector<std::byte> bytes = reader.read(p.spec.name + suffix, p.spec, info.dtype);
       const bool is_value = which == ParameterTensor::value;
       const DType type = is_value ? rank.precision().master : info.dtype;

@@ -2,7 +2,8 @@
 //
 //    DIR/step-00000100/model-00003.safetensors        rank 3's part of the parameters (checkpoint_parts.h),
 //                                                     under their Hugging Face names
-//                      optimizer-00003.safetensors    NAME.exp_avg, NAME.exp_avg_sq
+//                      optimizer-00003.safetensors    NAME.exp_avg, and of what AdamW updates
+//                                                     NAME.exp_avg_sq
 //                      compression-00003.safetensors  what gradient compression carries over
 //                      tokenizer.json, ...            the tokenizer it was trained with, unchanged
 //                      checkpoint.json                step, seed, model, dtype, XXH3-64 of every part and
@@ -22,6 +23,7 @@
 #include "data/tokens.h"
 #include "model/parameters.h"
 #include "parallel/compression.h"
+#include "spec/optimizer.h"
 #include "spec/routing_balance.h"
 #include "text/tokenizer_files.h"
 
@@ -34,6 +36,7 @@ struct CheckpointInfo {
   std::uint64_t seed = 0;    // of initial values and data order
   std::int64_t tokens = 0;   // trained on so far
   DType dtype = DType::f32;
+  OptimizerKind optimizer = OptimizerKind::adamw;  // whose moments it holds
   ModelSpec model;
   // What its token ids mean: bytes, or the ids of a tokenizer that made token files or came with the model.
   TokenData::Kind trained_on = TokenData::Kind::text;

@@ -17,11 +17,14 @@ namespace echelon {
 namespace {
 
 // The model's tensors and their moments by name, with how tp cuts them.
-std::map<std::string, ParamSpec> model_tensors(const ModelSpec& model) {
+std::map<std::string, ParamSpec> model_tensors(const CheckpointInfo& info) {
   std::map<std::string, ParamSpec> tensors;
-  for (const ParamSpec& spec : all_parameters(model))
-    for (const char* suffix : {"", ".exp_avg", ".exp_avg_sq"})
-      if (suffix[0] == 0 || !spec.frozen) tensors[spec.name + suffix] = spec;
+  for (const ParamSpec& spec : all_parameters(info.model)) {
+    tensors[spec.name] = spec;
+    if (spec.frozen) continue;
+    tensors[spec.name + ".exp_avg"] = spec;
+    if (!is_updated_whole(info.optimizer, spec)) tensors[spec.name + ".exp_avg_sq"] = spec;
+  }
   return tensors;
 }
 
@@ -75,7 +78,7 @@ double relative_difference(const std::vector<double>& a, const std::vector<doubl
 
 CheckpointContents check_checkpoint(const std::string& path, const Progress& progress) {
   CheckpointReader reader(read_checkpoint_info(path).path);
-  const auto tensors = model_tensors(reader.info().model);
+  const auto tensors = model_tensors(reader.info());
   CheckpointContents contents = reader.contents();
   std::set<std::string> names;
   for (const auto& [name, spec] : tensors) names.insert(name);
@@ -101,7 +104,7 @@ std::vector<TensorDifference> diff_checkpoints(const std::string& a, const std::
            second.info().model.name, fields.front().field,
            fields.front().first.empty() ? "nothing" : fields.front().first,
            fields.front().second.empty() ? "nothing" : fields.front().second);
-  const auto of_first = model_tensors(first.info().model), of_second = model_tensors(second.info().model);
+  const auto of_first = model_tensors(first.info()), of_second = model_tensors(second.info());
   std::set<std::string> names;
   for (CheckpointReader* reader : {&first, &second})
     for (const std::string& name : reader->names()) names.insert(name);

@@ -24,6 +24,7 @@ constexpr const char* seal_field = "seal";
 // The manifest has one line for each part of each tensor that each rank wrote.
 constexpr std::int64_t largest_manifest = std::int64_t{1} << 30;
 constexpr const char* data_field = "data";
+constexpr const char* optimizer_field = "optimizer";
 constexpr const char* settings_field = "settings";
 constexpr const char* tokenizer_field = "tokenizer";  // checksums of its files
 constexpr const char *byte_ids = "bytes", *token_ids = "tokens";
@@ -56,6 +57,9 @@ CheckpointInfo read_info(const json& manifest, const std::string& where) {
   info.seed = field<std::uint64_t>(manifest, "seed", where);
   info.tokens = field<std::int64_t>(manifest, "tokens", where);
   info.dtype = parse_dtype(field<std::string>(manifest, "dtype", where), where + ": dtype");
+  if (manifest.contains(optimizer_field))
+    info.optimizer = parse_choice<OptimizerKind>(field<std::string>(manifest, optimizer_field, where),
+                                                 where + ": damaged: " + optimizer_field);
   info.model = model_from_toml(field<std::string>(manifest, "model", where), where + ": model");
   // If missing, the meaning of ids is known only for a vocabulary of bytes.
   const auto ids = manifest.contains("ids")          ? field<std::string>(manifest, "ids", where)
@@ -113,6 +117,7 @@ std::string manifest_text(const CheckpointInfo& info, const Checksums& checksums
                 {"model", to_toml(info.model)},
                 {"checksums", checksums},
                 {"ids", info.trained_on == TokenData::Kind::text ? byte_ids : token_ids}};
+  if (info.optimizer != OptimizerKind::adamw) manifest[optimizer_field] = name_of(info.optimizer);
   if (!info.data.empty()) manifest[data_field] = info.data;
   if (!info.settings.empty()) manifest[settings_field] = info.settings;
   if (info.tokenizer != nullptr)

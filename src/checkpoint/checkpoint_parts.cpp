@@ -136,8 +136,9 @@ std::vector<OwnedFile> owned_files(const Rank& rank, const ParameterStore& param
   each_owned(rank, parameters, [&](const Parameter& p, const Slice& slice, Range range) {
     if (p.spec.frozen) return;
     for (const auto& [suffix, moment] : {std::pair{".exp_avg", &p.exp_avg}, {".exp_avg_sq", &p.exp_avg_sq}})
-      files[1].tensors.push_back(
-          owned(p.spec, p.spec.name + suffix, slice, range, moment->flat(), rank.precision().master));
+      if (moment->defined())
+        files[1].tensors.push_back(
+            owned(p.spec, p.spec.name + suffix, slice, range, moment->flat(), rank.precision().master));
   });
   std::erase_if(files, [](const OwnedFile& file) { return file.tensors.empty(); });
   return files;

@@ -127,6 +127,7 @@ ParameterStore::ParameterStore(const Rank& rank, const Plan& plan, const Pipelin
                                std::uint64_t seed, const Faults& faults, Moments moments,
                                FirstValues first_values)
     : rank_(&rank),
+      optimizer_(plan.optimizer),
       zero_(plan.zero_stage()),
       seed_(seed),
       shards_(plan.all_shards()),
@@ -145,6 +146,7 @@ ParameterStore::ParameterStore(const Rank& rank, const Plan& plan, const Pipelin
       parameters_.back().index = model_->place_of(spec.name).index;
       parameters_.back().group = static_cast<int>(g);
       parameters_.back().holders = pipeline.holders_of(spec);
+      parameters_.back().is_updated_whole = is_updated_whole(optimizer_, spec);
     }
   layout_ = flat_layout(groups, rank.size(Axis::tp), rank.coordinate(Axis::tp));
   buckets_ = reduction_buckets(plan, groups, rank.coordinate(Axis::tp));
@@ -274,15 +276,33 @@ void ParameterStore::make_moments(const Plan& plan, std::int64_t own_size) {
     exp_avg_sq_ = offloaded_->exp_avg_sq();
     return;
   }
-  for (Tensor* moment : {&exp_avg_, &exp_avg_sq_}) {
-    *moment = Tensor(rank_->arena(), MemoryCategory::optimizer, precision.moments, {own_size});
-    rank_->kernels().fill(*moment, 0.0);
-  }
+  std::int64_t squares = 0;
+  for (std::size_t i = 0; i < parameters_.size(); ++i)
+    if (const Parameter& p = parameters_[i]; !p.is_updated_whole && !p.spec.frozen)
+      squares += own_range(i).size();
+  const auto zeros = [&](std::int64_t size) {
+    const Tensor moment(rank_->arena(), MemoryCategory::optimizer, precision.moments, {size});
+    rank_->kernels().fill(moment, 0.0);
+    return moment;
+  };
+  exp_avg_ = zeros(own_size);
+  exp_avg_sq_ = zeros(squares);
 }
 
 void ParameterStore::with_moments(const Parameter& p, const OffloadedMoments::Update& update) const {
   if (offloaded_) return offloaded_->update(p.exp_avg, p.exp_avg_sq, update);
   update({0, p.own.size()}, p.exp_avg, p.exp_avg_sq);
+}
+
+static Range common_part(const Range& all, const Range& shard) {
+  const std::int64_t begin = std::clamp(shard.begin, all.begin, all.end);
+  return {begin, std::clamp(shard.end, begin, all.end)};
+}
+
+// What this rank's shard has of a parameter, in the flat order.
+Range ParameterStore::own_range(std::size_t index) const {
+  const Range all{layout_.offsets[index], layout_.offsets[index] + layout_.sizes[index]};
+  return common_part(all, unit_of(parameters_[index]).cut.shard(shard_));
 }
 
 // Views of a parameter in its unit, and of the part of it that is this rank's own.
@@ -295,10 +315,6 @@ void ParameterStore::place(Parameter& p, std::size_t index, const Faults& faults
   p.gradient = views.gradient;
   p.waiting = views.waiting;
   p.value_stays = zero_ < 3;
-  const auto common = [&](const Range& shard) {
-    const std::int64_t begin = std::clamp(shard.begin, all.begin, all.end);
-    return Range{begin, std::clamp(shard.end, begin, all.end)};
-  };
   if (frozen && p.value_stays) {
     p.own = {0, p.value.numel()};
     p.shard_sizes = {p.value.numel()};
@@ -306,9 +322,9 @@ void ParameterStore::place(Parameter& p, std::size_t index, const Faults& faults
     return;
   }
   const int shards = unit.cut.of(shards_);
-  for (int i = 0; i < shards; ++i) p.shard_sizes.push_back(common(unit.cut.shard(i)).size());
+  for (int i = 0; i < shards; ++i) p.shard_sizes.push_back(common_part(all, unit.cut.shard(i)).size());
   if (shards > 1) p.shard_group = &group_of(unit.cut);
-  const Range shard = unit.cut.shard(shard_), own = common(shard);
+  const Range shard = unit.cut.shard(shard_), own = own_range(index);
   p.own = {own.begin - all.begin, own.end - all.begin};
   if (own.size() == 0) p.own = {0, 0};
   const auto part = [&](const Tensor& flat, std::int64_t flat_begin) {
@@ -322,7 +338,9 @@ void ParameterStore::place(Parameter& p, std::size_t index, const Faults& faults
   if (remainder_.defined()) p.own_remainder = part(remainder_, unit.own_begin);
   if (!exp_avg_.defined()) return;
   p.exp_avg = part(exp_avg_, unit.own_begin);
-  p.exp_avg_sq = part(exp_avg_sq_, unit.own_begin);
+  if (p.is_updated_whole) return;
+  p.exp_avg_sq = exp_avg_sq_.flat_range(squares_placed_, squares_placed_ + own.size());
+  squares_placed_ += own.size();
 }
 
 void ParameterStore::draw_initial_values(std::uint64_t seed, FirstValues first_values) {

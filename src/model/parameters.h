@@ -35,6 +35,7 @@ struct Parameter {
   // ZeRO 3.
   Range own;
   Tensor own_value, own_gradient, exp_avg, exp_avg_sq;  // flat; moments are undefined if they are elsewhere
+  bool is_updated_whole = false;                        // by Muon, which has no second moment
   // The rounding error of own_value, if the optimizer updates wider weights (base/split_weight.h).
   Tensor own_remainder;
   std::vector<std::int64_t> shard_sizes;  // size of `own` on each rank that it is sharded over
@@ -109,6 +110,8 @@ class ParameterStore {
   std::uint64_t seed() const { return seed_; }  // of initial values and stochastic rounding
   // How many ranks state is sharded over.
   int shards() const { return shards_.all; }
+  const Shards& all_shards() const { return shards_; }
+  OptimizerKind optimizer() const { return optimizer_; }
 
   // Begins an update: the previous gradients are freed. Each new one is allocated, as zeros, when it is
   // needed; until then activations can use the memory.
@@ -196,6 +199,7 @@ class ParameterStore {
   Tensor gradient_apart(std::vector<Tensor>& waiting) const;
   Unit make_unit(const ShardUnit& cut, std::int64_t own_begin, bool frozen);
   void make_moments(const Plan& plan, std::int64_t own_size);
+  Range own_range(std::size_t index) const;
   void make_gather(int ahead);
   void place(Parameter& parameter, std::size_t index, const Faults& faults);
   void draw_initial_values(std::uint64_t seed, FirstValues first_values);
@@ -209,11 +213,14 @@ class ParameterStore {
   void end_unit(std::size_t index) const;
 
   const Rank* rank_;
+  OptimizerKind optimizer_;
   int zero_;
   std::uint64_t seed_;
   Shards shards_, shard_;                              // how many, and which one this rank has
   Tensor values_, frozen_values_;                      // whole and flat, if they stay in memory
-  Tensor own_values_, remainder_, exp_avg_, exp_avg_sq_;  // this rank's shards, unit after unit
+  Tensor own_values_, remainder_, exp_avg_;            // this rank's shards, unit after unit
+  Tensor exp_avg_sq_;                                  // parameter after parameter, of those that have it
+  std::int64_t squares_placed_ = 0;
   std::unique_ptr<OffloadedMoments> offloaded_;           // holds the moments if they are offloaded
   mutable std::vector<std::shared_ptr<DeviceEvent>> reads_;
   Tensor tied_gradient_;                               // of shared_name_, if kept apart

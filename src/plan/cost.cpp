@@ -59,6 +59,19 @@ std::vector<std::map<int, double>> runs_of(const StepPrograms& programs) {
   return runs;
 }
 
+// Of an update, on the rank that makes the most of those that share its state and layers: a round's first
+// matrix is its largest.
+double muon_flops_of_rank(const Plan& plan, const PipelineLayout& pipeline, int rank) {
+  std::vector<const ParamSpec*> specs;
+  for (const auto& group : pipeline.groups_of(rank, 0))
+    for (const ParamSpec& spec : group) specs.push_back(&spec);
+  double flops = 0;
+  for (const MuonRound& round :
+       muon_rounds(plan.optimizer, specs, plan.all_shards(), plan.mesh.size(Axis::tp)))
+    flops += muon_flops(*specs[round.matrices.front()]);
+  return flops;
+}
+
 }  // namespace
 
 // A message between stages is copied by the pass that produces it and by the pass that reads it: half of the
@@ -112,7 +125,9 @@ StepWork step_work(const Plan& plan, const PipelineLayout& pipeline, const PartS
     }
     const auto elements = static_cast<double>(
         flat_layout(pipeline.groups_of(static_cast<int>(r), 0), plan.mesh.size(Axis::tp), 0).trained_size());
-    work.behind.push_back(parts.element * elements * pipeline.programs(0).updates_per_step() / plan.shards() +
+    const double update = parts.element * elements / plan.shards() +
+                          parts.muon * muon_flops_of_rank(plan, pipeline, static_cast<int>(r));
+    work.behind.push_back(update * pipeline.programs(0).updates_per_step() +
                           seconds_sent(parts, traffic[r], {Axis::dp}));
   }
   return work;

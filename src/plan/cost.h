@@ -27,6 +27,7 @@ struct PartSeconds {
   // MLP, and over the others. If all layers have experts, those with attention are `dense`.
   Passes dense, others, ends;
   double element = 0;  // zeroing, norm and AdamW of one parameter and its gradient
+  double muon = 0;     // for each FLOP that makes matrices orthogonal (muon_flops())
   double call = 0;     // overhead of a call of a communicator, which moves next to nothing
   double byte = 0;     // for each byte that a call sends
 };

@@ -339,6 +339,7 @@ int BlockBuilder::loss(int x, ParamSpec table, const char* untied) {
   BlockOp& op = product(OpKind::loss, "loss", x, sum);
   op.tied = m_.tied_embedding;
   ParamSpec own = cut_rows(untied, m_.vocab, m_.hidden, 1, m_.init_std);
+  own.is_vocabulary = true;
   if (m_.output_bias) op.biases = {cut_bias(module_of(own) + ".bias", m_.vocab, own.pieces)};
   op.weights = {op.tied ? std::move(table) : std::move(own)};
   return sum;
@@ -440,6 +441,7 @@ ParamSpec whole_matrix(std::string name, std::int64_t rows, std::int64_t cols, d
 ParamSpec embedding_table(std::string name, const ModelSpec& m) {
   ParamSpec table = cut_rows(std::move(name), m.vocab, m.hidden, 1, m.init_std);
   table.multiplies = m.tied_embedding;  // as the output matrix; the lookup is no product
+  table.is_vocabulary = true;
   return table;
 }
 

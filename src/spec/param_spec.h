@@ -35,6 +35,7 @@ struct ParamSpec {
   double init_std = 0.02;  // for Init::normal, and for Init::uniform around zero; the value of Init::constant
   bool decay = true;       // weight decay applies
   bool multiplies = true;  // used in a matrix product (counts in the model FLOPs)
+  bool is_vocabulary = false;  // a row for each token: the embedding, and the output layer's matrix
   // Under sequence parallelism every tp rank applies the whole parameter to its own rows of the sequence
   // (norms, learned positions, row-parallel biases), so its gradient is partial.
   bool rows_are_sequence_sharded = false;

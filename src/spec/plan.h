@@ -15,6 +15,7 @@
 #include "spec/mesh.h"
 #include "spec/model_spec.h"
 #include "spec/numerics.h"
+#include "spec/optimizer.h"
 #include "spec/precision.h"
 #include "spec/recompute.h"
 #include "spec/routing.h"
@@ -69,6 +70,7 @@ struct Plan {
   std::int64_t seq_len = 1;
   PrecisionRecipe precision;
   Numerics numerics = Numerics::ordinary;
+  OptimizerKind optimizer = OptimizerKind::adamw;
   PipelineRecompute recompute;
   std::string schedule = "1f1b";  // of the pipeline, where pp > 1
   // A custom schedule in text form (schedule/text.h), named by `schedule`; empty: a built-in one.

@@ -193,6 +193,10 @@ std::vector<PlanField> all_fields() {
         "What parameters and activations are kept in (docs/precision.md); f64 runs on the slow reference "
         "kernels, fp8 rounds the operands of layers' products, tf32 is on devices alone",
         train, 0, 0, "f32|bf16"},
+       {"optimizer", choice<&Plan::optimizer>(),
+        "muon: the matrices of layers by Muon, which has no second moments, all others by AdamW "
+        "(docs/muon.md)",
+        train, 0, 0, "adamw"},
        {"numerics", choice<&Plan::numerics>(),
         "invariant: the same bits on every mesh, which refuses what cannot have them (docs/invariance.md)",
         train, 0, 0, "ordinary"},

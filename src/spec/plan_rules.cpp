@@ -320,6 +320,13 @@ Verdict of_optimizer(const Plan& plan) {
   if (!plan.optimizer_barrier && plan.zero_stage() > 0)
     return refused("optimizer-barrier", {{"optimizer-barrier", "on"}, {"zero", "0"}},
                    "with --zero {} the values of all ranks would have to travel twice", plan.zero);
+  if (plan.optimizer == OptimizerKind::muon && !plan.optimizer_barrier)
+    return refused("optimizer", {{"optimizer", "adamw"}, {"optimizer-barrier", "on"}},
+                   "whole matrices are made for a step, and --optimizer-barrier off may take it back");
+  if (plan.optimizer == OptimizerKind::muon && plan.offloads_optimizer())
+    return refused("optimizer", {{"optimizer", "adamw"}, {"offload", "none"}},
+                   "needs the momentum of whole matrices at once, and --offload {} brings it in pieces",
+                   name_of(plan.offload));
   return {};
 }
 

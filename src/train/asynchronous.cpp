@@ -74,6 +74,11 @@ void refuse_asynchronous(const Plan& plan, const AsynchronousOptions& options) {
            plan.schedule);
   if (!plan.optimizer_barrier)
     refuse("{}: the servers make the optimizer's steps; legal: --optimizer-barrier on", flag);
+  if (plan.optimizer != OptimizerKind::adamw)
+    refuse(
+        "{}: the servers hold parts of matrices, and --optimizer {} needs whole ones; legal: --optimizer "
+        "adamw",
+        flag, name_of(plan.optimizer));
   if (plan.compression.kind != CompressionKind::none)
     refuse("{}: what workers push is not compressed; legal: --compress none", flag);
   constexpr int most_ranks = 1024;
@@ -188,8 +193,8 @@ void ParameterServerRank::update(const std::vector<Push>& pushes, int worker) {
   result.step = run_.first_step + pushes_ / workers;
   result.learning_rate = learning_rate(optimizer_, result.step);
   const double norm = synchronous ? finite_norm(rank_, parameters_, result.step) : pushes.front().norm;
-  adamw_step(rank_, parameters_, optimizer_, result.learning_rate, updates_,
-             clip_factor(norm, optimizer_.clip));
+  optimizer_step(rank_, parameters_, optimizer_, result.learning_rate, updates_,
+                 clip_factor(norm, optimizer_.clip));
   ++updates_;
   pushes_ += static_cast<std::int64_t>(pushes.size());
   if (synchronous) {

@@ -68,8 +68,8 @@ StepResult FlushDriver::update(std::int64_t step, double loss, std::unique_ptr<G
     parts_.more_updates -= parts_.programs.updates_per_step();
     return result;
   }
-  adamw_step(parts_.rank, parts_.parameters, parts_.optimizer, result.learning_rate, parts_.updates(step),
-             clip_factor(result.gradient_norm, parts_.optimizer.clip));
+  optimizer_step(parts_.rank, parts_.parameters, parts_.optimizer, result.learning_rate, parts_.updates(step),
+                 clip_factor(result.gradient_norm, parts_.optimizer.clip));
   parts_.stages.balance_routers(routing_);
   return result;
 }

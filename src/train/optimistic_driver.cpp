@@ -36,8 +36,8 @@ bool OptimisticDriver::make_true_step() {
   result.gradient_norm = norm_of_squares(squares_.get());
   if (!std::isfinite(result.gradient_norm)) refuse_step(result.step, 0);
   const double factor = clip_factor(result.gradient_norm, parts_.optimizer.clip);
-  adamw_step(parts_.rank, parts_.parameters, parts_.optimizer, result.learning_rate,
-             parts_.updates(result.step), factor);
+  optimizer_step(parts_.rank, parts_.parameters, parts_.optimizer, result.learning_rate,
+                 parts_.updates(result.step), factor);
   finished_.push_back(unfinished_->finish());
   unfinished_.reset();
   return factor == 1;

@@ -15,8 +15,8 @@ class OptimisticStep {
   // parameter.
   OptimisticStep(const Rank& rank, const ParameterStore& parameters);
 
-  // Layers now see the result of adamw_step() with these arguments and no clipping; weights, gradients and
-  // moments are unchanged.
+  // Layers now see the result of optimizer_step() with these arguments and no clipping; weights, gradients
+  // and moments are unchanged.
   void guess(const OptimizerOptions& options, double learning_rate, std::int64_t updates);
   // Layers see the true weights again.
   void take_back();

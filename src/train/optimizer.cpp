@@ -6,11 +6,11 @@
 #include <limits>
 #include <numbers>
 #include <numeric>
-#include <optional>
 
 #include "base/error.h"
 #include "comm/host_group.h"
 #include "tensor/host.h"
+#include "train/muon.h"
 
 namespace echelon {
 
@@ -201,26 +201,28 @@ AdamWStep adamw_update(const ParamSpec& spec, const OptimizerOptions& options, d
   return update;
 }
 
+WeightRounding::WeightRounding(const Rank& rank, const ParameterStore& parameters, const Parameter& p,
+                               Range part, std::int64_t step) {
+  if (!rank.precision().rounds_stochastically()) return;
+  runs_ = logical_runs(p.spec, rank.size(Axis::tp), rank.coordinate(Axis::tp), part);
+  rounding_.emplace(StochasticRounding{weight_rounding(parameters.seed(), p.spec.name, step), runs_});
+}
+
 void adamw_part(const Rank& rank, const ParameterStore& parameters, const Parameter& p, Range part,
                 const Updated& u, AdamWStep update) {
-  std::vector<LogicalRun> runs;
-  std::optional<StochasticRounding> rounding;
-  if (rank.precision().rounds_stochastically()) {
-    runs = logical_runs(p.spec, rank.size(Axis::tp), rank.coordinate(Axis::tp), part);
-    rounding.emplace(StochasticRounding{weight_rounding(parameters.seed(), p.spec.name, update.step), runs});
-    update.rounding = &*rounding;
-  }
+  const WeightRounding rounding(rank, parameters, p, part, update.step);
+  update.rounding = rounding.get();
   rank.kernels().adamw(u.value, u.gradient, u.exp_avg, u.exp_avg_sq, update, u.remainder);
 }
 
-void adamw_step(const Rank& rank, const ParameterStore& parameters, const OptimizerOptions& options,
-                double learning_rate, std::int64_t updates, double gradient_scale) {
+void optimizer_step(const Rank& rank, const ParameterStore& parameters, const OptimizerOptions& options,
+                    double learning_rate, std::int64_t updates, double gradient_scale) {
   const Doing doing = rank.doing(Activity::optimizer);
   parameters.begin_update();
   // All at once, unless moments are there for one after another.
   std::vector<AdamWUpdate> together;
   for (const Parameter& p : parameters.all())
-    if (p.own.size() > 0 && !p.spec.frozen)
+    if (p.own.size() > 0 && !p.spec.frozen && !p.is_updated_whole)
       parameters.with_moments(p, [&](Range part, const Tensor& first, const Tensor& second) {
         const auto of = [&](const Tensor& own) { return own.flat().flat_range(part.begin, part.end); };
         const Updated u{of(p.own_value), p.own_remainder.defined() ? of(p.own_remainder) : Tensor(),
@@ -232,6 +234,7 @@ void adamw_step(const Rank& rank, const ParameterStore& parameters, const Optimi
           together.push_back({u.value, u.gradient, u.exp_avg, u.exp_avg_sq, u.remainder, step});
       });
   rank.kernels().adamw_of_all(together);
+  muon_step(rank, parameters, options, learning_rate, std::max<std::int64_t>(updates, 0), gradient_scale);
   parameters.share_values();
 }
 

@@ -1,7 +1,8 @@
-// AdamW with decoupled weight decay (Loshchilov & Hutter 2019), global-norm clipping, and the learning-rate
-// schedule.
+// The optimizer's step: AdamW with decoupled weight decay (Loshchilov & Hutter 2019), or Muon for the
+// matrices of layers (muon.h); global-norm clipping, and the learning-rate schedule.
 #pragma once
 
+#include <optional>
 #include <vector>
 
 #include "model/parameters.h"
@@ -66,6 +67,21 @@ double clip_factor(double norm, double clip);
 AdamWStep adamw_update(const ParamSpec& spec, const OptimizerOptions& options, double learning_rate,
                        std::int64_t updates, double gradient_scale);
 
+// How elements `part` of what a rank has of a parameter are rounded in its step number `step`, if weights are
+// kept in bf16 alone; null otherwise.
+class WeightRounding {
+ public:
+  WeightRounding(const Rank& rank, const ParameterStore& parameters, const Parameter& parameter, Range part,
+                 std::int64_t step);
+  WeightRounding(const WeightRounding&) = delete;
+  WeightRounding& operator=(const WeightRounding&) = delete;
+  const StochasticRounding* get() const { return rounding_ ? &*rounding_ : nullptr; }
+
+ private:
+  std::vector<LogicalRun> runs_;
+  std::optional<StochasticRounding> rounding_;
+};
+
 // The tensors of an update: a parameter's own, or copies. adamw_part() updates elements `part` of what a rank
 // has.
 struct Updated {
@@ -76,7 +92,7 @@ void adamw_part(const Rank& rank, const ParameterStore& parameters, const Parame
 
 // One step on all elements that this rank owns, `updates` steps after the first; then new values go to all
 // ranks that hold them whole (collective over dp). Norms and biases have no weight decay.
-void adamw_step(const Rank& rank, const ParameterStore& parameters, const OptimizerOptions& options,
-                double learning_rate, std::int64_t updates, double gradient_scale);
+void optimizer_step(const Rank& rank, const ParameterStore& parameters, const OptimizerOptions& options,
+                    double learning_rate, std::int64_t updates, double gradient_scale);
 
 }  // namespace echelon

@@ -110,7 +110,7 @@ void FlipPlanter::strike_state() {
       if (p.own_remainder.defined()) all.push_back(p.own_remainder);
     } else if (!p.spec.frozen) {
       all.push_back(p.exp_avg);
-      all.push_back(p.exp_avg_sq);
+      if (!p.is_updated_whole) all.push_back(p.exp_avg_sq);
     }
   }
   strike(all);

@@ -485,6 +485,9 @@ CheckpointInfo find_resumed(const TrainRequest& request, const std::string& path
           request.plan.precision.name, dtype_name(request.plan.precision.master), info.path,
           dtype_name(info.dtype), fmt::join(legal, ", "));
     }
+    if (info.optimizer != request.plan.optimizer)
+      refuse("--optimizer {}: {} holds the moments of another one; legal: {}, or --from instead of --resume",
+             name_of(request.plan.optimizer), info.path, name_of(info.optimizer));
     if (info.seed != request.seed)
       refuse("--resume {}: it was trained with --seed {}, not {}: the order of the data would change",
              info.path, info.seed, request.seed);

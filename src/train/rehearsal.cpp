@@ -10,7 +10,9 @@
 #include "base/philox.h"
 #include "comm/threads.h"
 #include "tensor/host.h"
+#include "train/muon.h"
 #include "train/random_tokens.h"
+#include "train/this_machine.h"
 #include "train/trainer.h"
 
 namespace echelon {
@@ -168,6 +170,33 @@ double element_seconds(const Plan& plan, const RehearsalSize& size, const Stand&
     time_together(all, watch, once, [&](double seconds) { best = std::min(best, seconds); });
   });
   return best * stand.cores_each / static_cast<double>(elements);
+}
+
+// Of each FLOP by which Muon makes matrices orthogonal: those of the model's largest, or of one of its shape.
+double muon_seconds(const Plan& plan, const RehearsalSize& size, const Stand& stand,
+                    const RunOptions& options) {
+  ParamSpec matrix;
+  double flops = 0;
+  for (const ParamSpec& spec : all_parameters(plan.model))
+    if (is_updated_whole(plan.optimizer, spec) && muon_flops(spec) > flops) {
+      matrix = spec;
+      flops = muon_flops(spec);
+    }
+  if (flops == 0) return 0;
+  while (muon_flops(matrix) > size.most_flops && std::min(matrix.shape[0], matrix.shape[1]) > 16)
+    for (std::int64_t& side : matrix.shape) side = (side + 1) / 2;
+  double best = std::numeric_limits<double>::max();
+  SharedStopwatch watch;
+  on_meshes(stand, Mesh{}, plan.precision, plan.numerics, options, [&](const Rank& rank, Communicator& all) {
+    Tensor x(rank.arena(), MemoryCategory::other, plan.precision.activations, matrix.shape);
+    fill_with_normals(rank.kernels(), x);
+    const auto once = [&] {
+      orthogonalize(rank.kernels(), x);
+      rank.arena().synchronize();
+    };
+    time_together(all, watch, once, [&](double seconds) { best = std::min(best, seconds); });
+  });
+  return best * stand.cores_each / muon_flops(matrix);
 }
 
 // Computes for so long: by the thread's own clock, so that waits for a core do not count.
@@ -394,7 +423,9 @@ PartSeconds rehearse(const Plan& plan, const RehearsalSize& size, const RunOptio
   PartSeconds parts = parts_of_passes(plan, size, [&](const Plan& rehearsed) {
     return timed_passes(rehearsed, stand_of(rehearsed.mesh, ranks, cores), options);
   });
-  parts.element = element_seconds(plan, size, stand_of(Mesh{}, ranks, cores), options);
+  const Stand alone = stand_of(Mesh{}, ranks, cores);
+  parts.element = element_seconds(plan, size, alone, options);
+  parts.muon = muon_seconds(plan, size, alone, options);
   const int group = std::max(plan.mesh.dp_cp_size(), plan.mesh.size(Axis::pp));
   if (group == 1) return parts;
   constexpr int most_ranks = 32;

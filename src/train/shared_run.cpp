@@ -138,6 +138,7 @@ CheckpointInfo checkpoint_info(const SharedRun& run, std::int64_t step, std::int
                                std::int64_t tokens) {
   CheckpointInfo info;
   info.step = step;
+  info.optimizer = run.request.plan.optimizer;
   info.updates = updates;
   info.tokens = run.resumed.tokens + tokens;
   info.seed = run.request.seed;

@@ -54,8 +54,8 @@ void StreamDriver::step(const Instruction& i) {
   ++updates_;
   versions_.advance(i.version);
   const std::int64_t step = first_step_ + i.microbatch / parts_.programs.microbatches();
-  adamw_step(parts_.rank, parts_.parameters, parts_.optimizer, learning_rate(parts_.optimizer, step),
-             parts_.updates(first_step_) + i.version, 1.0);
+  optimizer_step(parts_.rank, parts_.parameters, parts_.optimizer, learning_rate(parts_.optimizer, step),
+                 parts_.updates(first_step_) + i.version, 1.0);
 }
 
 }  // namespace echelon

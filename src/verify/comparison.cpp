@@ -10,6 +10,7 @@
 #include "spec/fp8.h"
 #include "tensor/host.h"
 #include "tensor/reference_view.h"
+#include "train/muon.h"
 
 namespace echelon {
 namespace {
@@ -363,6 +364,7 @@ void Comparison::add_earlier_tolerance(std::size_t i, std::int64_t step, Numbers
 Comparison::Numbers Comparison::parameter_tolerances(std::size_t i, std::int64_t step, double clip,
                                                      const Numbers& expected) const {
   if (at(i).frozen) return Numbers(expected.size());  // no step moves it
+  if (is_updated_whole(request_.plan.optimizer, at(i))) return muon_tolerances(i, step, clip, expected);
   const double lr = learning_rate(request_.optimizer, step);
   const double correction =
       1.0 - std::pow(request_.optimizer.beta2, static_cast<double>(trainer_.updates(step + 1)));
@@ -387,6 +389,34 @@ Comparison::Numbers Comparison::parameter_tolerances(std::size_t i, std::int64_t
   return tolerance;
 }
 
+// What is orthogonalized differs by no more than its gradient may, and by rounding on the way; no element of
+// a step is above 1.2, so no two are further apart than twice that. Of several updates only the last one's
+// gradient is known.
+Comparison::Numbers Comparison::muon_tolerances(std::size_t i, std::int64_t step, double clip,
+                                                const Numbers& expected) const {
+  constexpr double furthest = 2 * 1.2, roundings = 16;
+  const Numbers gradient = reference_tensor(i, ParameterTensor::gradient),
+                momentum = reference_tensor(i, ParameterTensor::exp_avg);
+  double squares = 0;
+  for (std::size_t k = 0; k < expected.size(); ++k) {
+    const double ahead = clip * gradient[k] + muon_momentum * momentum[k];
+    squares += ahead * ahead;
+  }
+  // Of the gradient and of the mean that it is part of; and the norm that it is divided by moves as far.
+  const double error = 2 * (1 + muon_momentum) * bound_ * gradient_sizes_[i] * clip *
+                       std::sqrt(static_cast<double>(expected.size()) / squares);
+  const double apart =
+      orthogonalization_slope() * (error + roundings * unit_of(rank_.precision().activations));
+  const double step_size = learning_rate(request_.optimizer, step) * muon_scale(at(i));
+  const double moved = step_size * (apart < furthest ? apart : furthest) +
+                       (updates_since_compared() - 1) * step_size * furthest;
+  const double epsilon = unit_of(rank_.precision().master);
+  Numbers tolerance(expected.size());
+  for (std::size_t k = 0; k < expected.size(); ++k)
+    tolerance[k] = moved + updates_since_compared() * 4 * epsilon * std::abs(expected[k]);
+  return tolerance;
+}
+
 // AdamW turns the rounding of a small gradient into a step of any size up to lr, so parameters that each
 // lie within their tolerance make gradients of the next step that differ by more than rounding. The mesh
 // goes on from the reference's state: every step is compared from the same weights.
@@ -395,6 +425,7 @@ void Comparison::take_reference_state() {
     for (ParameterTensor which :
          {ParameterTensor::value, ParameterTensor::exp_avg, ParameterTensor::exp_avg_sq}) {
       if (at(i).frozen) continue;
+      if (which == ParameterTensor::exp_avg_sq && is_updated_whole(request_.plan.optimizer, at(i))) continue;
       const Numbers reference = reference_tensor(i, which);
       if (here(i) == nullptr) continue;
       const Parameter& p = *here(i);

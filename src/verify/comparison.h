@@ -87,6 +87,7 @@ class Comparison {
   bool has_no_sums(std::size_t i, const std::function<bool(double)>& fits) const;
   void compare_wide(std::int64_t step);
   void compare_loss(std::int64_t step, double loss);
+  Numbers muon_tolerances(std::size_t i, std::int64_t step, double clip, const Numbers& expected) const;
   Numbers tolerances(std::size_t i, ParameterTensor which, std::int64_t step, double clip,
                      const Numbers& expected) const;
   Numbers parameter_tolerances(std::size_t i, std::int64_t step, double clip, const Numbers& expected) const;

@@ -181,7 +181,7 @@ void ReferenceRun::keep_version() {
 }
 
 void ReferenceRun::apply_update(std::int64_t step) {
-  adamw_step(*rank_, parameters(), optimizer_, learning_rate(optimizer_, step), updates_, 1.0);
+  optimizer_step(*rank_, parameters(), optimizer_, learning_rate(optimizer_, step), updates_, 1.0);
   ++updates_;
   keep_version();
   if (static_cast<int>(versions_.size()) > std::max(2, given_.mesh.size(Axis::pp))) versions_.pop_front();
