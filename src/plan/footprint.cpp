@@ -41,10 +41,28 @@ double repeated(const std::vector<ParamSpec>& list, int tp) {
   return sum;
 }
 
+MuonWork muon_work(const std::vector<ParamSpec>& list, int tp, OptimizerKind optimizer, bool routed,
+                   double& largest) {
+  MuonWork work;
+  for (const ParamSpec& p : list)
+    if ((p.expert >= 0) == routed && is_updated_whole(optimizer, p)) {
+      work.elements += routed ? real(p.numel()) : real(local_numel(p, tp, 0));
+      work.flops += muon_flops(p);
+      largest = std::max(largest, muon_flops(p));
+    }
+  return work;
+}
+
+MuonWork operator*(double times, const MuonWork& work) { return {times * work.elements, times * work.flops}; }
+MuonWork operator+(const MuonWork& a, const MuonWork& b) {
+  return {a.elements + b.elements, a.flops + b.flops};
+}
+
 }  // namespace
 
-ParameterCounts parameter_counts(const ModelSpec& m, int tp) {
+ParameterCounts parameter_counts(const ModelSpec& m, int tp, OptimizerKind optimizer) {
   ParameterCounts counts;
+  double& largest = counts.largest_muon_flops;
   std::size_t k = 0;
   for (const LayerKind& kind : layer_kinds(m)) {
     const auto block = block_parameters(m, kind.layer);
@@ -52,8 +70,12 @@ ParameterCounts parameter_counts(const ModelSpec& m, int tp) {
     counts.of_rows[k] = partial(block, true);
     counts.of_heads[k] = partial(block, false);
     counts.repeated[k] = repeated(block, tp);
+    counts.muon[k] = muon_work(block, tp, optimizer, false, largest);
+    counts.muon_routed[k] = muon_work(block, tp, optimizer, true, largest);
     counts.routed[k++] = held(block, tp, true);
   }
+  counts.head_muon = muon_work(head_parameters(m), tp, optimizer, false, largest);
+  counts.head_muon_routed = muon_work(head_parameters(m), tp, optimizer, true, largest);
   counts.embedding = held(embedding_parameters(m), tp, false);
   counts.head = held(head_parameters(m), tp, false);
   counts.head_routed = held(head_parameters(m), tp, true);
@@ -97,6 +119,13 @@ double own_elements(const Plan& c, const ShareCounts& counts) {
   const double shards = c.zero > 0 ? ranks : 1;
   const double routed_shards = c.zero > 0 ? std::max(1.0, ranks * c.mesh.tp() / c.mesh.expert_ranks()) : 1;
   return counts.common / shards + counts.routed / routed_shards;
+}
+
+double own_muon_elements(const Plan& c, const ShareCounts& counts) {
+  ShareCounts of_muon;
+  of_muon.common = counts.muon.elements;
+  of_muon.routed = counts.muon_routed.elements;
+  return own_elements(c, of_muon);
 }
 
 SavedBytes saved_bytes(const Workload& work, const Plan& c, const Recompute& recompute) {
@@ -297,6 +326,14 @@ ShareCounts share_counts(const ParameterCounts& counts, const Plan& c, const Ran
                          (c.shards_sequence() ? product_sum(share.layers, counts.of_rows) : 0);
   sum.routed =
       (product_sum(share.layers, counts.routed) + share.head * counts.head_routed) / c.mesh.expert_ranks();
+  sum.muon = share.head * counts.head_muon;
+  sum.muon_routed = share.head * counts.head_muon_routed;
+  for (std::size_t k = 0; k < most_layer_kinds; ++k) {
+    sum.muon = sum.muon + share.layers[k] * counts.muon[k];
+    sum.muon_routed = sum.muon_routed + share.layers[k] * counts.muon_routed[k];
+  }
+  sum.muon_routed = 1.0 / c.mesh.expert_ranks() * sum.muon_routed;
+  sum.largest_muon_flops = counts.largest_muon_flops;
   return sum;
 }
 
@@ -373,6 +410,13 @@ static void each_term(const Workload& work, const Plan& c, const ParameterCounts
            false, share.largest_stage);
   states(C::optimizer, "optimizer states", "optimizer states of experts", bytes.optimizer - off.optimizer,
          c.zero >= 1);
+  if (here.muon.elements + here.muon_routed.elements > 0) {
+    ShareCounts of_muon;
+    of_muon.common = here.muon.elements;
+    of_muon.routed = here.muon_routed.elements;
+    states_of(of_muon, C::optimizer, "second moments that Muon has not", "those of experts",
+              -second_moment_bytes, c.zero >= 1);
+  }
   double layer = 0, in_layer = 0;
   for (std::size_t k = 0; k < most_layer_kinds; ++k)
     if (share.layers[k] > 0) {

@@ -12,6 +12,11 @@
 namespace echelon {
 
 // Parameters that one tp rank holds.
+// The matrices that Muon makes whole: their elements, held and uncut as those of ParameterCounts, and the
+// FLOPs of a step. None if all is updated by AdamW.
+struct MuonWork {
+  double elements = 0, flops = 0;
+};
 struct ParameterCounts {
   PerKind layer{};                           // a layer, without routed experts
   PerKind routed{};                          // all routed experts of a layer, uncut
@@ -21,9 +26,15 @@ struct ParameterCounts {
   // own heads; and heads, if there are fewer heads than ranks (as the number of elements for which an
   // all-reduce over all tp ranks would send as much).
   PerKind of_rows{}, of_heads{}, repeated{};
+  // By kind of layer, and of the head (a module that predicts one more token); of routed experts apart.
+  std::array<MuonWork, most_layer_kinds> muon{}, muon_routed{};
+  MuonWork head_muon, head_muon_routed;
+  double largest_muon_flops = 0;  // of one matrix
 };
-ParameterCounts parameter_counts(const ModelSpec& model, int tp);
+ParameterCounts parameter_counts(const ModelSpec& model, int tp, OptimizerKind optimizer);
 
+// Of AdamW, in f32.
+inline constexpr double second_moment_bytes = 4;
 // Bytes for each parameter: kept (its value, its gradient, the optimizer's state) and sent (reduced gradient,
 // gathered value). In f32 the values need no second copy in 32 bits, and everything is sent in 32 bits.
 struct ParameterBytes {
@@ -60,6 +71,8 @@ struct ShareCounts {
   // it runs the output layer's two passes at once, and the backward pass of the embedding needs no lookup.
   double read_twice = 0;
   double summed_over_tp = 0;  // those of which each tp rank has a partial gradient
+  double largest_muon_flops = 0;
+  MuonWork muon{}, muon_routed{};  // of these, as one tp rank holds them; FLOPs of all tp ranks
 };
 
 // What one pipeline rank holds of the model, and how much is in flight on it.
@@ -91,6 +104,8 @@ double activations_on_host(const Plan& c, const SavedBytes& saved, const RankSha
 
 // How many elements of a share's optimizer state one dp rank keeps.
 double own_elements(const Plan& c, const ShareCounts& counts);
+// And of the state that Muon keeps: one moment.
+double own_muon_elements(const Plan& c, const ShareCounts& counts);
 ShareCounts share_counts(const ParameterCounts& counts, const Plan& c, const RankShare& share);
 
 Memory footprint(const Workload& work, const Plan& c, const ParameterCounts& counts, const SavedBytes& saved,

@@ -97,6 +97,9 @@ std::optional<Refusal> unpriced(const Plan& plan, const Workload& work) {
     return refused("vocabulary-parallel", {{"vocabulary-parallel", "off"}},
                    "{} does not cut its output layer over the pipeline; --software echelon does",
                    software.name);
+  if (plan.optimizer == OptimizerKind::muon && !software.trains_with_muon)
+    return refused("optimizer", {{"optimizer", "adamw"}},
+                   "{} is not known to train with it; --software echelon does", software.name);
   if (plan.offload != Offload::none)
     if (const std::string why = no_host(work, plan); !why.empty()) {
       Refusal refusal = refused("offload", {}, "{}", why);

@@ -268,7 +268,8 @@ const Stages::Priced& Stages::priced(const Plan& c, const Recompute& recompute) 
   if (at != of_mesh.end() && at->micro_batch == c.micro_batch && at->recompute == place) return *at;
   auto made = std::make_unique<LayerPrices>();
   LayerPrices& p = *made;
-  if (!counts_.contains(c.mesh.tp())) counts_[c.mesh.tp()] = parameter_counts(c.model, c.mesh.tp());
+  if (!counts_.contains(c.mesh.tp()))
+    counts_[c.mesh.tp()] = parameter_counts(c.model, c.mesh.tp(), work_.plan.optimizer);
   p.counts = counts_.at(c.mesh.tp());
   if (!work_.software.is_this_trainer) p.counts.repeated = {};  // see Software::tensor_repeats_heads
   const double kept = kept_experts(work_.expert_load, c.mesh);

@@ -115,8 +115,7 @@ double StateSeconds::exposed(const Plan& c, const ShareCounts& counts, double la
   // Each stage's sum overlaps with the next group's passes through another stage; after the last sum there
   // are none.
   const double stages = c.chunks, group = c.mesh.pp(), each = reduce / stages, window = backward / stages;
-  const double hidden =
-      s.overlaps_gradients ? added_seconds(group * window, each, s.overlap_slowdown) : each;
+  const double hidden = s.overlaps_gradients ? added_seconds(group * window, each, s.overlap_slowdown) : each;
   return left(each, window, s.overlaps_gradients) + (real(sums.groups) * stages - 1) * hidden + gathered;
 }
 
@@ -163,7 +162,8 @@ double StateSeconds::device_update(const Plan& c, const ShareCounts& counts) con
   const Software& s = work_.software;
   if (c.offloads_optimizer() && s.updates_on_host)
     return ops_.memory_pass(elements * (bytes_.gradient - offloaded_bytes(work_, c).gradient));
-  const double bytes = elements * (2 * bytes_.gradient + 2 * bytes_.optimizer + bytes_.value);
+  const double bytes = elements * (2 * bytes_.gradient + 2 * bytes_.optimizer + bytes_.value) -
+                       2 * second_moment_bytes * own_muon_elements(c, counts);
   const double cast =
       ops_.operand_bytes() < 2 && s.narrow_parameters ? elements * (2 + ops_.operand_bytes()) : 0;
   return ops_.memory_pass(bytes * s.optimizer_passes) + ops_.elementwise(cast);
@@ -200,7 +200,58 @@ double StateSeconds::activations(const Plan& c, double saved, double forward, do
 }
 
 double StateSeconds::optimizer(const Plan& c, const ShareCounts& counts) const {
-  return device_update(c, counts) + host(c, counts);
+  return device_update(c, counts) + host(c, counts) + muon(c, counts);
+}
+
+// Products, shared by the ranks that share state and layers, but each takes at least a matrix; and the
+// exchanges, there and back.
+double StateSeconds::muon(const Plan& c, const ShareCounts& counts) const {
+  if (c.optimizer != OptimizerKind::muon) return 0;
+  const double tp = c.mesh.tp(), cut = c.mesh.expert_cut(),
+               ranks = static_cast<double>(c.mesh.dp_cp_size()) / c.hsdp, shards = c.zero > 0 ? ranks : 1,
+               routed_shards = c.zero > 0 ? std::max(1.0, ranks * tp / c.mesh.expert_ranks()) : 1;
+  const auto on_one = [&](const MuonWork& work, double sharing) {
+    return std::max(work.flops / sharing, std::min(work.flops, counts.largest_muon_flops));
+  };
+  const double flops = on_one(counts.muon, shards * tp) + on_one(counts.muon_routed, routed_shards * cut);
+  // At the rate of products as deep as the model is wide.
+  const double side = real(c.model.hidden);
+  double seconds = flops * ops_.product(side, side, side) / (2 * side * side * side);
+  const auto exchanged = [&](const MuonWork& work, double of_dp, double stride, double of_tp) {
+    const double bytes = work.elements / of_dp * ops_.operand_bytes();
+    double there = 0;
+    const std::int64_t job = c.mesh.num_ranks();
+    if (of_dp > 1)
+      there += ops_.collective(Verb::all_to_all, bytes,
+                               {static_cast<std::int64_t>(of_dp), static_cast<std::int64_t>(stride), job});
+    if (of_tp > 1)
+      there += ops_.collective(Verb::all_to_all, bytes, {static_cast<std::int64_t>(of_tp), 1, job});
+    return 2 * there;
+  };
+  if (counts.muon.elements > 0) seconds += exchanged(counts.muon, shards, tp, tp);
+  if (counts.muon_routed.elements > 0)
+    seconds += exchanged(counts.muon_routed, routed_shards, c.mesh.expert_ranks(), cut);
+  return seconds;
+}
+
+double StateSeconds::muon_bytes(const Plan& c, const ShareCounts& counts, Axis axis) const {
+  if (c.optimizer != OptimizerKind::muon) return 0;
+  const double ranks = static_cast<double>(c.mesh.dp_cp_size()) / c.hsdp, tp = c.mesh.tp();
+  const double width = work_.precision == Precision::f32 ? 4 : 2;
+  const auto once = [](double parts) { return (parts - 1) / parts; };
+  if (axis == Axis::tp) {
+    // What is made here is as much as what is owned.
+    const double cut = c.mesh.expert_cut();
+    ShareCounts of_muon;
+    of_muon.common = counts.muon.elements * once(tp);
+    of_muon.routed = counts.muon_routed.elements * once(cut);
+    return 2 * width * own_elements(c, of_muon);
+  }
+  if (c.zero == 0) return 0;
+  ShareCounts of_muon;
+  of_muon.common = counts.muon.elements * once(ranks);
+  of_muon.routed = counts.muon_routed.elements * once(std::max(1.0, ranks * tp / c.mesh.expert_ranks()));
+  return 2 * width * own_elements(c, of_muon);
 }
 
 double StateSeconds::bytes(const Plan& c, const ShareCounts& counts, double microbatches) const {

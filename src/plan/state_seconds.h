@@ -50,6 +50,8 @@ class StateSeconds {
   Copies of_two_ranks(double elements, std::int64_t apart) const;
   // The sum of partial gradients over a tp group.
   Copies over_tp(const Plan& c, const ShareCounts& counts) const;
+  // Bytes that a rank sends along dp or tp to make whole matrices for Muon and to bring back their steps.
+  double muon_bytes(const Plan& c, const ShareCounts& counts, Axis axis) const;
   // Seconds of the optimizer, including the host and its link.
   double optimizer(const Plan& c, const ShareCounts& counts) const;
   // Only that of the host and its link.
@@ -76,6 +78,7 @@ class StateSeconds {
   double update_down(const OffloadedBytes& off) const { return bytes_.gradient - off.gradient; }
   double update_up(const OffloadedBytes& off) const { return bytes_.value - off.value; }
   double device_update(const Plan& c, const ShareCounts& counts) const;
+  double muon(const Plan& c, const ShareCounts& counts) const;
   double in_calls(Verb verb, double bytes, double calls, const RankGroups& groups) const;
 
   const Workload& work_;

@@ -332,10 +332,12 @@ AxisBytes StepModel::most_traffic(const Plan& c) {
       own.pp +=
           microbatches * (is_last ? others * (message + token * tokens) : 2 * message + 3 * token * tokens);
     }
-    own.dp = stages_.state().bytes(c, s.counts[r], passes);
+    own.dp =
+        stages_.state().bytes(c, s.counts[r], passes) + stages_.state().muon_bytes(c, s.counts[r], Axis::dp);
     own.ep += stages_.state().copies(c, s.counts[r]).bytes;
     own.pp += stages_.in_pipeline(c, s, r).bytes;
-    own.tp += stages_.state().over_tp(c, s.counts[r]).bytes;
+    own.tp +=
+        stages_.state().over_tp(c, s.counts[r]).bytes + stages_.state().muon_bytes(c, s.counts[r], Axis::tp);
     for (double AxisBytes::*axis :
          {&AxisBytes::dp, &AxisBytes::tp, &AxisBytes::pp, &AxisBytes::cp, &AxisBytes::ep})
       most.*axis = std::max(most.*axis, own.*axis);

@@ -91,6 +91,8 @@ std::vector<std::string> not_run(const Workload& work, const Plan& plan) {
                                   : runs_zero(software, plan.zero, alone) ? " beside tensor parallelism"
                                                                           : " beside a pipeline"));
   }
+  if (plan.optimizer == OptimizerKind::muon && !software.trains_with_muon)
+    missing.push_back("optimizer muon");
   if (plan.offloads_optimizer() && lacks(software.offload_zero_stages, plan.zero))
     missing.push_back(fmt::format("offload beside ZeRO {}", plan.zero));
   if (plan.offloads_activations() && plan.mesh.pp() > 1 && !software.activation_offload_pipelines)

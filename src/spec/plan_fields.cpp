@@ -196,7 +196,7 @@ std::vector<PlanField> all_fields() {
        {"optimizer", choice<&Plan::optimizer>(),
         "muon: the matrices of layers by Muon, which has no second moments, all others by AdamW "
         "(docs/muon.md)",
-        train, 0, 0, "adamw"},
+        both},
        {"numerics", choice<&Plan::numerics>(),
         "invariant: the same bits on every mesh, which refuses what cannot have them (docs/invariance.md)",
         train, 0, 0, "ordinary"},

@@ -40,6 +40,7 @@ const std::vector<Field<Software>>& software_fields() {
       {"older_attention", &Software::older_attention},
       {"tf32", &Software::tf32},
       {"pads_vocabulary", &Software::pads_vocabulary},
+      {"trains_with_muon", &Software::trains_with_muon},
       {"dropout", &Software::dropout},
       {"sharded_states", &Software::sharded_states},
       {"value_bytes", &Software::value_bytes, 1, 8},

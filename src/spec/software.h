@@ -84,11 +84,12 @@ struct Software {
   // Attention never stores its scores (Dao et al. 2022), and computes only the half that a causal mask
   // leaves.
   bool fused_attention = true;
-  bool older_attention = false;  // with kernels for the previous machines (FlashAttention 2 on H100)
-  bool tf32 = false;             // f32 products round their operands to TF32, if the machine can
-  bool pads_vocabulary = true;   // each tp rank's part to a multiple of padded_vocabulary_multiple
-  bool dropout = false;          // keeps masks of one byte per element
-  bool sharded_states = true;    // ZeRO 1 communicates by reduce_scatter and all_gather
+  bool older_attention = false;   // with kernels for the previous machines (FlashAttention 2 on H100)
+  bool tf32 = false;              // f32 products round their operands to TF32, if the machine can
+  bool trains_with_muon = false;  // --optimizer muon, in rounds (spec/optimizer.h)
+  bool pads_vocabulary = true;    // each tp rank's part to a multiple of padded_vocabulary_multiple
+  bool dropout = false;           // keeps masks of one byte per element
+  bool sharded_states = true;     // ZeRO 1 communicates by reduce_scatter and all_gather
   // Bytes per parameter that training keeps besides its 2-byte value.
   double gradient_bytes = 4, optimizer_bytes = 12;
   double value_bytes = 2;

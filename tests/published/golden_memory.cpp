@@ -61,7 +61,7 @@ Workload workload_of(const CsvRow& r, const Plan& c) {
 // GPT's of the planner, and what flags of Megatron make of them. Rotary positions are in tests alone whose
 // last rank has no embedding.
 ParameterCounts counts_of(const CsvRow& r, const ModelSpec& m, const Plan& c) {
-  ParameterCounts counts = parameter_counts(m, c.mesh.tp());
+  ParameterCounts counts = parameter_counts(m, c.mesh.tp(), c.optimizer);
   const auto h = static_cast<double>(m.hidden), f = static_cast<double>(m.mlp_hidden);
   const double bias = yes(r, "disable_bias_linear") ? 0 : 1;
   double& layer = counts.layer.front();
