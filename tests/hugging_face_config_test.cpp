@@ -771,6 +771,7 @@ TEST(HuggingFaceConfig, SaysTheWholeModelOrRefusesTheFieldByName) {
         config = hugging_face_config(model, DType::f32);
       } catch (const RequestError& error) {
         refused.insert(field);
+        EXPECT_EQ(std::string(error.what()).find("where it is nothing"), std::string::npos) << error.what();
         if (!model.latent_attention())
           expect_contains(error.what(),
                           {std::string(field) + " = ", "configuration of transformers", "legal: "});

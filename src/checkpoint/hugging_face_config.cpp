@@ -27,11 +27,10 @@ void refuse_inexpressible(const ModelSpec& model, const std::string& type, const
   meant.mtp_weight = model.mtp_weight;                                                  // of training
   if (model.state_space.is_delta()) meant.state_space.chunk = model.state_space.chunk;  // only concerns cost
   for (const auto& [field, here, there] : differences(model, meant))
-    refuse(
-        "model {}: {} = {} cannot be said in a {} configuration of transformers, where it is {}; legal: a "
-        "model {}",
-        model.name, field, here.empty() ? "nothing" : here, type, there.empty() ? "nothing" : there,
-        there.empty() ? "without it" : fmt::format("with {} = {}", field, there));
+    refuse("model {}: {} = {} cannot be said in a {} configuration of transformers{}; legal: a model {}",
+           model.name, field, here.empty() ? "nothing" : here, type,
+           there.empty() ? "" : fmt::format(", where it is {}", there),
+           there.empty() ? "without it" : fmt::format("with {} = {}", field, there));
 }
 
 // Refuses sizes that transformers' classes for these types reject, although they have no effect if head_dim
