@@ -487,6 +487,15 @@ TEST_F(ModelFiles, RefusesWhatItCannotLoad) {
   expect_refusal([] { load_model("no-such-model"); }, {"no-such-model", "help models"});
   expect_refusal([] { load_model("gpt2"); }, {"gpt2-124m", "gpt2-tiny", "did you mean"});
   expect_refusal([] { load_model(""); }, {"preset"});
+  // Names on the Hugging Face hub: of what a preset was made of, or nearly so.
+  for (const auto& [name, preset] :
+       {std::pair{"meta-llama/Llama-3.1-8B", "llama-3.1-8b"},
+        {"openai-community/gpt2-xl", "gpt2-1.5b"},
+        {"mistralai/Mixtral-8x7B-v0.1", "mixtral-8x7b"},
+        {"meta-llama/Llama-3.1-405B", "llama-3.1-405b"},  // of which two are made
+        {"somebody/qwen3_8b", "qwen3-8b"}})
+    expect_refusal([&name = name] { load_model(name); },
+                   {std::string("--model ") + name, std::string("(did you mean ") + preset + "?)"});
   expect_refusal([this] { load_model(directory_.path().string()); }, {"config.json"});
 }
 

@@ -632,6 +632,18 @@ std::vector<std::string> model_preset_names() {
   return names;
 }
 
+// For a name on the Hugging Face hub: the preset that was made of that model's configuration, which its file
+// says. For any other name or path: what is nearest to its last part.
+static std::string preset_meant_by(const std::string& name_or_path) {
+  const std::string source = "https://huggingface.co/" + name_or_path + "/blob/";
+  std::vector<std::string> made_of_it;
+  for (std::size_t i = 0; i < num_embedded_models; ++i)
+    if (std::string_view(embedded_models[i].text).find(source) != std::string_view::npos)
+      made_of_it.emplace_back(embedded_models[i].name);
+  if (made_of_it.size() == 1) return fmt::format(" (did you mean {}?)", made_of_it.front());
+  return did_you_mean(name_or_path.substr(name_or_path.rfind('/') + 1), model_preset_names());
+}
+
 ModelSpec load_model(const std::string& name_or_path) {
   for (std::size_t i = 0; i < num_embedded_models; ++i) {
     const EmbeddedFile& file = embedded_models[i];
@@ -652,9 +664,8 @@ ModelSpec load_model(const std::string& name_or_path) {
     return path.extension() == ".json" ? model_from_hugging_face(text, name_or_path)
                                        : model_from_toml(text, name_or_path);
   }
-  const std::vector<std::string> presets = model_preset_names();
   refuse("--model {}: neither a preset nor a file or directory{}; `echelon help models` lists the presets",
-         name_or_path, did_you_mean(name_or_path, presets));
+         name_or_path, preset_meant_by(name_or_path));
 }
 
 }  // namespace echelon
