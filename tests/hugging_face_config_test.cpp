@@ -81,6 +81,28 @@ TEST(HuggingFaceConfig, AMisspeltKeyIsRefused) {
   EXPECT_NO_THROW(model_from_hugging_face(config.dump(), "x/config.json"));
 }
 
+// So are those of other programs, where transformers' own is missing.
+TEST(HuggingFaceConfig, KeysOfOtherProgramsAreRefused) {
+  const json llama = json::parse(read_text((fixtures / "llama" / "config.json").string()));
+  for (const auto& [name, written] : {std::pair{"num_key_value_heads", "num_kv_heads"},
+                                      {"num_key_value_heads", "n_kv_heads"},
+                                      {"num_attention_heads", "n_heads"},
+                                      {"num_hidden_layers", "n_layers"},
+                                      {"hidden_size", "dim"},
+                                      {"intermediate_size", "hidden_dim"},
+                                      {"rms_norm_eps", "norm_eps"}}) {
+    json config = llama;
+    config[written] = 7;  // beside its own it is left alone, as in transformers
+    EXPECT_EQ(to_toml(model_from_hugging_face(config.dump(), "x/config.json")),
+              to_toml(model_from_hugging_face(llama.dump(), "x/config.json")));
+    config[written] = config.at(name);
+    config.erase(name);
+    expect_refusal([&] { model_from_hugging_face(config.dump(), "x/config.json"); },
+                   {"x/config.json", std::string(written) + " = ",
+                    std::string("is not read (did you mean ") + name + "?)"});
+  }
+}
+
 // An empty rope_scaling says nothing: what is beside it does.
 TEST(HuggingFaceConfig, AnEmptyScalingLeavesPositionsToTheOtherKey) {
   json config = json::parse(read_text((fixtures / "hunyuan/config.json").string()));

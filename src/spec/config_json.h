@@ -87,16 +87,18 @@ class Config {
     const std::string value = given.dump(-1, ' ', false, Json::error_handler_t::replace);
     refuse("{}: {} = {} is not supported: only {} is", where_, key, value, supported);
   }
+  // A missing key is refused with the one that is probably meant by it, as by refuse_misspelt().
   const Json& required(const char* key) const {
-    if (!has(key)) refuse("{}: the key {} is missing", where_, key);
+    if (!has(key)) missing(key);
     return object_.at(key);
   }
   // The key must be there; null is a value of it.
   void require_name(const char* key) const {
     if (!names(key)) required(key);
   }
-  // Refuses a key of `given`, the file as it is written, that nothing has asked for and that is nearly one
-  // that was asked for in vain. Other unknown keys are left alone, as in transformers: files have many.
+  // Refuses a key of `given`, the file as it is written, that nothing has asked for and that means one that
+  // was asked for in vain: it is nearly the same, or other programs call it so. Other unknown keys are left
+  // alone, as in transformers: files have many.
   void refuse_misspelt(const Json& given) const;
 
   const std::string& where() const { return where_; }
@@ -106,6 +108,10 @@ class Config {
   using Keys = std::set<std::string, std::less<>>;
   Config(const Json& object, const std::string& where, std::shared_ptr<Keys> asked)
       : object_(object), where_(where), asked_(std::move(asked)) {}
+
+  [[noreturn]] void missing(const char* key) const;
+  // Refuses `key`, which nothing has asked for, if it means `asked`.
+  void refuse_if_meant(const std::string& key, const Json& value, const std::string& asked) const;
 
   const Json& object_;
   const std::string& where_;
