@@ -105,7 +105,7 @@ TEST_F(TrainingCommands, TrainsResumesAndGenerates) {
     refused(joined(training({"--resume", "--checkpoint", "ck"}), more), words);
   };
   refused_resume({"--steps", "2"}, {"--steps 2", "step-00000003"});
-  refused_resume({"--steps", "5", "--seed", "2"}, {"--seed 1", "2"});
+  refused_resume({"--steps", "5", "--seed", "2"}, {"not 2", "legal: --seed 1"});
   refused({"train", "--data", "text.txt", "--model", "gpt2-tiny", "--resume", "--checkpoint", "ck"},
           {"tiny", "gpt2-tiny", " = ", "without --model"});
   const Result complete =

@@ -489,8 +489,10 @@ CheckpointInfo find_resumed(const TrainRequest& request, const std::string& path
       refuse("--optimizer {}: {} holds the moments of another one; legal: {}, or --from instead of --resume",
              name_of(request.plan.optimizer), info.path, name_of(info.optimizer));
     if (info.seed != request.seed)
-      refuse("--resume {}: it was trained with --seed {}, not {}: the order of the data would change",
-             info.path, info.seed, request.seed);
+      refuse(
+          "--resume {}: it was trained with --seed {}, not {}: the order of the data would change; legal: "
+          "--seed {}",
+          info.path, info.seed, request.seed, info.seed);
     if (info.residual_ranks > 0 &&
         (!has_residuals(request.plan.compression.kind) || request.plan.mesh.dp_cp_size() == 1))
       refuse(
