@@ -194,7 +194,8 @@ TEST_F(CommandLine, BadModelAndPlanFilesAreRefused) {
   };
   refused_file("--model", "[", {"bad.toml", "TOML"});
   refused_file("--model", "", {"bad.toml", "family"});
-  refused_file("--model", std::string(tiny_model) + "colour = 3\n", {"colour", "num_kv_heads"});
+  refused_file("--model", std::string(tiny_model) + "colour = 3\n",
+               {"unknown key colour = 3; see docs/families.md"});
   refused_file("--plan", "[", {"bad.toml", "TOML"});
   refused_file("--plan", "model = \"gpt2-tiny\"\ncolour = 3\n", {"bad.toml", "colour", "micro-batch"});
   refused_file("--plan", "model = \"gpt2-tiny\"\nseq-len = \"8\"\n", {"seq-len", "8", "whole number"});

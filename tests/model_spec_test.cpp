@@ -405,8 +405,9 @@ TEST(ModelToml, EveryMistakeIsNamed) {
     words.push_back("m.toml");
     expect_refusal([&] { model_from_toml(replaced(small_llama, from, to), "m.toml"); }, words);
   };
-  refused("vocab", "vocabulary", {"vocabulary", "257", "num_kv_heads"});
-  refused("vocab = 257", "vocab_size = 257", {"vocab_size = 257 (did you mean vocab?)"});  // of transformers
+  refused("vocab", "vocabulary", {"unknown key vocabulary = 257; see docs/families.md"});
+  refused("vocab = 257", "vocab_size = 257",
+          {"vocab_size = 257 (did you mean vocab?); see docs/"});  // of transformers
   refused("num_layers = 2", "num_hidden_layers = 2", {"num_hidden_layers = 2 (did you mean num_layers?)"});
   refused("vocab = 257", "", {"vocab", "missing"});
   refused("\"llama\"", "\"bert\"", {"family", "bert", "gpt2", "llama"});

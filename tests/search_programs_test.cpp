@@ -470,7 +470,12 @@ TEST(Machine, FilesComeBackAndSayWhatIsWrong) {
     }
   };
   refused("memory_bytes = 1e9", "memory_bandwidth is missing");
-  refused("speed = 3\n" + h100, "unknown key speed");
+  refused("speed = 3\n" + h100, "unknown key speed = 3; see docs/planning.md");
+  refused("memory_byte = 3\n" + h100, "unknown key memory_byte = 3 (did you mean memory_bytes?); see docs/");
+  refused("peak_bf61 = 3\n" + h100, "(did you mean peak_bf16?)");
+  refused(h100 + "latency = 1", "latency = 1 (did you mean latency_seconds?); a tier has ranks");
+  checks::expect_refusal([&] { software_from_toml("low_ = 1\nname = \"x\"", "there.toml"); },
+                         {"there.toml: unknown key low_ = 1 (did you mean low?); see docs/planning.md"});
   refused("memory_bytes = 1e9\nmemory_bandwidth = 1e9\n[[tier]]\nranks = 8\nbandwidth = 1e9", "no peak");
   refused("memory_bytes = 1e9\nmemory_bandwidth = 1e9\npeak_f32 = 1e9", "no [[tier]]");
   const std::string named = "name = 3\nmemory_bytes = 1e9\nmemory_bandwidth = 1e9\n";

@@ -16,6 +16,7 @@
 #include <variant>
 #include <vector>
 
+#include "base/edits.h"
 #include "spec/provenance.h"
 #include "spec/toml_text.h"
 
@@ -28,17 +29,17 @@ struct Field {
   double least = 0, most = 1e30;  // of numbers
 };
 
-// Reads the fields that the table has and adds their keys to `seen`. RequestError naming the key, the value
-// and what is legal.
+// Reads the fields that the table has and adds all their keys to `legal`. RequestError naming the key, the
+// value and what is legal.
 template <class T>
 void read_fields(const toml::table& table, const std::vector<Field<T>>& fields, const std::string& where,
-                 T& into, std::set<std::string>& seen) {
+                 T& into, std::set<std::string>& legal) {
   for (const Field<T>& field : fields) {
+    legal.insert(field.key);
     const toml::node* node = table.get(field.key);
     if (node == nullptr) continue;
-    seen.insert(field.key);
-    const auto wrong = [&](const std::string& legal) {
-      refuse("{}: {} = {} is not legal: give {}", where, field.key, shown(*node), legal);
+    const auto wrong = [&](const std::string& values) {
+      refuse("{}: {} = {} is not legal: give {}", where, field.key, shown(*node), values);
     };
     if (const auto* flag = std::get_if<bool T::*>(&field.member)) {
       if (!node->is_boolean()) wrong("true or false");
@@ -67,8 +68,8 @@ std::string write_fields(const T& from, const std::vector<Field<T>>& fields) {
 
 // The name that the file says, or else its own without the extension. RequestError if it is not a text.
 inline std::string read_name(const toml::table& table, const std::string& where,
-                             std::set<std::string>& seen) {
-  seen.insert("name");
+                             std::set<std::string>& legal) {
+  legal.insert("name");
   const toml::node* node = table.get("name");
   if (node != nullptr && !node->is_string())
     refuse("{}: name = {} is not legal: give a name in quotes", where, shown(*node));
@@ -78,10 +79,10 @@ inline std::string read_name(const toml::table& table, const std::string& where,
 // An optional list: an empty list in the file differs from none.
 template <class Value, class Entry>
 void read_list(const toml::table& table, const char* key, const std::string& where,
-               std::optional<std::vector<Entry>>& into, std::set<std::string>& seen) {
+               std::optional<std::vector<Entry>>& into, std::set<std::string>& legal) {
+  legal.insert(key);
   const toml::node* node = table.get(key);
   if (node == nullptr) return;
-  seen.insert(key);
   into.emplace();
   if (node->is_array())
     for (const toml::node& entry : *node->as_array())
@@ -103,10 +104,10 @@ std::string list_text(const char* key, const std::optional<std::vector<Entry>>& 
 
 // RequestError if an entry is not a key of the table.
 inline void read_provenance(const toml::table& table, const std::string& where, Provenance& into,
-                            std::set<std::string>& seen) {
+                            std::set<std::string>& legal) {
   for (const auto& [key, list] :
        {std::pair{"measured", &into.measured}, {"published", &into.published}, {"fitted", &into.fitted}}) {
-    read_list<std::string>(table, key, where, *list, seen);
+    read_list<std::string>(table, key, where, *list, legal);
     for (const std::string& name : list->value_or(std::vector<std::string>{}))
       if (!table.contains(name))
         refuse("{}: {} = {} is not legal: give keys that this file has", where, key, name);
@@ -117,11 +118,13 @@ inline std::string provenance_text(const Provenance& from) {
          list_text("fitted", from.fitted);
 }
 
-inline void refuse_other_keys(const toml::table& table, const std::set<std::string>& seen,
-                              const std::string& where, const std::string& legal) {
+// `list`: where they are all listed.
+inline void refuse_other_keys(const toml::table& table, const std::set<std::string>& legal,
+                              const std::string& where, const std::string& list) {
   for (const auto& [key, value] : table)
-    if (!seen.contains(std::string(key.str())))
-      refuse("{}: unknown key {} = {}; {}", where, key.str(), shown(value), legal);
+    if (!legal.contains(std::string(key.str())))
+      refuse("{}: unknown key {} = {}{}; {}", where, key.str(), shown(value),
+             did_you_mean(key.str(), {legal.begin(), legal.end()}), list);
 }
 
 }  // namespace echelon

@@ -113,16 +113,16 @@ void validate(const Machine& m) {
 Machine machine_from_toml(const std::string& text, const std::string& where) {
   const toml::table table = parse_toml(text, where);
   Machine m;
-  std::set<std::string> seen{"tier"};
-  m.name = read_name(table, where, seen);
-  read_fields(table, machine_fields(), where, m, seen);
+  std::set<std::string> legal{"tier"};
+  m.name = read_name(table, where, legal);
+  read_fields(table, machine_fields(), where, m, legal);
   for (const char* key : {"memory_bytes", "memory_bandwidth"})
-    if (!seen.contains(key)) refuse("{}: the key {} is missing", where, key);
+    if (!table.contains(key)) refuse("{}: the key {} is missing", where, key);
   for (Precision precision : all_precisions) {
     const std::string key = peak_key(precision);
+    legal.insert(key);
     const toml::node* node = table.get(key);
     if (node == nullptr) continue;
-    seen.insert(key);
     const auto value = node->value<double>();
     if (!value || !(*value >= 1 && *value <= 1e30))
       refuse("{}: {} = {} is not legal: give FLOP/s from 1 to 1e+30", where, key, shown(*node));
@@ -138,14 +138,14 @@ Machine machine_from_toml(const std::string& text, const std::string& where) {
       std::set<std::string> keys;
       read_fields(*tier, tier_fields(), where, t, keys);
       for (const char* key : {"ranks", "bandwidth"})
-        if (!keys.contains(key)) refuse("{}: the key tier.{} is missing", where, key);
+        if (!tier->contains(key)) refuse("{}: the key tier.{} is missing", where, key);
       refuse_other_keys(*tier, keys, where,
                         "a tier has ranks, bandwidth, latency_seconds, oversubscription, ring_seconds");
       m.tiers.push_back({t.ranks, t.bandwidth, t.latency_seconds, t.oversubscription, t.ring_seconds});
     }
   }
-  read_provenance(table, where, m.provenance, seen);
-  refuse_other_keys(table, seen, where, "see docs/planning.md for the keys of a machine");
+  read_provenance(table, where, m.provenance, legal);
+  refuse_other_keys(table, legal, where, "see docs/planning.md for the keys of a machine");
   try {
     validate(m);
   } catch (const RequestError& error) {

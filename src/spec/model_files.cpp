@@ -206,8 +206,8 @@ class Reader {
       const bool known = std::any_of(std::begin(toml_keys), std::end(toml_keys),
                                      [&k = key](const char* legal) { return k.str() == legal; });
       if (!known) {
-        refuse("{}: unknown key {} = {}{}; a model has {}", where_, key.str(), shown(value),
-               meant_by(key.str()), fmt::join(toml_keys, ", "));
+        refuse("{}: unknown key {} = {}{}; see docs/families.md for the keys of a model", where_, key.str(),
+               shown(value), meant_by(key.str()));
       }
     }
   }

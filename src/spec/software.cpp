@@ -202,38 +202,38 @@ Software software_from_toml(const std::string& text, const std::string& where) {
     s = load_software(base->value_or(std::string()));
     s.version_of = base->value_or(std::string());
   }
-  std::set<std::string> seen{"as_of", "version_of"};
-  s.name = read_name(table, where, seen);
+  std::set<std::string> legal{"as_of", "version_of"};
+  s.name = read_name(table, where, legal);
   if (const toml::node* date = table.get("as_of"); date != nullptr && !date->is_string())
     refuse("{}: as_of = {} is not legal: give a year and a month in quotes, as \"2025-11\"", where,
            shown(*date));
   s.as_of = table["as_of"].value_or(std::string());
-  read_fields(table, software_fields(), where, s, seen);
-  read_list<std::string>(table, "schedules", where, s.schedules, seen);
-  read_list<std::int64_t>(table, "zero_stages", where, s.zero_stages, seen);
-  read_list<std::int64_t>(table, "pipeline_zero_stages", where, s.pipeline_zero_stages, seen);
-  read_list<std::int64_t>(table, "tensor_zero_stages", where, s.tensor_zero_stages, seen);
-  read_list<std::string>(table, "context_kinds", where, s.context_kinds, seen);
-  read_list<std::string>(table, "context_precisions", where, s.context_precisions, seen);
-  read_list<std::int64_t>(table, "dynamic_context_zero_stages", where, s.dynamic_context_zero_stages, seen);
+  read_fields(table, software_fields(), where, s, legal);
+  read_list<std::string>(table, "schedules", where, s.schedules, legal);
+  read_list<std::int64_t>(table, "zero_stages", where, s.zero_stages, legal);
+  read_list<std::int64_t>(table, "pipeline_zero_stages", where, s.pipeline_zero_stages, legal);
+  read_list<std::int64_t>(table, "tensor_zero_stages", where, s.tensor_zero_stages, legal);
+  read_list<std::string>(table, "context_kinds", where, s.context_kinds, legal);
+  read_list<std::string>(table, "context_precisions", where, s.context_precisions, legal);
+  read_list<std::int64_t>(table, "dynamic_context_zero_stages", where, s.dynamic_context_zero_stages, legal);
   // A version may lack what its preset has.
   if (s.dynamic_context_zero_stages && s.dynamic_context_zero_stages->empty() && base != nullptr)
     s.dynamic_context_zero_stages.reset();
-  read_list<std::string>(table, "precisions", where, s.precisions, seen);
-  read_list<std::string>(table, "recompute", where, s.recompute, seen);
-  read_list<std::string>(table, "offloads", where, s.offloads, seen);
-  read_list<std::int64_t>(table, "offload_zero_stages", where, s.offload_zero_stages, seen);
-  read_list<std::string>(table, "activation_offload_recompute", where, s.activation_offload_recompute, seen);
-  read_list<std::string>(table, "measured_on", where, s.measured_on, seen);
-  read_list<std::int64_t>(table, "measured_gpus", where, s.measured_gpus, seen);
-  read_list<std::int64_t>(table, "measured_parameters", where, s.measured_parameters, seen);
-  read_list<std::int64_t>(table, "measured_seq_len", where, s.measured_seq_len, seen);
+  read_list<std::string>(table, "precisions", where, s.precisions, legal);
+  read_list<std::string>(table, "recompute", where, s.recompute, legal);
+  read_list<std::string>(table, "offloads", where, s.offloads, legal);
+  read_list<std::int64_t>(table, "offload_zero_stages", where, s.offload_zero_stages, legal);
+  read_list<std::string>(table, "activation_offload_recompute", where, s.activation_offload_recompute, legal);
+  read_list<std::string>(table, "measured_on", where, s.measured_on, legal);
+  read_list<std::int64_t>(table, "measured_gpus", where, s.measured_gpus, legal);
+  read_list<std::int64_t>(table, "measured_parameters", where, s.measured_parameters, legal);
+  read_list<std::int64_t>(table, "measured_seq_len", where, s.measured_seq_len, legal);
   // What of a version's numbers its preset says, it says where they come from too.
   const Provenance of_base = std::exchange(s.provenance, {});
-  read_provenance(table, where, s.provenance, seen);
+  read_provenance(table, where, s.provenance, legal);
   for (const auto list : {&Provenance::measured, &Provenance::published, &Provenance::fitted})
     if (!(s.provenance.*list)) s.provenance.*list = of_base.*list;
-  refuse_other_keys(table, seen, where, "see docs/planning.md for the keys of a training program");
+  refuse_other_keys(table, legal, where, "see docs/planning.md for the keys of a training program");
   validate(s);
   return s;
 }
