@@ -76,6 +76,16 @@ TEST(Pipeline, ASchedulesOwnTextRuns) {
                   {"--schedule mine", "3 ranks", "--pp is 2"});
 }
 
+// By its file's name, once.
+TEST(Pipeline, ASchedulesOwnTextIsNamedWhereItNeverEnds) {
+  Plan plan = pipeline_plan(odd_gpt2(true, 6), "mine", 2, 1, 1, 1);
+  plan.schedule_text = "0BW0 0F0\n1F0 1BW0\n";
+  EXPECT_TRUE(message_of<RequestError>([&] { PipelineLayout layout(plan); }).starts_with("schedule mine: "));
+  plan.schedule_text = "0F0 0BW0\n1F0 1B\n";
+  EXPECT_TRUE(
+      message_of<RequestError>([&] { PipelineLayout layout(plan); }).starts_with("--schedule mine, line 2"));
+}
+
 // Ranks that take microbatches in orders of their own need inputs that are sent later.
 TEST(Pipeline, ASchedulesOwnOrderRunsWithoutABarrier) {
   Guesses guesses;

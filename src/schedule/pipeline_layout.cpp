@@ -27,6 +27,7 @@ namespace {
 // A custom schedule, given as text.
 Schedule own_schedule(const Plan& plan, int ranks, int microbatches) {
   Schedule schedule = from_text(plan.schedule_text, "--schedule " + plan.schedule);
+  schedule.name = plan.schedule;
   validate(schedule);
   if (!is_synchronous(schedule))
     refuse("--schedule {}: has optimizer steps; of schedules that do not flush, train runs pipedream and 2bw",
