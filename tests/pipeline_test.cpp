@@ -64,13 +64,21 @@ TEST(Pipeline, AnyNumberOfMicrobatches) {
 }
 
 TEST(Pipeline, ASchedulesOwnTextRuns) {
+  const PlanCheck check = [](const Plan& plan, const std::string&) { check_whole(plan); };
   Plan plan = pipeline_plan(odd_gpt2(true, 6), "mine", 3, 1, 1, 5);
   plan.schedule_text = to_text(zb_h1(3, 5));
   const VerifyReport report = verified(plan);
   EXPECT_TRUE(report.pass && report.bitwise) << to_json(report, plan);
   plan.global_batch = 6;
   expect_contains(message_of<RequestError>([&] { verified(plan); }),
-                  {"--schedule mine", "5 microbatches", "makes 6"});
+                  {"--schedule mine: ", "5 microbatches", "makes 6; legal: --global-batch 5"});
+  // What is named as legal is: here a micro-batch too, whose last one is smaller.
+  plan.global_batch = 9;
+  const std::string either = message_of<RequestError>([&] { check_with_remedies(plan, check); });
+  expect_contains(either, {"makes 9; legal: --global-batch 5, or --micro-batch 2"});
+  plan.micro_batch = 2;
+  check(plan, "");
+  plan.micro_batch = 1;
   plan.mesh.set(Axis::pp, 2);
   expect_contains(message_of<RequestError>([&] { verified(plan); }),
                   {"--schedule mine", "3 ranks", "--pp is 2"});

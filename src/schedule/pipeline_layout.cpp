@@ -40,12 +40,13 @@ Schedule own_schedule(const Plan& plan, int ranks, int microbatches) {
   if (schedule.num_ranks() != ranks)
     refuse_field(plan, "schedule", {remedy("pp", schedule.num_ranks())}, "it is for {}, and --pp is {}",
                  counted(schedule.num_ranks(), "rank"), ranks);
-  if (schedule.num_microbatches != microbatches)
-    refuse(
-        "--schedule {}: it is for {}, and --global-batch {} over --dp {} in --micro-batch {} "
-        "makes {}",
-        plan.schedule, counted(schedule.num_microbatches, "microbatch"), plan.global_batch,
-        plan.mesh.size(Axis::dp), plan.micro_batch, microbatches);
+  if (const std::int64_t wanted = schedule.num_microbatches, dp = plan.mesh.size(Axis::dp);
+      wanted != microbatches)
+    refuse_field(plan, "schedule",
+                 {remedy("global-batch", wanted * plan.micro_batch * dp),
+                  remedy("micro-batch", (plan.global_batch + wanted * dp - 1) / (wanted * dp))},
+                 "it is for {}, and --global-batch {} over --dp {} in --micro-batch {} makes {}",
+                 counted(wanted, "microbatch"), plan.global_batch, dp, plan.micro_batch, microbatches);
   return schedule;
 }
 
