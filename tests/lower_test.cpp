@@ -70,7 +70,8 @@ TEST(Validate, NamesWhatIsMissing) {
   invalid("0F0 0W0\n", {"rank 0, instruction 1 (0W0)", "B of stage 0, microbatch 0 is missing"});
   invalid("0F0 0BW0\n1F0 1BW0 1F1 1BW1\n", {"rank 0", "stage 0 has no microbatch 1"});
   // No other stage has microbatch 1 either.
-  invalid("0F0 0F2 0BW0 0BW2\n", {"stage 0 has no microbatch 1", "every stage has microbatches 0 to 2"});
+  invalid("0F0 0F2 0BW0 0BW2\n",
+          {"stage 0 has no microbatch 1", "every stage must have microbatches 0 to 2"});
   invalid("0F0 0BW0\n2F0 2BW0\n", {"stage 1 is on no rank"});
   invalid("0F999999 999999F0\n", {"stage 0", "microbatch 0"});
 }

@@ -130,8 +130,8 @@ class Rules {
           refuse_at(r, k, "F of stage {}, microbatch {} is missing", s, missing);
       });
       refuse(
-          "schedule {}: rank {}: stage {} has no microbatch {}: its F is missing; every stage has "
-          "microbatches 0 to {}",
+          "schedule {}: rank {}: stage {} has no microbatch {}: its F is missing; every stage must "
+          "have microbatches 0 to {}",
           schedule_.name, rank, s, missing, schedule_.num_microbatches - 1);
     }
   }
