@@ -66,13 +66,16 @@ int run_verify_checkpoint(const CheckpointFlags& f) {
     });
     if (f.json)
       fmt::print("{}\n", json_text(ordered_json{{"whole", true},
+                                                {"path", path},
+                                                {"step", c.step},
                                                 {"tensors", c.tensors},
                                                 {"parts", c.parts},
                                                 {"files", c.files},
                                                 {"bytes", c.bytes}}));
     else
-      fmt::print("whole: {} in {} and {}, {}\n", counted(c.tensors, "tensor"), counted(c.parts, "part"),
-                 counted(c.files, "file"), format_bytes(static_cast<double>(c.bytes)));
+      fmt::print("whole: {}, step {}: {} in {} and {}, {}\n", path, c.step, counted(c.tensors, "tensor"),
+                 counted(c.parts, "part"), counted(c.files, "file"),
+                 format_bytes(static_cast<double>(c.bytes)));
     return 0;
   } catch (const ForeignFormat&) {
     throw;

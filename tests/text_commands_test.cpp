@@ -48,6 +48,9 @@ TEST_F(TextCommands, CheckpointsAreLookedAtComparedAndConverted) {  // long
   EXPECT_EQ(info["step"], 2);
   const json whole = one_object(run({"checkpoint", "verify", "ck/step-00000001", "--json"}));
   EXPECT_EQ(whole["whole"], true);
+  EXPECT_EQ(whole["path"], "ck/step-00000001");
+  EXPECT_EQ(whole["step"], 1);
+  EXPECT_TRUE(run({"checkpoint", "verify", "ck"}).out.starts_with("whole: ck/step-00000002, step 2: "));
   EXPECT_EQ(run({"checkpoint", "diff", "ck", "ck/step-00000002"}).status, 0);
   const Result other = run({"checkpoint", "diff", "ck/step-00000001", "ck/step-00000002"});
   EXPECT_EQ(other.status, 1);

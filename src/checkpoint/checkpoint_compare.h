@@ -10,7 +10,7 @@
 namespace echelon {
 
 struct CheckpointContents {
-  std::int64_t tensors = 0, parts = 0, bytes = 0, files = 0;
+  std::int64_t step = 0, tensors = 0, parts = 0, bytes = 0, files = 0;
 };
 // Reads every byte: each part against its checksum, and each tensor of the model and each moment from its
 // parts. RequestError naming the damaged file, field or tensor; NotFinite (finite.h) if one holds NaN or

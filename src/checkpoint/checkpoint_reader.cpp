@@ -44,6 +44,7 @@ std::vector<std::string> CheckpointReader::names() const {
 
 CheckpointContents CheckpointReader::contents() const {
   CheckpointContents c;
+  c.step = manifest_.info.step;
   std::error_code none;
   for (const auto& [file, tensors] : manifest_.checksums) {
     ++c.files;
