@@ -177,7 +177,8 @@ TEST(CalibrateFrom, LeavesOutWhatStandsBesideTheTable) {
   EXPECT_EQ(m.collectives.size(), 1u);
 }
 
-// Of two tests in one file each has its own ranks; srun, mpirun and torchrun write a rank before each line.
+// Of two tests in one file each has its own ranks; launchers write a rank and a time before each line, and
+// terminals have colours.
 TEST(CalibrateFrom, ReadsNcclTestsOneBehindAnother) {
   const auto test = [](const char* name, const std::string& row) {
     return fmt::format("# Collective test starting: {}\n{}{}", name, nccl_head, row);
@@ -189,7 +190,10 @@ TEST(CalibrateFrom, ReadsNcclTestsOneBehindAnother) {
   EXPECT_EQ(m.collectives[1].verb, Verb::all_gather);
   EXPECT_EQ(m.collectives[1].hosts, 2);
   for (const std::string prefix :
-       {"0: ", " 0: ", "[1,0]<stdout>:", "[prterun-node1.a-4711@1,0]<stdout>: ", "[default0]:"}) {
+       {"0: ", " 0: ", "[1,0]<stdout>:", "[prterun-node1.a-4711@1,0]<stdout>: ", "[default0]:",
+        "Mon Nov 30 10:04:00 2026<stdout>:", "Mon Nov  2 10:04:00 2026[1,0]<stdout>:",
+        "2026-11-30T10:04:00.123456789Z ", "2026-11-30T10:04:00+01:00 [1,0]<stdout>:", "Nov 30 10:04:00 ",
+        "[2026-11-30 10:04:00,123] ", "\x1b[0;32m", "\x1b(B\x1b[m\x1b[K"}) {
     std::string labelled;
     std::istringstream lines(both);
     for (std::string line; std::getline(lines, line);) labelled += prefix + line + "\n";
@@ -346,6 +350,10 @@ TEST(CalibrateFrom, ReadsSteps) {
   expect_refusal(
       [&] { read("dp,colour,global-batch,seq-len,seconds\n2,3,8,1024,1\n", "a.csv", "gpt2-124m"); },
       {"line 2, column 2", "colour"});
+  // What is written otherwise is what is refused, not that it is missing.
+  expect_refusal([&] { read("GPUs,TP,global-batch,seq-len,seconds\n8,2,8,1024,1\n", "a.csv", "gpt2-124m"); },
+                 {"line 2, column 1: GPUs is no field of a plan (did you mean gpus?)", "legal: gpus"});
+  EXPECT_EQ(read(head + "2,8,1024,1\n  \n\t\n4,8,1024,1\n", "a.csv", "gpt2-124m").steps.size(), 2u);
   expect_refusal([&] { read("gpus,tp,global-batch,seq-len,seconds\n3,2,8,1024,1\n", "a.csv", "gpt2-124m"); },
                  {"column 1", "gpus 3"});
   for (const char* gpus : {"4294967296", "4294967304", "1000001", "0", "-8"})
@@ -406,6 +414,14 @@ TEST(CalibrateFrom, ReadsMegatronsLogs) {
   EXPECT_EQ(plan.micro_batch, 2);
   EXPECT_TRUE(plan.shards_sequence());
   EXPECT_EQ(plan.recompute, Recompute::full);
+  // What a run has cut while it wrote its last number is no step, but may be one if more follows.
+  const std::string next = " [2025-03-01 12:00:00] iteration | elapsed time per iteration (ms): ";
+  for (const char* number : {"6", "6493.", "6493", ""})
+    EXPECT_DOUBLE_EQ(read(arguments + lines + next + number, "megatron.log", "llama-2-7b").steps[0].seconds,
+                     6.5);
+  for (const char* whole : {"6480 ", "6480\n"})
+    EXPECT_DOUBLE_EQ(read(arguments + lines + next + whole, "megatron.log", "llama-2-7b").steps[0].seconds,
+                     6.49);
   expect_refusal([&] { read(lines, "megatron.log", "llama-2-7b"); },
                  {"megatron.log", "does not say global-batch"});
   expect_refusal(

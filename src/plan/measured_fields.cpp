@@ -6,7 +6,9 @@
 #include <cmath>
 #include <regex>
 #include <sstream>
+#include <vector>
 
+#include "base/edits.h"
 #include "base/error.h"
 #include "base/parse_number.h"
 #include "base/units.h"
@@ -22,6 +24,19 @@ std::string flag_name(std::string key) {
   return key;
 }
 
+// Before what is missing is named: a field may only be written otherwise.
+void refuse_unknown(const GivenFields& fields) {
+  std::vector<std::string> legal{"gpus", "precision"};
+  for (const PlanField& field : plan_fields())
+    if (field.is_flag_of_plan()) legal.push_back(field.name());
+  for (const auto& [name, field] : fields)
+    if (!field.value.empty() && std::find(legal.begin(), legal.end(), name) == legal.end())
+      refuse(
+          "{}: {} is no field of a plan{}; legal: gpus, precision, and the flags of `echelon plan` by their "
+          "names",
+          field.where, name, did_you_mean(name, legal));
+}
+
 }  // namespace
 
 std::string FilePlace::text() const {
@@ -29,14 +44,38 @@ std::string FilePlace::text() const {
                      column > 0 ? fmt::format(", column {}", column) : "");
 }
 
-std::size_t rank_prefix(const std::string& line) {
-  static const std::regex prefix(R"( {0,9}[0-9]{1,9}: |)"
-                                 R"(\[([\w.-]{1,300}@)?[0-9]{1,9},[0-9]{1,9}\]<std(out|err)>: ?|)"
-                                 R"(\[[A-Za-z_]{1,99}[0-9]{1,9}\]:)");
+std::string without_escapes(const std::string& line) {
+  const auto is_final = [](char c) { return c >= '@' && c <= '~'; };
+  std::string plain;
+  for (std::size_t i = 0; i < line.size(); ++i) {
+    if (line[i] != '\x1b') {
+      if (line[i] != '\r') plain += line[i];
+      continue;
+    }
+    ++i;
+    if (i < line.size() && line[i] == '[')
+      while (++i < line.size() && !is_final(line[i])) {
+      }
+    else if (i < line.size() && line[i] == '(')  // a set of characters
+      ++i;
+  }
+  return plain;
+}
+
+std::size_t launcher_prefix(const std::string& line) {
+  static const std::regex prefix(
+      R"( {0,9}[0-9]{1,9}: |)"
+      R"(\[([\w.-]{1,300}@)?[0-9]{1,9},[0-9]{1,9}\]<std(out|err)>: ?|)"
+      R"(\[[A-Za-z_]{1,99}[0-9]{1,9}\]:|)"
+      R"([A-Z][a-z]{2} [A-Z][a-z]{2} [ 0-9][0-9] [0-9:]{8} [0-9]{4}(<std(out|err)>: ?)?|)"
+      R"([A-Z][a-z]{2} [ 0-9][0-9] [0-9:]{8} |)"
+      R"(\[?[0-9]{4}-[0-9]{2}-[0-9]{2}[T ][0-9:]{8}([.,][0-9]{1,9})?(Z|[+-][0-9]{2}:?[0-9]{2})?\]?:? )");
+  std::size_t length = 0;
   std::smatch found;
-  return std::regex_search(line, found, prefix, std::regex_constants::match_continuous)
-             ? static_cast<std::size_t>(found.length())
-             : 0;
+  while (std::regex_search(line.begin() + static_cast<std::ptrdiff_t>(length), line.end(), found, prefix,
+                           std::regex_constants::match_continuous))
+    length += static_cast<std::size_t>(found.length());
+  return length;
 }
 
 bool read_remark(const std::string& line, const std::string& where, GivenFields& into) {
@@ -61,6 +100,7 @@ MeasuredStep measured_step(const GivenFields& fields, const std::string& model, 
   const auto given = [&](const char* name) {
     return fields.contains(name) && !fields.at(name).value.empty();
   };
+  refuse_unknown(fields);
   for (const char* name : {"global-batch", "seq-len"})
     if (!given(name)) refuse("{}: does not say {}; give it, as in \"# echelon: {}=...\"", where, name, name);
   if (!given("gpus") && !given("dp"))
@@ -79,14 +119,9 @@ MeasuredStep measured_step(const GivenFields& fields, const std::string& model, 
     } else if (name == "precision") {
       step.precision = parse_precision(field.value, place);
     } else {
-      const PlanField* const known = find_field(name);
-      if (known == nullptr || !(known->is_flag_of_plan()))
-        refuse(
-            "{}: {} is no field of a plan; legal: gpus, precision, and the flags of `echelon plan` by their "
-            "names",
-            field.where, name);
-      read_text(*known, plan, field.value, place);
-      if (is_out_of_range(*known, plan)) refuse("{} {}: must be {}", place, field.value, range_text(*known));
+      const PlanField& known = *find_field(name);
+      read_text(known, plan, field.value, place);
+      if (is_out_of_range(known, plan)) refuse("{} {}: must be {}", place, field.value, range_text(known));
     }
   }
   try {

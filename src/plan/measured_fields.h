@@ -22,10 +22,14 @@ struct GivenField {
 };
 using GivenFields = std::map<std::string, GivenField>;  // by flag, without dashes; "gpus" and "precision" too
 
-// The length of the rank prefix that a launcher writes before a line: "0: " of srun --label, "[1,0]<stdout>:"
-// of mpirun --tag-output, "[prterun-node1-4711@1,0]<stdout>: " of Open MPI 5's, "[default0]:" of torchrun
-// --tee.
-std::size_t rank_prefix(const std::string& line);
+// Without carriage returns and the escape sequences of terminals, such as colours.
+std::string without_escapes(const std::string& line);
+
+// The length of the ranks and times that launchers write before a line: "0: " of srun --label,
+// "[1,0]<stdout>:" of mpirun --tag-output, "[prterun-node1-4711@1,0]<stdout>: " of Open MPI 5's,
+// "[default0]:" of torchrun --tee, "Mon Nov 30 10:04:00 2026<stdout>:" of mpirun --timestamp-output,
+// "2026-11-30T10:04:00.123Z " of kubectl logs --timestamps, "Nov 30 10:04:00 " of ts.
+std::size_t launcher_prefix(const std::string& line);
 
 // Reads the fields of a line "# echelon: KEY=VALUE ..."; false if the line is not one.
 bool read_remark(const std::string& line, const std::string& where, GivenFields& into);

@@ -27,23 +27,11 @@ struct Log {
   std::string file, model;
   std::vector<std::string> lines;
   GivenFields fields;
+  bool is_cut = false;  // its last line has no end
 };
 
-// Without the escape sequences for terminal colours.
-std::string without_colours(const std::string& line) {
-  std::string plain;
-  for (std::size_t i = 0; i < line.size(); ++i) {
-    if (line[i] == '\x1b' && i + 1 < line.size() && line[i + 1] == '[') {
-      while (i < line.size() && line[i] != 'm') ++i;
-    } else if (line[i] != '\r') {
-      plain += line[i];
-    }
-  }
-  return plain;
-}
-
-// The number after `key` in a line; no value if the key is absent. Accepts numbers such as "4.02K" and
-// "5,762".
+// The number after `key` in a line; no value if the key is absent, or the log is cut where the number may go
+// on. Accepts numbers such as "4.02K" and "5,762".
 std::optional<double> number_behind(const Log& log, std::size_t line, const std::string& key) {
   const std::string& text = log.lines[line];
   const auto at = text.find(key);
@@ -57,6 +45,7 @@ std::optional<double> number_behind(const Log& log, std::size_t line, const std:
           text[end] == 'E' || text[end] == 'e' || text[end] == '+' || text[end] == '-');
        ++end)
     if (text[end] != ',') digits += text[end];
+  if (log.is_cut && line + 1 == log.lines.size() && end == text.size()) return {};
   double scale = 1;
   constexpr std::pair<char, double> scales[] = {{'K', 1e3}, {'M', 1e6}, {'G', 1e9}, {'B', 1e9}, {'T', 1e12}};
   for (const auto& [letter, factor] : scales)
@@ -149,7 +138,7 @@ std::optional<std::pair<std::string, std::string>> argument_of(const std::string
   if (dots == std::string::npos) return {};
   std::size_t name = dots;
   while (name > 0 && is_of_word(line[name - 1])) --name;
-  const std::size_t begin = rank_prefix(line);
+  const std::size_t begin = launcher_prefix(line);
   std::size_t value = line.find_first_not_of('.', dots + 1);
   if (name == dots || line.find_first_not_of(" \t", begin) != name || value == std::string::npos ||
       line[value] != ' ')
@@ -616,10 +605,10 @@ std::optional<double> torchtitan_seconds(Log& log) {
 
 std::optional<MeasuredStep> read_log(const std::string& text, const std::string& file,
                                      const std::string& model) {
-  Log log{file, model, {}, {}};
+  Log log{file, model, {}, {}, !text.ends_with('\n')};
   std::istringstream in(text);
   for (std::string line; std::getline(in, line);) {
-    log.lines.push_back(without_colours(line));
+    log.lines.push_back(without_escapes(line));
     read_remark(log.lines.back(), FilePlace{file, log.lines.size()}.text(), log.fields);
   }
   for (const auto& read : {megatron_seconds, nanotron_seconds, torchtitan_seconds})

@@ -260,7 +260,7 @@ CsvTable table_of(const std::vector<std::string>& lines, const std::string& file
   for (std::size_t i = 0; i < lines.size(); ++i) {
     const FilePlace place{file, i + 1};
     if (read_remark(lines[i], place.text(), table.remarks)) continue;
-    if (lines[i].empty() || lines[i][0] == '#') continue;
+    if (lines[i].find_first_not_of(" \t") == std::string::npos || lines[i][0] == '#') continue;
     std::vector<std::string> cells = cells_of(lines[i], place);
     if (table.names.empty()) {
       for (std::string& name : cells) std::replace(name.begin(), name.end(), '_', '-');
@@ -344,8 +344,9 @@ void read_measurements(const std::string& text, const std::string& file, const s
   if (text.starts_with(byte_order_mark))
     return read_measurements(text.substr(byte_order_mark.size()), file, model, into);
   const std::vector<std::string> lines = lines_of(text);
-  std::vector<std::string> printed = lines;
-  for (std::string& line : printed) line.erase(0, rank_prefix(line));
+  std::vector<std::string> printed;
+  for (const std::string& line : lines) printed.push_back(without_escapes(line));
+  for (std::string& line : printed) line.erase(0, launcher_prefix(line));
   if (is_of_nccl_tests(printed)) return NcclTests(file, into).read(printed);
   if (auto step = read_log(text, file, model)) {
     into.steps.push_back(std::move(*step));
