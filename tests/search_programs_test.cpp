@@ -483,6 +483,12 @@ TEST(Machine, FilesComeBackAndSayWhatIsWrong) {
   for (const char* peak : {"inf", "nan", "0", "1e308", "true"})
     refused(fmt::format("memory_bytes = 1e9\nmemory_bandwidth = 1e9\npeak_bf16 = {}", peak),
             "is not legal: give FLOP/s from 1 to 1e+30");
+  for (const char* name : {"\\u001b[31mred", "two\\nlines", "\\u007f"}) {
+    const std::string line = fmt::format("name = \"{}\"\n", name);
+    refused(line + "memory_bytes = 1e9", "is not legal: give a name without control characters");
+    checks::expect_refusal([&] { software_from_toml(line, "there.toml"); },
+                           {"there.toml: name = ", "give a name without control characters"});
+  }
   EXPECT_THROW(software_from_toml("name = [1]", "there.toml"), RequestError);
   EXPECT_THROW(load_machine("tpu"), RequestError);
 }

@@ -66,13 +66,18 @@ std::string write_fields(const T& from, const std::vector<Field<T>>& fields) {
   return text;
 }
 
-// The name that the file says, or else its own without the extension. RequestError if it is not a text.
+// The name that the file says, or else its own without the extension. RequestError if it is not a text, or
+// one that a terminal would not print as it is.
 inline std::string read_name(const toml::table& table, const std::string& where,
                              std::set<std::string>& legal) {
   legal.insert("name");
   const toml::node* node = table.get("name");
   if (node != nullptr && !node->is_string())
     refuse("{}: name = {} is not legal: give a name in quotes", where, shown(*node));
+  const auto is_control = [](unsigned char c) { return c < 0x20 || c == 0x7f; };
+  if (const std::string name = table["name"].value_or(std::string());
+      std::any_of(name.begin(), name.end(), is_control))
+    refuse("{}: name = {} is not legal: give a name without control characters", where, shown(*node));
   return table["name"].value_or(std::filesystem::path(where).stem().string());
 }
 
