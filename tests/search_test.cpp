@@ -270,6 +270,21 @@ TEST(Search, PlansWithinOneHundredthShareARank) {
   EXPECT_GE(reordered, 2);
 }
 
+// However few are asked for, a rank that is shared with others is said to be.
+TEST(Search, ARankIsSharedWithPlansThatAreNotShown) {
+  SearchRequest r = request("llama-3-8b", 64, 256);
+  r.work.plan.seq_len = 8192;
+  r.top = 20;
+  const std::vector<Place> all = search(r).places;
+  EXPECT_TRUE(all.front().is_shared);
+  for (r.top = 1; r.top < 6; ++r.top) {
+    const std::vector<Place> few = search(r).places;
+    for (std::size_t i = 0; i < few.size(); ++i)
+      EXPECT_TRUE(few[i].rank == all[i].rank && few[i].is_shared == all[i].is_shared)
+          << "--top " << r.top << ", plan " << i;
+  }
+}
+
 TEST(Search, EveryConfigurationIsAccountedFor) {
   const SearchResult result = search(request("llama-3-8b", 16, 64));
   std::int64_t rejected = 0;

@@ -424,14 +424,15 @@ class Search {
                ? most_seconds_
                : std::min(most_seconds_, result_.plans[top() - 1].seconds * (1 + tie));
   }
-  // Whether `top` plans are at least as fast and as small, so that it cannot be among the first.
+  // Whether more than `top` plans are at least as fast and as small: it cannot be among the first, nor be the
+  // only one that shares the rank of the last of them.
   bool is_behind(double least_seconds, double bytes) const {
     std::size_t better = 0;
     for (const Estimate& e : result_.plans) {
       if (e.seconds > least_seconds * below_rounding) break;
       better += static_cast<double>(e.memory.total()) <= bytes;
     }
-    return better >= top();
+    return better > top();
   }
 
   bool by_memory() const { return r_.objective == Objective::memory; }
