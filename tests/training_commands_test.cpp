@@ -146,7 +146,9 @@ TEST_F(TrainingCommands, TrainsResumesAndGenerates) {
   refused({"generate", "--checkpoint", "ck", "--max-tokens", "9223372036854775807"},
           {"--max-tokens", "64; legal: up to "});
   refused(joined(generating, {"--prompt", std::string(60, 'a')}), {"60 tokens", "65", "64"});
-  refused(joined(generating, {"--prompt-tokens", "1,257"}), {"257", "0 to 256"});
+  refused(joined(generating, {"--prompt-tokens", "1,257"}),
+          {"--prompt-tokens: token 257 is outside the vocabulary", "legal: 0 to 256"});
+  refused(joined(generating, {"--prompt-tokens", "-1"}), {"--prompt-tokens: token -1 ", "legal: 0 to 256"});
   refused(joined(generating, {"--temperature", "-1"}), {"--temperature -1"});
   refused({"generate", "--checkpoint", "absent"}, {"absent"});
   refused({"generate", "--checkpoint", "."}, {"no checkpoint"});

@@ -71,7 +71,8 @@ void validate(const GenerateOptions& o, const ModelSpec& model, const std::vecto
                                          : "a shorter prompt");
   for (std::int32_t token : prompt)
     if (token < 0 || token >= model.vocab)
-      refuse("prompt: token {} is outside the vocabulary of {}, 0 to {}", token, model.name, model.vocab - 1);
+      refuse("--prompt-tokens: token {} is outside the vocabulary of {}; legal: 0 to {}", token, model.name,
+             model.vocab - 1);
 }
 
 Plan plan_of_text(const Plan& plan, std::int64_t positions) {
