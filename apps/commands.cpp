@@ -65,7 +65,7 @@ struct Commands::Child {
   std::optional<int> status{};
   std::function<void()> hear{};  // what it has reported
   Ended ended{};
-  bool to_hand_on = false, any_word = false;
+  bool to_hand_on = false;
   Clock::time_point heard{}, said_at{}, forced_at{};
 
   ~Child() {
@@ -170,7 +170,7 @@ Commands::Ended Commands::train(const std::vector<std::string>& words) {
       },
       [&](LaunchWords::Word word, int status) {
         child.heard = time_.now();
-        child.any_word = true;
+        child.ended.began = true;
         if (word == LaunchWords::Word::lasts) child.ended.lasting = true;
         if (word != LaunchWords::Word::ended || child.ended.said) return;
         child.ended.said = status;
@@ -227,7 +227,7 @@ std::string Commands::overdue(const Child& child) const {
   if (!child.is_mpirun || child.ended.said) return "";
   if (now - child.heard < patience_.silence) return "";
   const std::string silent = shown(now - child.heard);
-  return child.any_word ? "no rank had said a word for " + silent : "no rank had begun after " + silent;
+  return child.ended.began ? "no rank had said a word for " + silent : "no rank had begun after " + silent;
 }
 
 void Commands::wait(Child& child) {

@@ -35,6 +35,7 @@ class Commands {
     int status = 0;           // its exit status, or 128 + the signal that ended it
     std::optional<int> said;  // what the training reported of itself
     bool lasting = false;     // it reported that the same failure would come again
+    bool began = false;       // it reported anything
     std::string forced;       // why it was killed; empty: it ended by itself
   };
   // For a training, which reports how it ends (launch_words.h).

@@ -150,7 +150,12 @@ class Launch {
         say("{} after {}", how, counted(restarts, "restart"));
         return 3;
       }
-      if (flags_.elastic) shrink();
+      const bool is_smaller = flags_.elastic && shrink();
+      // mpirun itself could not begin: root's without leave, without a program, with too few slots.
+      if (restarts == 0 && !ended.began && starts_processes() && ended.forced.empty() && !is_smaller) {
+        say("{}; it is not restarted, since the same would come again", how);
+        return 3;
+      }
       if (!directory_.empty()) wait_for_lock();
       if (commands_.asked_to_stop()) return 3;
       say("{}; restart {} of {}", how, restarts + 1, flags_.max_restarts);
@@ -203,7 +208,8 @@ class Launch {
   std::string description(const Commands::Ended& ended) const {
     std::string text = fmt::format("ended with status {}", ended.said.value_or(ended.status));
     if (starts_processes() && !ended.said)
-      text = fmt::format("mpirun ended with status {}, and no rank has said why", ended.status);
+      text = fmt::format("mpirun ended with status {}, and no rank has {}", ended.status,
+                         ended.began ? "said why" : "begun");
     return ended.forced.empty() ? text : fmt::format("{}; it was ended by force: {}", text, ended.forced);
   }
 
@@ -240,8 +246,9 @@ class Launch {
     return commands_.run({"timeout", "10", flags_.agent, host, "true"}) == 0;
   }
 
-  // Removes hosts that are gone, and the data-parallel ranks for which the others have no room.
-  void shrink() {
+  // Removes hosts that are gone, and the data-parallel ranks for which the others have no room; false if none
+  // is gone.
+  bool shrink() {
     std::vector<Host> there;
     std::vector<std::string> gone;
     for (const Host& host : hosts_)
@@ -249,7 +256,7 @@ class Launch {
         there.push_back(host);
       else
         gone.push_back(host.name);
-    if (gone.empty()) return;
+    if (gone.empty()) return false;
     hosts_ = there;
     std::string& dp = *value_of(command_, "--dp");
     const std::int64_t room = num_slots() / others_;
@@ -270,6 +277,7 @@ class Launch {
       if (hosts_.back().slots == 0) hosts_.pop_back();
     }
     say("{} left; going on with --dp {}", counted(static_cast<std::int64_t>(hosts_.size()), "host"), dp);
+    return true;
   }
 
   LaunchFlags flags_;

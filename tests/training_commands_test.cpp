@@ -400,6 +400,22 @@ TEST_F(TrainingCommands, LaunchGoesOnFromTheLastCheckpoint) {  // long
   const Result never = launched({"--max-restarts", "1"}, {"--checkpoint", "other", "--die", "0:1:forward"});
   EXPECT_EQ(never.status, 3);
   EXPECT_NE(never.err.find("after 1 restart\n"), std::string::npos) << never.err;
+  // An mpirun that starts no rank, as root's does without leave, would start none again.
+  const auto launched_by = [&](const std::string& mpirun) {
+    write("mpirun", "#!/bin/sh\necho start >> starts\n" + mpirun + "exit 1\n");
+    fs::permissions(at("mpirun"), fs::perms::owner_all);
+    return run({"launch", "--ranks", "2", "--max-restarts", "2", "--", "train", "--checkpoint", "none"},
+               "rm -f starts && export PATH=.:$PATH");
+  };
+  const Result unstarted = launched_by("");
+  EXPECT_EQ(unstarted.status, 3);
+  EXPECT_NE(unstarted.err.find("mpirun ended with status 1, and no rank has begun; it is not restarted"),
+            std::string::npos)
+      << unstarted.err;
+  EXPECT_EQ(read_bytes(at("starts")), "start\n");
+  const Result begun = launched_by("printf '\\036%s here\\n' \"${ECHELON_LAUNCH#2:}\" >&2\n");
+  EXPECT_NE(begun.err.find("and no rank has said why after 2 restarts\n"), std::string::npos) << begun.err;
+  EXPECT_EQ(read_bytes(at("starts")), "start\nstart\nstart\n");
   refused({"launch"}, {"launch", "train"});
   refused({"launch", "train", "--data", "text.txt"}, {"--data", "launch ... -- train"});
   refused({"launch", "--ranks", "-1", "--", "train"}, {"--ranks -1", "at least 0"});
