@@ -283,8 +283,11 @@ std::optional<RunRequest> PlanSearchFlags::life(const SearchRequest& request) co
     if (value && !(std::isfinite(*value) && *value > 0)) refuse("{} {}: must be above 0", flag, *value);
     return value.value_or(0);
   };
-  constexpr double most_tokens = 1e18, most_price = 1e9, hour = 3600;
+  constexpr double most_tokens = 1e18, most_price = 1e9, most_hours = 1e9, hour = 3600;
   if (*tokens_ > most_tokens) refuse("--tokens {}: must be at most {}", *tokens_, most_tokens);
+  for (const auto& [flag, hours] :
+       {std::pair{"--mtbf-hours", mtbf_hours_}, {"--repair-hours", repair_hours_}})
+    if (hours > most_hours) refuse("{} {}: must be at most {}", flag, *hours, most_hours);
   if (price_ > most_price) refuse("--price {}: must be at most {}", *price_, most_price);
   RunRequest run{above_0("--tokens", tokens_), above_0("--price", price_)};
   run.failures = {hour * above_0("--mtbf-hours", mtbf_hours_),

@@ -301,6 +301,9 @@ TEST_F(PlanCommand, TheLifeOfARun) {
   refused(small + std::string("--tokens 0"), {"--tokens 0", "above 0"});
   refused(run + "--mtbf-hours -1", {"--mtbf-hours -1", "above 0"});
   refused(small + std::string("--tokens 1e12 --price 1e308"), {"--price 1e+308: must be at most 1000000000"});
+  refused(run + "--mtbf-hours 1e308", {"--mtbf-hours 1e+308: must be at most 1000000000"});
+  refused(run + "--mtbf-hours 1000 --spares 1 --repair-hours 1e306",
+          {"--repair-hours 1e+306: must be at most"});
   refused(run + "--spares 1", {"--spares", "--mtbf-hours"});
   refused(run + "--mtbf-hours 1000 --repair-hours 1", {"--repair-hours", "--spares"});
   refused(run + "--mtbf-hours 1 --restart-time 1e6",

@@ -490,6 +490,12 @@ TEST(Machine, FilesComeBackAndSayWhatIsWrong) {
                            {"there.toml: name = ", "give a name without control characters"});
   }
   EXPECT_THROW(software_from_toml("name = [1]", "there.toml"), RequestError);
+  // What is legal is read again as it was written.
+  Machine machine = load_machine("h100");
+  Software software = load_software("echelon");
+  machine.name = software.name = R"(the "old" one\)";
+  EXPECT_EQ(machine_from_toml(to_toml(machine), "there.toml").name, machine.name);
+  EXPECT_EQ(software_from_toml(to_toml(software), "there.toml").name, software.name);
   EXPECT_THROW(load_machine("tpu"), RequestError);
 }
 

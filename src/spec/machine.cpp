@@ -155,7 +155,7 @@ Machine machine_from_toml(const std::string& text, const std::string& where) {
 }
 
 std::string to_toml(const Machine& m) {
-  std::string text = fmt::format("name = \"{}\"\n", m.name) + write_fields(m, machine_fields());
+  std::string text = fmt::format("name = {}\n", quoted(m.name)) + write_fields(m, machine_fields());
   for (Precision precision : all_precisions)
     if (m.peak(precision) > 0) text += fmt::format("{} = {}\n", peak_key(precision), m.peak(precision));
   text += provenance_text(m.provenance);

@@ -267,22 +267,6 @@ void read_experts(const Reader& reader, const std::string& where, ModelSpec& m) 
   m.clamp.limit = reader.real_or("swiglu_limit", m.clamp.limit);
 }
 
-std::string quoted(const std::string& text) {
-  std::string out = "\"";
-  for (const char c : text) {
-    const auto code = static_cast<unsigned char>(c);
-    if (c == '"' || c == '\\') {
-      out += '\\';
-      out += c;
-    } else if (code < 0x20 || code == 0x7f) {
-      out += fmt::format("\\u{:04x}", code);
-    } else {
-      out += c;
-    }
-  }
-  return out + '"';
-}
-
 // Keys of the scalings that have them.
 struct RopeKey {
   const char* key;

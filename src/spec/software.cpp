@@ -239,9 +239,9 @@ Software software_from_toml(const std::string& text, const std::string& where) {
 }
 
 std::string to_toml(const Software& s) {
-  std::string text = fmt::format("name = \"{}\"\n", s.name);
-  if (!s.as_of.empty()) text += fmt::format("as_of = \"{}\"\n", s.as_of);
-  if (!s.version_of.empty()) text += fmt::format("version_of = \"{}\"\n", s.version_of);
+  std::string text = fmt::format("name = {}\n", quoted(s.name));
+  if (!s.as_of.empty()) text += fmt::format("as_of = {}\n", quoted(s.as_of));
+  if (!s.version_of.empty()) text += fmt::format("version_of = {}\n", quoted(s.version_of));
   text += write_fields(s, software_fields());
   if (!s.version_of.empty() && !s.dynamic_context_zero_stages) text += "dynamic_context_zero_stages = []\n";
   text += list_text("schedules", s.schedules) + list_text("zero_stages", s.zero_stages) +

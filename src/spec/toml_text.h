@@ -6,6 +6,8 @@
 #define TOML_HEADER_ONLY 1
 #endif
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <sstream>
 #include <string>
@@ -46,6 +48,23 @@ inline std::string shown(const toml::node& node) {
   std::string line = text.str();  // a table has several lines
   std::replace(line.begin(), line.end(), '\n', ' ');
   return line.size() > 60 ? line.substr(0, 57) + "..." : line;
+}
+
+// A text as TOML has it.
+inline std::string quoted(const std::string& text) {
+  std::string out = "\"";
+  for (const char c : text) {
+    const auto code = static_cast<unsigned char>(c);
+    if (c == '"' || c == '\\') {
+      out += '\\';
+      out += c;
+    } else if (code < 0x20 || code == 0x7f) {
+      out += fmt::format("\\u{:04x}", code);
+    } else {
+      out += c;
+    }
+  }
+  return out + '"';
 }
 
 }  // namespace echelon
