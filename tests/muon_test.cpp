@@ -93,6 +93,23 @@ TEST(Muon, OrthogonalizesBySingularValues) {
   }
 }
 
+// What is smaller than 1e-7 is divided by that, in f32 too, where the inverse of its norm may be infinite.
+TEST(Muon, LeavesVanishedGradientsSmall) {
+  Arena arena;
+  const auto reference = make_reference_kernels();
+  for (const DType dtype : {DType::f64, DType::f32})
+    for (const double norm : {1e-9, 1e-42}) {
+      const Columns u = orthonormal(4, 1, 3), v = orthonormal(6, 1, 5);
+      Tensor x(arena, MemoryCategory::other, dtype, {4, 6});
+      copy_numbers_from_host(product_of(u, {norm}, v), x);
+      orthogonalize(*reference, x);
+      const double expected = orthogonalized(norm / 1e-7);
+      double squares = 0;
+      for (const double one : as_doubles(x)) squares += one * one;
+      EXPECT_NEAR(std::sqrt(squares), expected, (dtype == DType::f64 ? 1e-12 : 1e-3) * expected + 1e-30);
+    }
+}
+
 // An expert without tokens has no gradient.
 TEST(Muon, LeavesZerosAlone) {
   Arena arena;

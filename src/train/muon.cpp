@@ -191,8 +191,7 @@ void orthogonalize(Kernels& kernels, Tensor& x) {
   const Tensor square = x.beside(MemoryCategory::other, x.dtype(), {side, side}),
                sum = x.beside(MemoryCategory::other, x.dtype(), {side, side});
   Tensor next = x.beside(MemoryCategory::other, x.dtype(), x.shape());
-  const double norm = norm_of(kernels, x);
-  kernels.scale(x, norm > 0 ? 1 / norm : 0);
+  kernels.scale(x, 1 / std::max(norm_of(kernels, x), muon_least_norm));
   for (int i = 0; i < muon_iterations; ++i) {
     kernels.matmul(x, wide ? no : yes, x, wide ? yes : no, square, false);
     kernels.matmul(square, no, square, no, sum, false);

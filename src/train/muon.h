@@ -2,7 +2,7 @@
 // momentum made nearly orthogonal, that is with all singular values near 1, whatever they were. With U S V^T
 // = g + mu m, five Newton-Schulz iterations make about U V^T of it, in matrix products alone:
 //
-//   X = (g + mu m) / |g + mu m|;   five times: A = X X^T, X = a X + (b A + c A^2) X
+//   X = (g + mu m) / max(|g + mu m|, 1e-7);   five times: A = X X^T, X = a X + (b A + c A^2) X
 //
 // and the step is lr times 0.2 sqrt(max(rows, cols)) X: as large as AdamW's steps mostly are, so that one
 // learning rate and weight decay serve both (Liu et al. 2025, https://arxiv.org/abs/2502.16982).
@@ -20,6 +20,8 @@
 namespace echelon {
 
 inline constexpr double muon_momentum = 0.95;
+// A matrix of a smaller norm is divided by this: noise of vanished gradients is no direction (as in torch).
+inline constexpr double muon_least_norm = 1e-7;
 
 // Makes x (rows, cols; f32, f64 or bf16; contiguous) nearly orthogonal in place: U S V^T becomes about U V^T.
 // Zeros stay zero. Takes as much memory again and two squares of the shorter side, and waits for the device.

@@ -402,9 +402,10 @@ Comparison::Numbers Comparison::muon_tolerances(std::size_t i, std::int64_t step
     const double ahead = clip * gradient[k] + muon_momentum * momentum[k];
     squares += ahead * ahead;
   }
+  const double norm = std::max(std::sqrt(squares), muon_least_norm);
   // Of the gradient and of the mean that it is part of; and the norm that it is divided by moves as far.
   const double error = 2 * (1 + muon_momentum) * bound_ * gradient_sizes_[i] * clip *
-                       std::sqrt(static_cast<double>(expected.size()) / squares);
+                       std::sqrt(static_cast<double>(expected.size())) / norm;
   const double apart =
       orthogonalization_slope() * (error + roundings * unit_of(rank_.precision().activations));
   const double step_size = learning_rate(request_.optimizer, step) * muon_scale(at(i));
