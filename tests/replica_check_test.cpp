@@ -72,6 +72,8 @@ std::vector<Plan> plans() {
   }
   if (std::string(ECHELON_TEST_DTYPE) == "f32") {
     all.push_back(plan_of(odd_llama(), {.dp = 2, .tp = 2}, "f64"));
+    all.push_back(plan_of(odd_llama(), {.dp = 2, .tp = 2, .zero = 1}, "f64"));
+    all.back().optimizer = OptimizerKind::muon;
     all.push_back(plan_of(odd_llama(), {.dp = 2, .zero = 2}, "bf16"));
     all.push_back(plan_of(odd_llama(), {.dp = 2, .zero = 1}, "bf16-lean"));
   }
@@ -462,6 +464,24 @@ TEST(Witness, TellsWhichWayABlockWasChanged) {
       EXPECT_EQ(stream.peer, 1);
     }
   }
+}
+
+// Ranks that send and receive unlike amounts agree on whether these are looked at again: some below and some
+// above what numbers of the host take.
+TEST(Witness, TakesPartsOfAnySize) {
+  constexpr std::int64_t many = 20'000;
+  on_witnessed_ranks(2, [&](int rank, Witness& witness, Communicator& group) {
+    witness.begin_step(1);
+    const bool sends = rank == 0;
+    std::vector<double> in(sends ? many : 0, 0.5), out(sends ? 0 : many), gathered(many + 1),
+        mine(sends ? many : 1, 0.25);
+    const Counts none{0, 0}, to_1{0, many}, from_0{many, 0};
+    group.all_to_all(view(in), sends ? to_1 : none, view(out), sends ? none : from_0).wait();
+    group.all_gather(view(mine), view(gathered), Counts{many, 1}).wait();
+    EXPECT_EQ(out, std::vector<double>(out.size(), 0.5));
+    EXPECT_EQ(gathered, std::vector<double>(gathered.size(), 0.25));
+    EXPECT_EQ(HostGroup(group).sum(1.0), 2);
+  });
 }
 
 // What the host steers by is the same on all ranks, whatever happened on the way.

@@ -127,7 +127,7 @@ void change_bit(const Tensor& x, std::int64_t bit) {
   echelon::change_bit(static_cast<std::byte*>(x.host_bytes()), static_cast<std::uint64_t>(bit));
 }
 
-// See the page's beginning.
+// See the page's beginning. `x` is as large on every rank.
 bool steers(const Tensor& x) {
   return x.dtype() == DType::i32 || (x.dtype() == DType::f64 && x.bytes() <= (64 << 10));
 }
@@ -182,7 +182,8 @@ class WitnessCommunicator final : public Communicator {
                      .counts = {send_counts.begin(), send_counts.end()},
                      .recv_counts = {recv_counts.begin(), recv_counts.end()}},
                     *this, in, out);
-    exchange(in.flat(), send_counts, out.flat(), recv_counts);
+    // Its numbers in f64 are those of tensors, of which each rank sends as many as it has.
+    exchange(in.flat(), send_counts, out.flat(), recv_counts, in.dtype() == DType::i32);
     return {};
   }
 
@@ -241,14 +242,14 @@ class WitnessCommunicator final : public Communicator {
     const std::int64_t mine = counts[static_cast<std::size_t>(rank())];
     const std::vector<std::int64_t> each(static_cast<std::size_t>(size()), mine);
     const Tensor parts = Tensor::of_host(in.dtype(), {mine * size()});
-    exchange(in, counts, parts, each);
+    exchange(in, counts, parts, each, steers(in));
     const std::vector<Tensor> from = cut(parts, each);
     if (mine > 0) reduce_several(op, from, from.front());
     return from.front();
   }
 
   void exchange(const Tensor& in, std::span<const std::int64_t> send_counts, const Tensor& out,
-                std::span<const std::int64_t> recv_counts) {
+                std::span<const std::int64_t> recv_counts, bool steers) {
     const std::vector<Tensor> leaving = cut(in, send_counts), arriving = cut(out, recv_counts);
     Tensor first = in;
     for (int to = 0; to < size(); ++to) {
@@ -260,7 +261,7 @@ class WitnessCommunicator final : public Communicator {
       first = copy_of(in);
       change_bit(cut(first, send_counts)[static_cast<std::size_t>(to)], *bit);
     }
-    until_same(leaving, arriving, in, [&](bool again) {
+    until_same(leaving, arriving, steers, [&](bool again) {
       inner_->all_to_all(again ? in : first, send_counts, out, recv_counts).wait();
     });
     for (int from = 0; from < size(); ++from)
@@ -278,7 +279,7 @@ class WitnessCommunicator final : public Communicator {
       change_bit(first, *bit);
     }
     until_same(std::vector<Tensor>(static_cast<std::size_t>(size()), kept.defined() ? kept : in), arriving,
-               in, [&](bool again) {
+               steers(out), [&](bool again) {
                  inner_->all_gather(again ? in : first, out, counts).wait();
                  if (kept.defined()) copy(kept, own);
                });
@@ -286,14 +287,14 @@ class WitnessCommunicator final : public Communicator {
       if (from != rank()) received(Way::gather, from, arriving[static_cast<std::size_t>(from)]);
   }
 
-  // Moves once, and of numbers that steer again until what arrives is what left.
+  // Moves once, and of numbers that steer, as all ranks say alike, again until what arrives is what left.
   template <class Move>
-  void until_same(const std::vector<Tensor>& leaving, const std::vector<Tensor>& arriving, const Tensor& of,
+  void until_same(const std::vector<Tensor>& leaving, const std::vector<Tensor>& arriving, bool steers,
                   const Move& move) {
     constexpr int most = 3;
     for (int times = 1;; ++times) {
       move(times > 1);
-      if (!steers(of) || all_same(leaving, arriving)) return;
+      if (!steers || all_same(leaving, arriving)) return;
       if (times == most)
         fail(
             "{}: numbers arrive changed, {} times one after another; the machine, or what connects it, is "
