@@ -50,7 +50,7 @@ TEST(Rehearsal, RunsALayerOnTheRanksThatShareIt) {  // long
           rehearsed_plan(plan, rehearsal_on_host(plan), is_mixtral ? 0 : 1, has_experts || is_hybrid);
       EXPECT_NO_THROW(validate(r.plan));
       EXPECT_EQ(r.plan.mesh.num_ranks(), std::max(cp, ep) * tp);
-      EXPECT_DOUBLE_EQ(r.layer_share, 1);
+      for (const PartSeconds::Passes& share : r.layer_shares) EXPECT_DOUBLE_EQ(share.forward, 1);
       EXPECT_DOUBLE_EQ(r.head_share, 1);
       const PartSeconds parts = rehearse(plan, rehearsal_on_host(plan), {}, {2, 1});
       for (const PartSeconds::Passes& passes : {parts.dense, parts.others, parts.ends}) {
@@ -149,7 +149,8 @@ TEST(Rehearsal, RunsALayerAsThePlanHasIt) {
 
 void expect_passes(const PartSeconds::Passes& actual, const StageTimes& expected, double times) {
   EXPECT_NEAR(actual.forward, expected.forward * times, 1e-9 * expected.forward);
-  EXPECT_NEAR(actual.backward, expected.backward_input * times, 1e-9 * expected.backward_input);
+  const double backward = expected.backward_input + expected.backward_weight;
+  EXPECT_NEAR(actual.backward, backward * times, 1e-9 * backward);
 }
 
 // If passes took a second for each FLOP, so would the parts.
@@ -163,21 +164,25 @@ TEST(Rehearsal, TellsLayersFromEnds) {
   ModelSpec convolutions = odd_deepseek();
   convolutions.num_layers = 5, convolutions.num_dense_layers = 2;
   convolutions.short_conv = {3, {1, 3}};
-  for (const ModelSpec& model : {odd_llama(), odd_mixtral(), odd_deepseek(), hybrid, pattern, convolutions}) {
+  for (const ModelSpec& model : {odd_llama(), odd_mixtral(), odd_deepseek(), hybrid, pattern, convolutions,
+                                 load_model("llama-3-8b")}) {
     Plan plan = with_mesh(model, 1, 1, 1, 1);
     plan.global_batch = plan.micro_batch = 2;
+    plan.seq_len = 4096;  // is shortened
     SCOPED_TRACE(describe(plan));
     const PartSeconds parts =
         parts_of_passes(plan, rehearsal_on_host(plan), [](const Plan& rehearsed) -> PartSeconds::Passes {
           const StageTimes all = stage_flops(rehearsed, {{0, rehearsed.model.num_layers}, true, true});
-          return {all.forward, all.backward_input};
+          return {all.forward, all.backward_input + all.backward_weight};
         });
     StageTimes dense{0, 0, 0}, others{0, 0, 0};
     std::int64_t num_dense = 0;
     for (std::int64_t layer = 0; layer < model.num_layers; ++layer) {
       const StageTimes one = stage_flops(plan, {{layer, layer + 1}, false, false});
       StageTimes& sum = model.is_other(layer) ? others : dense;
-      sum.forward += one.forward, sum.backward_input += one.backward_input;
+      sum.forward += one.forward;
+      sum.backward_input += one.backward_input;
+      sum.backward_weight += one.backward_weight;
       num_dense += !model.is_other(layer);
     }
     const auto share = [](std::int64_t count) { return count == 0 ? 0 : 1 / static_cast<double>(count); };
@@ -214,7 +219,8 @@ TEST(Rehearsal, IsShortWhereTheStepIsLong) {
   const RehearsedPlan r = rehearsed_plan(plan, rehearsal_on_host(plan), 1, 0);
   EXPECT_EQ(r.plan.micro_batch, 1);
   EXPECT_LT(r.plan.seq_len, 64);
-  EXPECT_GT(r.layer_share * static_cast<double>(r.plan.seq_len), 4 * 4096);  // attention grows faster
+  EXPECT_GT(r.layer_shares.front().forward * static_cast<double>(r.plan.seq_len),
+            4 * 4096);  // attention grows faster
   EXPECT_DOUBLE_EQ(r.head_share * static_cast<double>(r.plan.seq_len * r.plan.model.vocab),
                    4.0 * 4096 * static_cast<double>(plan.model.vocab));
 
@@ -223,7 +229,7 @@ TEST(Rehearsal, IsShortWhereTheStepIsLong) {
   EXPECT_EQ(on_device.plan.model.vocab, plan.model.vocab);
   EXPECT_EQ(on_device.plan.micro_batch, 1);
   EXPECT_EQ(on_device.plan.seq_len, 4096);
-  EXPECT_DOUBLE_EQ(on_device.layer_share, 4);
+  EXPECT_DOUBLE_EQ(on_device.layer_shares.front().forward, 4);
   EXPECT_DOUBLE_EQ(on_device.head_share, 4);
   const RehearsalSize one = rehearsal_on_device(plan, 800e12, 1),
                       eighth = rehearsal_on_device(plan, 800e12, 8);

@@ -9,6 +9,7 @@
 
 #include "base/philox.h"
 #include "comm/threads.h"
+#include "plan/layers_by_kind.h"
 #include "tensor/host.h"
 #include "train/muon.h"
 #include "train/random_tokens.h"
@@ -134,6 +135,10 @@ PartSeconds::Passes timed_passes(const Plan& plan, const Stand& stand, const Run
 
 PartSeconds::Passes operator-(const PartSeconds::Passes& a, const PartSeconds::Passes& b) {
   return {std::max(0.0, a.forward - b.forward), std::max(0.0, a.backward - b.backward)};
+}
+
+PartSeconds::Passes operator*(const PartSeconds::Passes& a, const PartSeconds::Passes& b) {
+  return {a.forward * b.forward, a.backward * b.backward};
 }
 
 // Zeroing, norm and update of one element.
@@ -303,8 +308,15 @@ RehearsedPlan rehearsed_with(const Plan& plan, const RehearsalSize& size, ModelS
     fit_batch();
   }
   Plan whole = plan;
-  whole.model = p.model;  // whose first layer may be of another kind
-  r.layer_share = sequences == 0 ? 0 : flops(whole) / flops(p);
+  whole.model = p.model;  // whose layers may be of other kinds
+  for (std::int64_t layer = 0; layer < p.model.num_layers; ++layer) {
+    const auto of = [&](const Plan& one) { return stage_flops(one, {{layer, layer + 1}, false, false}); };
+    const StageTimes there = of(whole), here = of(p);
+    const auto share = [&](double more, double less) { return sequences == 0 ? 0 : more / less; };
+    r.layer_shares.push_back(
+        {share(there.forward, here.forward),
+         share(there.backward_input + there.backward_weight, here.backward_input + here.backward_weight)});
+  }
   r.head_share = static_cast<double>(sequences * plan.seq_len) /
                  static_cast<double>(p.micro_batch * p.seq_len) * static_cast<double>(plan.model.vocab) /
                  static_cast<double>(p.model.vocab);
@@ -328,8 +340,8 @@ PartSeconds parts_of_layers(const Plan& plan, const RehearsalSize& size, const T
   if (has_dense) parts.dense = passes(1, 0) - base;
   if (has_others) parts.others = passes(0, 1) - base;
   parts.ends = base - parts.dense - parts.others;
-  parts.dense *= r.layer_share;
-  parts.others *= r.layer_share;
+  if (has_dense) parts.dense = parts.dense * r.layer_shares.front();
+  if (has_others) parts.others = parts.others * r.layer_shares.back();
   parts.ends *= r.head_share;
   return parts;
 }
@@ -347,24 +359,31 @@ PartSeconds parts_of_kinds(const Plan& plan, const RehearsalSize& size, const Ti
   for (const LayerKind& kind : layer_kinds(m)) {
     std::vector<std::int64_t> one_more = one_of_each;
     one_more.push_back(kind.layer);
-    PartSeconds::Passes one = passes_of(rehearsed_plan(plan, size, one_more).plan) - base;
+    const RehearsedPlan with = rehearsed_plan(plan, size, one_more);
+    PartSeconds::Passes one = passes_of(with.plan) - base;
     parts.ends = parts.ends - one;
+    std::int64_t like = 0;
+    while (layer_parts(with.plan.model, like) != layer_parts(m, kind.layer)) ++like;
+    one = one * with.layer_shares[static_cast<std::size_t>(like)];
     const bool is_other = m.is_other(kind.layer);
     (is_other ? num_others : num_dense) += kind.count;
     one *= static_cast<double>(kind.count);
     PartSeconds::Passes& sum = is_other ? parts.others : parts.dense;
     sum = {sum.forward + one.forward, sum.backward + one.backward};
   }
-  if (num_dense > 0) parts.dense *= r.layer_share / static_cast<double>(num_dense);
-  if (num_others > 0) parts.others *= r.layer_share / static_cast<double>(num_others);
+  if (num_dense > 0) parts.dense *= 1 / static_cast<double>(num_dense);
+  if (num_others > 0) parts.others *= 1 / static_cast<double>(num_others);
   parts.ends *= r.head_share;
   return parts;
 }
 
 }  // namespace
 
-RehearsalSize rehearsal_on_host(const Plan& plan) {
-  return {has_fast_kernels(plan.precision) ? 2e9 : 3e7, 8192, fewest_elements};
+RehearsalSize rehearsal_on_host(const Plan& plan, double peak_flops, int ranks_together) {
+  // With few tokens products are slow: their matrices are packed as for many.
+  constexpr double seconds = 16e-3;
+  const double few = has_fast_kernels(plan.precision) ? 2e9 : 3e7;
+  return {std::max(few, seconds * peak_flops / ranks_together), 8192, fewest_elements};
 }
 
 RehearsalSize rehearsal_on_device(const Plan& plan, double peak_flops, int ranks_together) {

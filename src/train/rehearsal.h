@@ -16,7 +16,8 @@ struct RehearsalSize {
   double most_flops;  // of a layer's forward pass
   std::int64_t most_vocab, most_elements;
 };
-RehearsalSize rehearsal_on_host(const Plan& plan);
+// `peak_flops`: of products, by all ranks that rehearse together.
+RehearsalSize rehearsal_on_host(const Plan& plan, double peak_flops = 0, int ranks_together = 1);
 // Divided among the ranks that rehearse on the device together.
 RehearsalSize rehearsal_on_device(const Plan& plan, double peak_flops, int ranks_together);
 
@@ -25,9 +26,10 @@ RehearsalSize rehearsal_on_device(const Plan& plan, double peak_flops, int ranks
 // and a smaller vocabulary if a run would take long.
 struct RehearsedPlan {
   Plan plan;
-  // How much more a rank of the plan computes in a full microbatch than here: in a layer, and in the output
-  // layer.
-  double layer_share = 1, head_share = 1;
+  // How much more a rank of the plan computes in a full microbatch than here: in each layer of this plan, and
+  // in the output layer.
+  std::vector<PartSeconds::Passes> layer_shares{};
+  double head_share = 1;
 };
 RehearsedPlan rehearsed_plan(const Plan& plan, const RehearsalSize& size, std::int64_t dense,
                              std::int64_t others);

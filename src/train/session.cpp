@@ -95,7 +95,7 @@ StepPrediction rehearsed_step(const SharedRun& run, const JobMachine& machine) {
   const int ranks = plan.mesh.num_ranks();
   const RehearsalSize size =
       options.driver == nullptr
-          ? rehearsal_on_host(plan)
+          ? rehearsal_on_host(plan, run.start.peak_flops, ranks)
           : rehearsal_on_device(plan, run.start.peak_flops / options.devices_in_use(ranks),
                                 options.most_ranks_on_a_device(ranks));
   const PartSeconds parts = rehearse(plan, size, options, machine.cores);
