@@ -41,14 +41,16 @@ int run_info(const CheckpointFlags& f) {
                                               {"tokens", info.tokens},
                                               {"seed", info.seed},
                                               {"dtype", dtype_name(info.dtype)},
+                                              {"optimizer", name_of(info.optimizer)},
                                               {"model", info.model.name},
                                               {"params", num_parameters(info.model)},
                                               {"lora", lora_text(info.model.tuning.lora)},
                                               {"compress", compression_text(info.compression)}}));
     return 0;
   }
-  fmt::print("{}\nstep {}, {} tokens, seed {}, {}\nmodel {}: {} parameters\n", info.path, info.step,
-             info.tokens, info.seed, dtype_name(info.dtype), info.model.name, num_parameters(info.model));
+  fmt::print("{}\nstep {}, {} tokens, seed {}, {}, {}\nmodel {}: {} parameters\n", info.path, info.step,
+             info.tokens, info.seed, dtype_name(info.dtype), name_of(info.optimizer), info.model.name,
+             num_parameters(info.model));
   if (info.model.tuning.lora.rank > 0)
     fmt::print("adapters --lora {}: {} of these\n", lora_text(info.model.tuning.lora),
                num_trained_parameters(info.model));

@@ -265,6 +265,10 @@ std::unique_ptr<TokenData> TrainFlags::read() {
     cuts = true;
     return end.value_or(-1);
   });
+  if (resumed && !echelon::is_given(*f.app, "--optimizer") && !echelon::is_given(*f.app, "--plan")) {
+    request.plan.optimizer = resumed->optimizer;
+    check_with_remedies(request.plan, [](const Plan& p, const std::string&) { check_whole(p); });
+  }
   // Before the data is read by the checkpoint's tokenizer, whose vocabulary another model may not have.
   if (resumed) refuse_other_model(*resumed, request.plan.model);
   request.run = f.job.options(f.run, request.plan);

@@ -171,6 +171,19 @@ TEST_F(TrainingCommands, TrainsResumesAndGenerates) {
 }
 
 // It went on in silence, on samples that nothing had been trained on.
+// A resumed run goes on with the optimizer whose moments there are.
+TEST_F(TrainingCommands, AResumedRunHasItsOptimizer) {
+  const auto train = [&](const Words& more) { return run(joined(training({"--checkpoint", "mu"}), more)); };
+  EXPECT_EQ(train({"--steps", "1", "--optimizer", "muon"}).status, 0);
+  EXPECT_NE(run({"checkpoint", "info", "mu"}).out.find("muon"), std::string::npos);
+  const Result resumed = train({"--steps", "2", "--resume"});
+  EXPECT_EQ(resumed.status, 0) << resumed.err;
+  refused(training({"--checkpoint", "mu", "--steps", "3", "--resume", "--optimizer", "adamw"}),
+          {"--optimizer adamw", "step-00000002", "legal: muon", "--from"});
+  refused(training({"--checkpoint", "mu", "--steps", "3", "--resume", "--offload", "optimizer"}),
+          {"--optimizer muon", "--offload none"});
+}
+
 TEST_F(TrainingCommands, ARunIsNotResumedOnOtherData) {  // long
   const auto train = [&](const char* steps, const Words& more) {
     return run(joined(training({"--steps", steps, "--checkpoint", "ck", "--sample", "0"}), more));

@@ -46,6 +46,7 @@ MuonWork muon_work(const std::vector<ParamSpec>& list, int tp, OptimizerKind opt
   MuonWork work;
   for (const ParamSpec& p : list)
     if ((p.expert >= 0) == routed && is_updated_whole(optimizer, p)) {
+      ++work.matrices;
       work.elements += routed ? real(p.numel()) : real(local_numel(p, tp, 0));
       work.flops += muon_flops(p);
       largest = std::max(largest, muon_flops(p));
@@ -53,9 +54,11 @@ MuonWork muon_work(const std::vector<ParamSpec>& list, int tp, OptimizerKind opt
   return work;
 }
 
-MuonWork operator*(double times, const MuonWork& work) { return {times * work.elements, times * work.flops}; }
+MuonWork operator*(double times, const MuonWork& work) {
+  return {times * work.matrices, times * work.elements, times * work.flops};
+}
 MuonWork operator+(const MuonWork& a, const MuonWork& b) {
-  return {a.elements + b.elements, a.flops + b.flops};
+  return {a.matrices + b.matrices, a.elements + b.elements, a.flops + b.flops};
 }
 
 }  // namespace

@@ -12,10 +12,10 @@
 namespace echelon {
 
 // Parameters that one tp rank holds.
-// The matrices that Muon makes whole: their elements, held and uncut as those of ParameterCounts, and the
-// FLOPs of a step. None if all is updated by AdamW.
+// The matrices that Muon makes whole: how many, their elements, held and uncut as those of
+// ParameterCounts, and the FLOPs of a step. None if all is updated by AdamW.
 struct MuonWork {
-  double elements = 0, flops = 0;
+  double matrices = 0, elements = 0, flops = 0;
 };
 struct ParameterCounts {
   PerKind layer{};                           // a layer, without routed experts

@@ -53,6 +53,8 @@ void check_launched(const LaunchRequest& r) {
   if (plan.mesh.num_ranks() > host && plan.mesh.num_ranks() % host != 0)
     not_launched(r, "{} ranks are not whole hosts of {}; give --gpus a multiple", plan.mesh.num_ranks(),
                  host);
+  if (plan.optimizer != OptimizerKind::adamw)
+    not_launched(r, "--optimizer {}: is not written for this program; legal: adamw", name_of(plan.optimizer));
   if (plan.global_batch % (plan.micro_batch * plan.mesh.dp()) != 0)
     not_launched(r,
                  "--global-batch {}: each rank needs whole microbatches; legal: multiples of {} "

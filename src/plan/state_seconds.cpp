@@ -210,8 +210,11 @@ double StateSeconds::muon(const Plan& c, const ShareCounts& counts) const {
   const double tp = c.mesh.tp(), cut = c.mesh.expert_cut(),
                ranks = static_cast<double>(c.mesh.dp_cp_size()) / c.hsdp, shards = c.zero > 0 ? ranks : 1,
                routed_shards = c.zero > 0 ? std::max(1.0, ranks * tp / c.mesh.expert_ranks()) : 1;
+  // Rounds of whole matrices.
   const auto on_one = [&](const MuonWork& work, double sharing) {
-    return std::max(work.flops / sharing, std::min(work.flops, counts.largest_muon_flops));
+    if (work.matrices <= 0) return 0.0;
+    return std::max(std::ceil(work.matrices / sharing) * work.flops / work.matrices,
+                    std::min(work.flops, counts.largest_muon_flops));
   };
   const double flops = on_one(counts.muon, shards * tp) + on_one(counts.muon_routed, routed_shards * cut);
   // At the rate of products as deep as the model is wide.

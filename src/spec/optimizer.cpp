@@ -29,12 +29,13 @@ std::vector<MuonRound> muon_rounds(OptimizerKind optimizer, const std::vector<co
         return muon_flops(*specs[i]) > muon_flops(*specs[j]);
       });
       const int along_tp = is_cut ? tp : 1;
-      const std::size_t at_once = static_cast<std::size_t>(experts ? shards.experts : shards.all) *
-                                  static_cast<std::size_t>(along_tp);
+      const int of_state = experts ? shards.experts : shards.all;
+      const auto at_once = static_cast<std::size_t>(of_state) * static_cast<std::size_t>(along_tp);
       for (std::size_t begin = 0; begin < all.size(); begin += at_once) {
         const std::size_t end = std::min(begin + at_once, all.size());
         rounds.push_back({{all.begin() + static_cast<std::ptrdiff_t>(begin),
                            all.begin() + static_cast<std::ptrdiff_t>(end)},
+                          of_state,
                           along_tp});
       }
     }

@@ -24,11 +24,12 @@ bool is_updated_whole(OptimizerKind optimizer, const ParamSpec& spec);
 inline constexpr int muon_iterations = 5;
 double muon_flops(const ParamSpec& spec);
 
-// Matrices that ranks make whole at once, one each at most: `matrices[k]` on the rank that is number k / tp
-// of those that ZeRO shards it over, and k % tp along tp.
+// Matrices that ranks make whole at once, one each at most: `matrices[k]` on the rank that is number k %
+// shards of those that ZeRO shards it over, and k / shards along tp.
 struct MuonRound {
   std::vector<std::size_t> matrices;  // indices of the specs
-  int tp = 1;                         // 1, too, for matrices that are not cut over tp: each rank makes them
+  int shards = 1;
+  int tp = 1;  // 1, too, for matrices that are not cut over tp: each rank makes them
 };
 // The rounds of a step for what a rank holds, the largest matrices first, so that those of a round are alike:
 // of what ZeRO shards over all ranks of a block, and of routed experts.

@@ -324,9 +324,11 @@ Verdict of_optimizer(const Plan& plan) {
     return refused("optimizer", {{"optimizer", "adamw"}, {"optimizer-barrier", "on"}},
                    "whole matrices are made for a step, and --optimizer-barrier off may take it back");
   if (plan.optimizer == OptimizerKind::muon && plan.offloads_optimizer())
-    return refused("optimizer", {{"optimizer", "adamw"}, {"offload", "none"}},
-                   "needs the momentum of whole matrices at once, and --offload {} brings it in pieces",
-                   name_of(plan.offload));
+    return refused(
+        "optimizer",
+        {{"optimizer", "adamw"}, {"offload", plan.offloads_activations() ? "activations" : "none"}},
+        "needs the momentum of whole matrices at once, and --offload {} brings it in pieces",
+        name_of(plan.offload));
   return {};
 }
 

@@ -131,16 +131,22 @@ Coordinates with_largest_shard(const Plan& plan, const PipelineLayout& pipeline,
 
 ExactMemory exact_memory() {
   return [](const Plan& plan, const PipelineLayout& pipeline, const Coordinates& of, Device device) {
-    const Coordinates at = with_largest_shard(plan, pipeline, of);
-    const DryRunOptions options{.device = device};
-    if (!repeats_itself(plan, pipeline, at)) return predict_memory(plan, pipeline, at, options);
-    const PipelineLayout of_rank = pipeline.of_rank(at.pp);
-    StepMemory memory = predict_memory(plan, of_rank, at, options);
-    // Its passes are fewer, which move as much each.
-    const double repeats = real(num_microbatches(plan)) / of_rank.programs(at.dp).microbatches();
-    memory.host.out = static_cast<std::int64_t>(real(memory.host.out) * repeats);
-    memory.host.back = static_cast<std::int64_t>(real(memory.host.back) * repeats);
-    return memory;
+    const auto held_by = [&](const Coordinates& at) {
+      const DryRunOptions options{.device = device};
+      if (!repeats_itself(plan, pipeline, at)) return predict_memory(plan, pipeline, at, options);
+      const PipelineLayout of_rank = pipeline.of_rank(at.pp);
+      StepMemory memory = predict_memory(plan, of_rank, at, options);
+      // Its passes are fewer, which move as much each.
+      const double repeats = real(num_microbatches(plan)) / of_rank.programs(at.dp).microbatches();
+      memory.host.out = static_cast<std::int64_t>(real(memory.host.out) * repeats);
+      memory.host.back = static_cast<std::int64_t>(real(memory.host.back) * repeats);
+      return memory;
+    };
+    const StepMemory most = held_by(with_largest_shard(plan, pipeline, of));
+    if (plan.optimizer != OptimizerKind::muon || plan.zero_stage() == 0) return most;
+    // Whole matrices may be more than what other shards have more of: the first rank makes the largest.
+    const StepMemory first = held_by({.pp = of.pp, .tp = of.tp});
+    return first.total() > most.total() ? first : most;
   };
 }
 

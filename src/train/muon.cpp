@@ -35,12 +35,13 @@ std::int64_t sum_of(const std::vector<std::int64_t>& counts) {
 // The exchanges of a round.
 class RoundExchange {
  public:
-  RoundExchange(const Rank& rank, std::vector<const Parameter*> matrices, int tp)
-      : rank_(rank), all_(std::move(matrices)), tp_(tp), group_(all_.front()->shard_group) {
-    const std::size_t shard = group_ == nullptr ? 0 : static_cast<std::size_t>(group_->rank()),
-                      along_tp = static_cast<std::size_t>(tp_);
-    for (std::size_t k = shard * along_tp; k < std::min((shard + 1) * along_tp, all_.size()); ++k)
-      here_.push_back(all_[k]);
+  RoundExchange(const Rank& rank, const ParameterStore& parameters, const MuonRound& round)
+      : rank_(rank), tp_(round.tp), by_shard_(static_cast<std::size_t>(round.shards)) {
+    for (std::size_t k = 0; k < round.matrices.size(); ++k)
+      by_shard_[k % by_shard_.size()].push_back(&parameters.all()[round.matrices[k]]);
+    group_ = by_shard_.front().front()->shard_group;
+    here_ = by_shard_[group_ == nullptr ? 0 : static_cast<std::size_t>(group_->rank())];
+    for (const auto& of_shard : by_shard_) all_.insert(all_.end(), of_shard.begin(), of_shard.end());
     const auto place = static_cast<std::size_t>(tp_ == 1 ? 0 : rank.coordinate(Axis::tp));
     if (place < here_.size()) mine_ = here_[place];
   }
@@ -60,12 +61,13 @@ class RoundExchange {
     return make({size});
   }
 
-  // The matrix that this rank makes, of all ranks' parts; undefined if it makes none.
-  Tensor to_owners(const Tensor& own) const {
-    Tensor locals = own;
+  // The matrix that this rank makes, of all ranks' parts; undefined if it makes none. Takes `own`, so that it
+  // need not stay.
+  Tensor to_owners(Tensor own) const {
+    Tensor locals = std::move(own);
     if (group_ != nullptr) {
       Tensor parts = make({sum_of(counts_of_parts())});
-      group_->all_to_all(own, counts_of_own(), parts, counts_of_parts()).wait();
+      group_->all_to_all(locals, counts_of_own(), parts, counts_of_parts()).wait();
       locals = parts;
       if (here_.size() > 1) {
         locals = make({parts.numel()});
@@ -78,6 +80,7 @@ class RoundExchange {
     if (tp_ == 1) return mine_ == nullptr ? Tensor() : locals.reshape(mine_->value.shape());
     const Tensor slices = make({sum_of(counts_of_slices())});
     rank_.along(Axis::tp).all_to_all(locals, counts_of_locals(), slices, counts_of_slices()).wait();
+    locals = {};
     if (mine_ == nullptr) return {};
     Tensor whole = make(mine_->spec.shape);
     each_slice(slices, whole,
@@ -86,13 +89,14 @@ class RoundExchange {
   }
 
   // The own parts of what all ranks have made.
-  Tensor from_owners(const Tensor& whole) const {
+  Tensor from_owners(Tensor whole) const {
     Tensor locals = mine_ == nullptr ? make({0}) : whole.flat();
     if (tp_ > 1) {
       const Tensor slices = make({sum_of(counts_of_slices())});
       if (mine_ != nullptr)
         each_slice(slices, whole,
                    [&](const Tensor& slice, const Tensor& there) { rank_.kernels().copy(there, slice); });
+      whole = {};
       locals = make({sum_of(counts_of_locals())});
       rank_.along(Axis::tp).all_to_all(slices, counts_of_slices(), locals, counts_of_locals()).wait();
     }
@@ -117,9 +121,11 @@ class RoundExchange {
 
   // Own parts by the rank of the sharding group that makes the matrices.
   std::vector<std::int64_t> counts_of_own() const {
-    std::vector<std::int64_t> counts(static_cast<std::size_t>(group_->size()));
-    for (std::size_t k = 0; k < all_.size(); ++k)
-      counts[k / static_cast<std::size_t>(tp_)] += all_[k]->own.size();
+    std::vector<std::int64_t> counts;
+    for (const auto& of_shard : by_shard_)
+      counts.push_back(
+          std::accumulate(of_shard.begin(), of_shard.end(), std::int64_t{0},
+                          [](std::int64_t sum, const Parameter* p) { return sum + p->own.size(); }));
     return counts;
   }
   // Parts of what is made here, by the rank that owns them.
@@ -176,9 +182,10 @@ class RoundExchange {
   }
 
   const Rank& rank_;
-  std::vector<const Parameter*> all_, here_;  // here_: those made by the tp ranks of this shard
   int tp_;
-  Communicator* group_;
+  std::vector<std::vector<const Parameter*>> by_shard_;  // that makes them, each by one of its tp ranks
+  std::vector<const Parameter*> all_, here_;             // one shard's after another's; those of this shard
+  Communicator* group_ = nullptr;
   const Parameter* mine_ = nullptr;
 };
 
@@ -221,18 +228,14 @@ void muon_step(const Rank& rank, const ParameterStore& parameters, const Optimiz
   const MomentumStep momentum{muon_momentum, gradient_scale};
   for (const MuonRound& round :
        muon_rounds(parameters.optimizer(), specs, parameters.all_shards(), rank.size(Axis::tp))) {
-    std::vector<const Parameter*> matrices;
-    for (const std::size_t i : round.matrices) matrices.push_back(&parameters.all()[i]);
-    const RoundExchange exchange(rank, std::move(matrices), round.tp);
+    const RoundExchange exchange(rank, parameters, round);
     Tensor own = exchange.make_own();
     exchange.each_own([&](const Parameter& p, Range at) {
       rank.kernels().momentum(p.own_gradient, p.exp_avg, own.flat_range(at.begin, at.end), momentum);
     });
-    Tensor x = exchange.to_owners(own);
-    own = {};
+    Tensor x = exchange.to_owners(std::exchange(own, {}));
     if (x.defined()) orthogonalize(rank.kernels(), x);
-    own = exchange.from_owners(x);
-    x = {};
+    own = exchange.from_owners(std::exchange(x, {}));
     exchange.each_own([&](const Parameter& p, Range at) {
       const WeightRounding rounding(rank, parameters, p, p.own, updates + 1);
       rank.kernels().step_weights(p.own_value, own.flat_range(at.begin, at.end),

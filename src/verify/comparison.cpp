@@ -390,11 +390,11 @@ Comparison::Numbers Comparison::parameter_tolerances(std::size_t i, std::int64_t
 }
 
 // What is orthogonalized differs by no more than its gradient may, and by rounding on the way; no element of
-// a step is above 1.2, so no two are further apart than twice that. Of several updates only the last one's
+// a step is above 1.25, so no two are further apart than twice that. Of several updates only the last one's
 // gradient is known.
 Comparison::Numbers Comparison::muon_tolerances(std::size_t i, std::int64_t step, double clip,
                                                 const Numbers& expected) const {
-  constexpr double furthest = 2 * 1.2, roundings = 16;
+  constexpr double furthest = 2 * 1.25, roundings = 16;
   const Numbers gradient = reference_tensor(i, ParameterTensor::gradient),
                 momentum = reference_tensor(i, ParameterTensor::exp_avg);
   double squares = 0;
