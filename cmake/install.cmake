@@ -87,7 +87,7 @@ function(install_library libdir component not_by_default)
   install(DIRECTORY ${CMAKE_SOURCE_DIR}/src/ DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}/echelon COMPONENT ${component}
           ${exclude} FILES_MATCHING PATTERN "*.h" PATTERN "*-inl.h" EXCLUDE
           # What needs Random123 or the toolkit of CUDA, which whoever uses the library need not have.
-          REGEX "/(philox_words|cuda/cublas_types|rows/(adamw|codecs|orthonormalize|selection)|row_kernels|device_kernels)\\.h$" EXCLUDE)
+          REGEX "/(philox_words|cuda/cublas_types|rows/(adamw|codecs|muon|orthonormalize|selection)|row_kernels|device_kernels)\\.h$" EXCLUDE)
 endfunction()
 install_library(${CMAKE_INSTALL_LIBDIR} development FALSE)
 # CPack's prefix is /usr whatever this build's is, and there Debian keeps the libraries of each architecture apart.

@@ -607,10 +607,6 @@ TEST(LaunchFiles, RefusesWhatAProgramDoesNotRun) {  // long
        {{"pp", "2"}, {"schedule", "zb-v"}},
        {"--schedule zb-v", "1f1b, interleaved"}},
       {"megatron-core", "llama-3-8b", {{"pp", "2"}, {"zero", "3"}}, {"--zero 3", "--pp 1"}},
-      {"deepspeed",
-       "llama-3-8b",
-       {{"pp", "1"}, {"tp", "1"}, {"zero", "1"}, {"recompute", "full"}, {"optimizer", "muon"}},
-       {"--optimizer muon", "legal: adamw"}},
       {"megatron-core",
        "llama-3-8b",
        {{"pp", "1"}, {"recompute", "linear"}},
@@ -769,6 +765,10 @@ TEST_F(LaunchFor, WritesItsFiles) {
   refused(plan + "--launch-for slurm --launch-out out", {"--launch-for slurm", "torchtitan"});
   refused(plan + "--launch-for torchtitan --launch-out out --zero 1",
           {"--launch-for torchtitan", "--zero 1"});
+  for (const char* program : {"deepspeed", "nanotron", "megatron-core", "torchtitan"})
+    refused(
+        plan + "--software echelon --optimizer muon --tp 1 --pp 1 --launch-out out --launch-for " + program,
+        {"--optimizer muon", "legal: adamw"});
   refused(plan + "--launch-for torchtitan", {"--launch-for", "without --launch-out"});
   refused(plan + "--launch-out out", {"--launch-out", "without --launch-for"});
 }

@@ -312,7 +312,9 @@ RehearsedPlan rehearsed_with(const Plan& plan, const RehearsalSize& size, ModelS
   for (std::int64_t layer = 0; layer < p.model.num_layers; ++layer) {
     const auto of = [&](const Plan& one) { return stage_flops(one, {{layer, layer + 1}, false, false}); };
     const StageTimes there = of(whole), here = of(p);
-    const auto share = [&](double more, double less) { return sequences == 0 ? 0 : more / less; };
+    const auto share = [&](double more, double less) {
+      return sequences == 0 || less == 0 ? 0 : more / less;
+    };
     r.layer_shares.push_back(
         {share(there.forward, here.forward),
          share(there.backward_input + there.backward_weight, here.backward_input + here.backward_weight)});
