@@ -246,7 +246,7 @@ TEST(Muon, VerifyAllowsLittle) {
   EXPECT_LT(report.param_worst, 1);
 }
 
-TEST(Muon, IsInvariantToTheLastBit) {
+TEST(Muon, IsInvariantToTheLastBit) {  // long
   for (const auto& [dp, tp, zero] : {std::tuple{2, 2, 1}, {1, 2, 0}, {4, 1, 3}}) {
     Plan plan = muon_plan(odd_llama(), dp, tp, DType::f32);
     plan.numerics = Numerics::invariant;

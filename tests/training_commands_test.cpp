@@ -172,7 +172,7 @@ TEST_F(TrainingCommands, TrainsResumesAndGenerates) {
 
 // It went on in silence, on samples that nothing had been trained on.
 // A resumed run goes on with the optimizer whose moments there are.
-TEST_F(TrainingCommands, AResumedRunHasItsOptimizer) {
+TEST_F(TrainingCommands, AResumedRunHasItsOptimizer) {  // long
   const auto train = [&](const Words& more) { return run(joined(training({"--checkpoint", "mu"}), more)); };
   EXPECT_EQ(train({"--steps", "1", "--optimizer", "muon"}).status, 0);
   EXPECT_NE(run({"checkpoint", "info", "mu"}).out.find("muon"), std::string::npos);
