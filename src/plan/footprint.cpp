@@ -117,11 +117,15 @@ OffloadedBytes offloaded_bytes(const Workload& work, const Plan& c) {
   return off;
 }
 
-double own_elements(const Plan& c, const ShareCounts& counts) {
+StateShards state_shards(const Plan& c) {
+  if (c.zero == 0) return {};
   const double ranks = static_cast<double>(c.mesh.dp_cp_size()) / c.hsdp;
-  const double shards = c.zero > 0 ? ranks : 1;
-  const double routed_shards = c.zero > 0 ? std::max(1.0, ranks * c.mesh.tp() / c.mesh.expert_ranks()) : 1;
-  return counts.common / shards + counts.routed / routed_shards;
+  return {ranks, std::max(1.0, ranks * c.mesh.tp() / c.mesh.expert_ranks())};
+}
+
+double own_elements(const Plan& c, const ShareCounts& counts) {
+  const StateShards shards = state_shards(c);
+  return counts.common / shards.common + counts.routed / shards.routed;
 }
 
 double own_muon_elements(const Plan& c, const ShareCounts& counts) {

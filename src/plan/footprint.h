@@ -102,6 +102,11 @@ RankShare::InFlight in_flight_here(const Plan& c, const SavedBytes& saved, const
 // The most bytes on the host.
 double activations_on_host(const Plan& c, const SavedBytes& saved, const RankShare& share);
 
+// How many ranks the optimizer's state is cut over: what all ranks of dp x cp hold alike, and routed experts.
+struct StateShards {
+  double common = 1, routed = 1;
+};
+StateShards state_shards(const Plan& c);
 // How many elements of a share's optimizer state one dp rank keeps.
 double own_elements(const Plan& c, const ShareCounts& counts);
 // And of the state that Muon keeps: one moment.

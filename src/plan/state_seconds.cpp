@@ -207,21 +207,21 @@ double StateSeconds::optimizer(const Plan& c, const ShareCounts& counts) const {
 // exchanges, there and back.
 double StateSeconds::muon(const Plan& c, const ShareCounts& counts) const {
   if (c.optimizer != OptimizerKind::muon) return 0;
-  const double tp = c.mesh.tp(), cut = c.mesh.expert_cut(),
-               ranks = static_cast<double>(c.mesh.dp_cp_size()) / c.hsdp, shards = c.zero > 0 ? ranks : 1,
-               routed_shards = c.zero > 0 ? std::max(1.0, ranks * tp / c.mesh.expert_ranks()) : 1;
+  const double tp = c.mesh.tp(), cut = c.mesh.expert_cut();
+  const StateShards shards = state_shards(c);
   // Rounds of whole matrices.
   const auto on_one = [&](const MuonWork& work, double sharing) {
     if (work.matrices <= 0) return 0.0;
     return std::max(std::ceil(work.matrices / sharing) * work.flops / work.matrices,
                     std::min(work.flops, counts.largest_muon_flops));
   };
-  const double flops = on_one(counts.muon, shards * tp) + on_one(counts.muon_routed, routed_shards * cut);
+  const double flops =
+      on_one(counts.muon, shards.common * tp) + on_one(counts.muon_routed, shards.routed * cut);
   // At the rate of products as deep as the model is wide.
   const double side = real(c.model.hidden);
   double seconds = flops * ops_.product(side, side, side) / (2 * side * side * side);
   const auto exchanged = [&](const MuonWork& work, double of_dp, double stride, double of_tp) {
-    const double bytes = work.elements / of_dp * ops_.operand_bytes();
+    const double bytes = work.elements / of_dp * muon_element_bytes();
     double there = 0;
     const std::int64_t job = c.mesh.num_ranks();
     if (of_dp > 1)
@@ -231,30 +231,22 @@ double StateSeconds::muon(const Plan& c, const ShareCounts& counts) const {
       there += ops_.collective(Verb::all_to_all, bytes, {static_cast<std::int64_t>(of_tp), 1, job});
     return 2 * there;
   };
-  if (counts.muon.elements > 0) seconds += exchanged(counts.muon, shards, tp, tp);
+  if (counts.muon.elements > 0) seconds += exchanged(counts.muon, shards.common, tp, tp);
   if (counts.muon_routed.elements > 0)
-    seconds += exchanged(counts.muon_routed, routed_shards, c.mesh.expert_ranks(), cut);
+    seconds += exchanged(counts.muon_routed, shards.routed, c.mesh.expert_ranks(), cut);
   return seconds;
 }
 
+// What is made on a rank is as much as what it owns.
 double StateSeconds::muon_bytes(const Plan& c, const ShareCounts& counts, Axis axis) const {
   if (c.optimizer != OptimizerKind::muon) return 0;
-  const double ranks = static_cast<double>(c.mesh.dp_cp_size()) / c.hsdp, tp = c.mesh.tp();
-  const double width = work_.precision == Precision::f32 ? 4 : 2;
+  const StateShards shards = state_shards(c);
   const auto once = [](double parts) { return (parts - 1) / parts; };
-  if (axis == Axis::tp) {
-    // What is made here is as much as what is owned.
-    const double cut = c.mesh.expert_cut();
-    ShareCounts of_muon;
-    of_muon.common = counts.muon.elements * once(tp);
-    of_muon.routed = counts.muon_routed.elements * once(cut);
-    return 2 * width * own_elements(c, of_muon);
-  }
-  if (c.zero == 0) return 0;
-  ShareCounts of_muon;
-  of_muon.common = counts.muon.elements * once(ranks);
-  of_muon.routed = counts.muon_routed.elements * once(std::max(1.0, ranks * tp / c.mesh.expert_ranks()));
-  return 2 * width * own_elements(c, of_muon);
+  const bool over_tp = axis == Axis::tp;
+  ShareCounts sent;
+  sent.common = counts.muon.elements * once(over_tp ? c.mesh.tp() : shards.common);
+  sent.routed = counts.muon_routed.elements * once(over_tp ? c.mesh.expert_cut() : shards.routed);
+  return 2 * muon_element_bytes() * own_elements(c, sent);
 }
 
 double StateSeconds::bytes(const Plan& c, const ShareCounts& counts, double microbatches) const {

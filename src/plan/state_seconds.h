@@ -79,6 +79,8 @@ class StateSeconds {
   double update_up(const OffloadedBytes& off) const { return bytes_.value - off.value; }
   double device_update(const Plan& c, const ShareCounts& counts) const;
   double muon(const Plan& c, const ShareCounts& counts) const;
+  // It travels in the type of activations, in fp8 too.
+  double muon_element_bytes() const { return work_.precision == Precision::f32 ? 4 : 2; }
   double in_calls(Verb verb, double bytes, double calls, const RankGroups& groups) const;
 
   const Workload& work_;

@@ -18,6 +18,7 @@ double muon_flops(const ParamSpec& spec) {
 std::vector<MuonRound> muon_rounds(OptimizerKind optimizer, const std::vector<const ParamSpec*>& specs,
                                    const Shards& shards, int tp) {
   std::vector<MuonRound> rounds;
+  if (optimizer != OptimizerKind::muon) return rounds;
   for (const bool experts : {false, true})
     for (const bool is_cut : {true, false}) {
       std::vector<std::size_t> all;
