@@ -20,14 +20,6 @@ namespace {
 
 using namespace checks;
 
-OptimizerOptions clipping() {
-  OptimizerOptions options;
-  options.warmup_steps = 0;
-  options.lr = 1e-2;
-  options.clip = 0.1;
-  return options;
-}
-
 Plan offloaded(Plan plan, Offload what = Offload::activations) {
   plan.offload = what;
   return plan;

@@ -53,6 +53,15 @@ inline ModelSpec odd_llama(bool tied = false, std::int64_t kv_heads = 2, std::in
   return m;
 }
 
+// Steps that clip.
+inline OptimizerOptions clipping() {
+  OptimizerOptions options;
+  options.warmup_steps = 0;
+  options.lr = 1e-2;
+  options.clip = 0.1;  // below the norms of these models
+  return options;
+}
+
 // A global batch of 7 in microbatches of 2: a smaller last microbatch, and uneven parts over dp 2, 3 and 4.
 inline Plan odd_plan(ModelSpec model, int dp, int tp, bool sp, DType dtype = DType::f64) {
   Plan plan;

@@ -15,14 +15,6 @@ namespace {
 
 using namespace checks;
 
-OptimizerOptions clipping() {
-  OptimizerOptions options;
-  options.warmup_steps = 0;
-  options.lr = 1e-2;
-  options.clip = 0.1;  // below the norms of these models
-  return options;
-}
-
 Plan muon_plan(const ModelSpec& model, int dp, int tp, DType dtype = DType::f64) {
   Plan plan = odd_plan(model, dp, tp, tp > 1, dtype);
   plan.optimizer = OptimizerKind::muon;

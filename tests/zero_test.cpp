@@ -22,14 +22,6 @@ using namespace checks;
 
 constexpr std::array stages{1, 2, 3};
 
-OptimizerOptions clipping() {
-  OptimizerOptions options;
-  options.warmup_steps = 0;
-  options.lr = 1e-2;
-  options.clip = 0.1;  // below the norms of these models
-  return options;
-}
-
 std::vector<Outcome> outcomes_of(const Plan& plan) {
   return run_steps(plan, clipping(), 2, random_samples(plan));
 }
