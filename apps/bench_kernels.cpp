@@ -18,6 +18,7 @@
 #include "base/error.h"
 #include "base/json_text.h"
 #include "base/units.h"
+#include "parallel/heads.h"
 #include "parallel/vocabulary_logits.h"
 #include "spec/block.h"
 #include "spec/model_spec.h"
@@ -152,13 +153,7 @@ class StepWork {
   void add_attention() {
     const ModelSpec& m = model_;
     const std::int64_t width = m.num_heads * m.head_dim, kv_width = m.num_kv_heads * m.head_dim;
-    const AttentionShape s{.batch = flags_.micro_batch,
-                           .q_len = flags_.seq_len,
-                           .kv_len = flags_.seq_len,
-                           .num_heads = m.num_heads,
-                           .num_kv_heads = m.num_kv_heads,
-                           .head_dim = m.head_dim,
-                           .scale = 1 / std::sqrt(static_cast<double>(m.head_dim))};
+    const AttentionShape s = Heads(m).shape(flags_.micro_batch, flags_.seq_len, flags_.seq_len);
     // Causal: a query sees half of the keys.
     const double flops =
         2.0 * static_cast<double>(flags_.seq_len) * static_cast<double>(tokens_) * static_cast<double>(width);

@@ -87,6 +87,11 @@ void expect_matches_full_matrix(const Problem& problem) {
             score += s.scale * at(problem.q, b * s.q_len + t, h * s.head_dim + d) *
                      at(problem.k, b * problem.stride + j, kv_head * s.head_dim + d);
           if (s.cap > 0 && seen) score = s.cap * std::tanh(score / s.cap);
+          // For five heads 2^-2, 2^-4, 2^-6, 2^-8, and the first of eight heads, 2^-1.
+          const double slopes[] = {0x1p-2, 0x1p-4, 0x1p-6, 0x1p-8, 0x1p-1};
+          if (s.alibi.is_used())
+            score -= slopes[s.alibi.first_head + h] *
+                     static_cast<double>(s.q_offset + t * s.q_step - j * s.k_step);
           line.push_back(std::exp(score));
           sum += line.back();
         }
@@ -119,6 +124,18 @@ std::vector<AttentionShape> shapes() {
        .head_dim = 3,
        .scale = 0.6,
        .cap = 0.5},
+      // ALiBi, on the last three of five heads
+      {.batch = 2,
+       .q_len = 5,
+       .kv_len = 3,
+       .num_heads = 3,
+       .num_kv_heads = 1,
+       .head_dim = 3,
+       .q_offset = 2,
+       .q_step = 2,
+       .k_step = 3,
+       .scale = 0.6,
+       .alibi = {.heads = 5, .first_head = 2}},
       // grouped queries
       {.batch = 2, .q_len = 4, .kv_len = 4, .num_heads = 6, .num_kv_heads = 2, .head_dim = 2, .scale = 0.7},
       // later queries over a cache with room left

@@ -20,6 +20,7 @@ struct AttentionCase {
   bool accumulate;
   std::vector<std::int32_t> first_keys = {};  // in turn
   std::int64_t q_step = 1, k_step = 1;
+  Alibi alibi = {};
 };
 
 class DeviceAttention : public checks::OfDeviceKernels {
@@ -44,6 +45,7 @@ class DeviceAttention : public checks::OfDeviceKernels {
                          .kv_batch_stride = one.kv_stride,
                          .scale = 0.6,
                          .cap = one.cap,
+                         .alibi = one.alibi,
                          .accumulate = one.accumulate};
     const Operand q = random(t, queries, wide_q), k = random(t, keys, wide_k), v = random(t, keys, wide_k),
                   out = random(t, queries, wide_q), dout = random(t, queries, wide_q),
@@ -133,6 +135,7 @@ TEST_P(DeviceAttention, OfAnyShape) {
     (upto(1) == 0 ? one.q_step : one.k_step) = 1 + upto(2);
     one.kv_stride = upto(1) == 0 || one.kv_len == 0 ? 0 : one.kv_len + upto(3);
     one.cap = upto(1) == 0 ? 0 : 3;
+    if (one.cap == 0 && upto(1) == 0) one.alibi = {.heads = one.heads + upto(3), .first_head = upto(3)};
     one.accumulate = upto(1) == 1;
     for (std::int64_t n = upto(1) * 7; n > 0; --n)
       one.first_keys.push_back(static_cast<std::int32_t>(upto(one.kv_len)));

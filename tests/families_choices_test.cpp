@@ -55,6 +55,15 @@ TEST(Gemma2, IsTheSameUnderUlyssesAndItsHybrid) {
   }
 }
 
+// Distances are those of positions, whichever of them a rank has; and of heads that are cut twice.
+TEST(FamilyAlibi, CountsPositionsInEveryLayoutOfTokens) {
+  ModelSpec model = odd_llama();
+  model.max_seq = 24;
+  model.alibi = true;
+  model.window = {5, 2};
+  expect_every_layout_of_tokens(model, 1);
+}
+
 ModelSpec with_output_bias(ModelSpec model) {
   model.output_bias = true;
   return model;
@@ -252,6 +261,18 @@ TEST(FamilyChoices, CapsAreRefusedWhereTheyMeanNothing) {
   refused("deepseek-v3", "logits_cap = 30.0\n", {"caps", "latent attention"});
   refused("llama-tiny", "attention_cap = -1.0\n", {"attention_cap = -1", "above 0"});
   refused("llama-tiny", "logits_cap = 41.0\n", {"logits_cap = 41", "up to 40"});
+}
+
+TEST(FamilyChoices, AlibiIsRefusedBesideOtherPositions) {
+  const auto refused = [](const char* preset, const char* line, const char* part) {
+    expect_refusal([&] { model_from_toml(to_toml(load_model(preset)) + "alibi = true\n" + line, "x"); },
+                   {"alibi = true", part, "give false"});
+  };
+  refused("gpt2-tiny", "", "gpt2 family");
+  refused("deepseek-v3", "", "latent attention");
+  for (const char* line : {"learned_positions = true\n", "rotary_dim = 4\n", "interleaved_rope = true\n",
+                           "attention_cap = 5.0\n", "unturned_every = 2\n", "rope_local_theta = 100.0\n"})
+    refused("llama-tiny", line, "positions of another kind");
 }
 
 TEST(FamilyChoices, AreRefusedWhereTheyMeanNothing) {

@@ -81,7 +81,7 @@ TEST_P(Families, TransformersModelsComeInAndGoOut) {
   const ModelSpec model = model_of(GetParam());
   // Whose files have names of their own.
   const bool renamed = model.state_space.is_delta() || model.qk_norm_turned ||
-                       model.activation == Activation::xielu || model.learned_positions ||
+                       model.activation == Activation::xielu || model.learned_positions || model.alibi ||
                        model.short_conv.kernel > 0 || (model.output_bias && GetParam().type != nullptr) ||
                        model.activation == Activation::gelu_erf ||
                        (model.norm_place == NormPlace::both && !model.norms_less_one);
@@ -321,6 +321,28 @@ const Row rows[] = {
      },
      {"input_layernorm.bias", "post_attention_layernorm.bias"},
      "falcon"},
+    {"bloom",
+     [](ModelSpec& m) {
+       m.norm_kind = NormKind::layer;
+       m.activation = Activation::gelu;
+       m.num_kv_heads = m.num_heads;
+       m.mlp_hidden = 4 * m.hidden;
+       m.alibi = m.embedding_norm = m.qkv_bias = m.attention_out_bias = m.mlp_bias = true;
+     },
+     {"input_layernorm.bias", "post_attention_layernorm.bias", "self_attn.q_proj.bias",
+      "self_attn.k_proj.bias", "self_attn.v_proj.bias", "self_attn.o_proj.bias", "mlp.c_fc.weight",
+      "mlp.c_fc.bias", "mlp.c_proj.weight", "mlp.c_proj.bias"},
+     "bloom"},
+    {"mpt",
+     [](ModelSpec& m) {
+       m.norm_kind = NormKind::layer_weight;
+       m.activation = Activation::gelu_erf;
+       m.num_kv_heads = m.num_heads;
+       m.mlp_hidden = 4 * m.hidden;
+       m.alibi = true;
+     },
+     {},
+     "mpt"},
     {"output_bias",
      [](ModelSpec& m) {
        m.output_bias = true;

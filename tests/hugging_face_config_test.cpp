@@ -338,6 +338,11 @@ TEST(HuggingFaceConfig, IsOfTheTypeThatSaysTheModel) {
   EXPECT_EQ(written("falcon-grouped", {{"num_ln_in_parallel_attn", 1}}), "falcon");
   EXPECT_EQ(written("falcon-grouped", {{"num_kv_heads", 1}, {"num_ln_in_parallel_attn", 1}}), "falcon");
   EXPECT_EQ(written("falcon-grouped", {{"num_kv_heads", 4}}), "falcon");
+  for (const char* fixture : {"bloom", "bloom-untied"})
+    EXPECT_EQ(written(fixture, {{"n_embed", 24}, {"hidden_size", "left out"}, {"seq_length", 7}}), "bloom");
+  EXPECT_EQ(written("mpt", {{"attn_config", nullptr}}), "mpt");
+  EXPECT_EQ(written("mpt", {{"attn_config", {{"softmax_scale", nullptr}}}, {"n_heads", 5}, {"d_model", 30}}),
+            "mpt");
   // Which layers have a window by default is said layer by layer: of few layers another rule says it too.
   for (const char* fixture : {"cwm", "gemma2", "gemma3", "vaultgemma", "olmo3", "gpt-oss", "granite-swa"})
     for (const int layers : {1, 2, 3, 6})
@@ -390,6 +395,12 @@ TEST(HuggingFaceConfig, IsOfTheTypeThatSaysTheModel) {
   refused("falcon", {{"num_ln_in_parallel_attn", 2}}, {"num_ln_in_parallel_attn = 2", "only 1 is"});
   refused("falcon-grouped", {{"parallel_attn", false}}, {"parallel_attn = false", "only true is"});
   refused("falcon-serial", {{"num_kv_heads", 2}}, {"num_kv_heads = 2", "only 4"});
+  refused("bloom", {{"apply_residual_connection_post_layernorm", true}},
+          {"apply_residual_connection_post_layernorm = true", "only false is"});
+  refused("mpt", {{"attn_config", {{"clip_qkv", 6}}}}, {"clip_qkv = 6", "null"});
+  refused("mpt", {{"attn_config", {{"alibi", false}}}}, {"alibi = false", "only true is"});
+  refused("mpt", {{"attn_config", 3}}, {"attn_config = 3", "an object"});
+  refused("mpt", {{"expansion_ratio", 2}}, {"expansion_ratio = 2", "only 4 is"});
   refused("gpt-neo", {{"attention_layers", {"global", "global"}}}, {"attention_layers", "attention_types"});
   refused("deepseek-v3", {{"head_dim", 2}}, {"head_dim = 2", "qk_rope_head_dim = 4"});
   refused("youtu", {{"head_dim", 2}}, {"head_dim = 2", "qk_rope_head_dim = 4"});

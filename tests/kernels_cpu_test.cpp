@@ -437,6 +437,10 @@ TEST_F(KernelsCpu, Attention) {  // long
     all.push_back(all[i]);
     all.back().cap = 0.7;
   }
+  for (std::size_t i = 0; i < 2 * shapes.size(); ++i) {
+    all.push_back(all[i]);
+    all.back().alibi = {.heads = 2 * all[i].num_heads, .first_head = all[i].num_heads / 2};
+  }
   for (AttentionShape s : all) {
     s.scale = 1 / std::sqrt(static_cast<double>(s.head_dim));
     const std::int64_t c = s.num_heads * s.head_dim, kv = s.num_kv_heads * s.head_dim, n = s.batch * s.q_len;

@@ -144,6 +144,9 @@ TEST(ModelSpec, PublishedCountsAreExact) {
                                                       {"codegen-350m", 356712448},
                                                       {"falcon-tiny", 361664},
                                                       {"falcon-7b", 6921720704},
+                                                      {"bloom-tiny", 416576},
+                                                      {"bloom-560m", 559214592},
+                                                      {"mpt-7b", 6649286656},
                                                       {"falcon-40b", 41303293952},
                                                       {"nemotron-3-nano-30b-a3b", 31577937344},
                                                       {"nemotron-3-super-120b-a12b", 120668687360}};
@@ -661,7 +664,7 @@ TEST(ModelHuggingFace, Qwen2MoeSharedExpert) {
 }
 
 TEST(ModelHuggingFace, SaysWhatATypeHasThatIsNotHere) {
-  for (const auto& [type, has] : {std::pair{"bloom", "ALiBi"},
+  for (const auto& [type, has] : {std::pair{"t5", "an encoder"},
                                   {"dbrx", "clipped"},
                                   {"mllama", "images in some layers"},
                                   {"persimmon", "LayerNorm of each head"},

@@ -56,6 +56,11 @@ struct PlayedScores {
     put(x, q, [&](Size w) { return tiles + row / 32 * tile_step + (w / 16 * 32 + row % 32) * 16 + w % 16; });
   }
 
+  static void lower(float* scores, Size rows, const float* first, float step, float slope) {
+    for (Size row = 0; row < rows; ++row)
+      for (Size q = 0; q < width; ++q)
+        scores[row * width + q] -= slope * (first[q] - static_cast<float>(row) * step);
+  }
   static void softmax(const ScoreColumns& c, float* max, float* sum, float* factor, Word* p) {
     for (Size q = 0; q < width; ++q) {
       const float old = max[q];
@@ -103,7 +108,8 @@ struct PlayedScores {
 };
 
 template <class T>
-constexpr ScorePasses<T> played_scores{.softmax = PlayedScores<T>::softmax,
+constexpr ScorePasses<T> played_scores{.lower = PlayedScores<T>::lower,
+                                       .softmax = PlayedScores<T>::softmax,
                                        .softmax_gradient = PlayedScores<T>::softmax_gradient,
                                        .scale = PlayedScores<T>::scale,
                                        .store_turned = PlayedScores<T>::store_turned,

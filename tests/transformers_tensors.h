@@ -83,7 +83,8 @@ inline std::vector<double> as_in_file(const ModelSpec& model, const ParamSpec& s
                                       std::vector<double> values) {
   const bool queries = spec.name.ends_with("q_proj.weight") || spec.name.ends_with("q_b_proj.weight");
   const bool keys = spec.name.ends_with("k_rope_proj.weight");
-  if (model.embedding_norm && (queries || spec.name.ends_with("k_proj.weight"))) {  // nanochat's turn back
+  if (model.embedding_norm && !model.alibi &&
+      (queries || spec.name.ends_with("k_proj.weight"))) {  // nanochat's turn back
     const auto half = model.head_dim / 2 * spec.shape.back();
     for (auto begin = values.begin(); begin != values.end(); begin += 2 * half)
       std::swap_ranges(begin, begin + half, begin + half);
@@ -219,6 +220,19 @@ inline std::string name_of_its_own(const std::string& fixture, std::string name)
                            {"model.norm", "transformer.ln_f"}});
     return all;
   };
+  static const Names of_bloom = of_falcon({{"model.embedding_norm", "transformer.word_embeddings_layernorm"},
+                                           {"mlp.c_fc", "mlp.dense_h_to_4h"},
+                                           {"mlp.c_proj", "mlp.dense_4h_to_h"}});
+  static const Names of_mpt{{"self_attn.q_proj", "attn.Wqkv"},
+                            {"self_attn.k_proj", "attn.Wqkv"},
+                            {"self_attn.v_proj", "attn.Wqkv"},
+                            {"self_attn.o_proj", "attn.out_proj"},
+                            {"mlp.", "ffn."},
+                            {"model.embed_tokens", "transformer.wte"},
+                            {"model.layers", "transformer.blocks"},
+                            {"input_layernorm", "norm_1"},
+                            {"post_attention_layernorm", "norm_2"},
+                            {"model.norm", "transformer.norm_f"}};
   static const Names of_gptj = of_gpt({{"self_attn.o_proj", "attn.out_proj"},
                                        {"self_attn", "attn"},
                                        {"mlp.c_fc", "mlp.fc_in"},
@@ -293,6 +307,10 @@ inline std::string name_of_its_own(const std::string& fixture, std::string name)
       {"falcon", of_falcon({})},
       {"falcon-serial", of_falcon({})},
       {"falcon-grouped", of_falcon({{"input_layernorm", "ln_attn"}, {"post_attention_layernorm", "ln_mlp"}})},
+      {"bloom", of_bloom},
+      {"bloom-untied", of_bloom},
+      {"mpt", of_mpt},
+      {"mpt-scaled", of_mpt},
       {"vaultgemma", {{"post_attention_layernorm", "pre_feedforward_layernorm"}}},
       {"hyperclovax",
        {{"post_attention_layernorm", "post_norm1"},

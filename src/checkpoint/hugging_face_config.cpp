@@ -407,6 +407,24 @@ ordered_json positions_config(const ModelSpec& m, const std::string& type) {
           {"attention_dropout", 0.0}};
 }
 
+// ALiBi's. transformers has no maximum length for BLOOM, but keeps unknown keys.
+ordered_json alibi_config(const ModelSpec& m, const std::string& type) {
+  if (type == "bloom")
+    return {{"n_layer", m.num_layers},
+            {"hidden_size", m.hidden},
+            {"n_head", m.num_heads},
+            {"seq_length", m.max_seq},
+            {"layer_norm_epsilon", m.norm_eps},
+            {"apply_residual_connection_post_layernorm", false},
+            {"hidden_dropout", 0.0},
+            {"attention_dropout", 0.0}};
+  ordered_json attention{{"alibi", true}};
+  if (m.scales.attention > 0) attention["softmax_scale"] = m.scales.attention;
+  return {{"n_layers", m.num_layers},         {"d_model", m.hidden},
+          {"n_heads", m.num_heads},           {"max_seq_len", m.max_seq},
+          {"layer_norm_epsilon", m.norm_eps}, {"attn_config", attention}};
+}
+
 // Only state spaces. transformers has no maximum length, but keeps unknown keys.
 ordered_json mamba2_config(const ModelSpec& m) {
   const StateSpaceSpec& s = m.state_space;
@@ -536,8 +554,10 @@ std::string hugging_face_config(const ModelSpec& m, DType dtype, const TextBound
     config["model_type"] = type;
     config["architectures"] = {of.architecture};
     config["rotary_dim"] = m.turned_width();
-  } else if (m.learned_positions || type == "mamba2") {
-    config = m.learned_positions ? positions_config(m, type) : mamba2_config(m);
+  } else if (m.learned_positions || m.alibi || type == "mamba2") {
+    config = m.learned_positions ? positions_config(m, type)
+             : m.alibi           ? alibi_config(m, type)
+                                 : mamba2_config(m);
     config["model_type"] = type;
     config["architectures"] = {of.architecture};
   } else if (!m.layer_pattern.empty()) {
@@ -679,7 +699,7 @@ std::string hugging_face_config(const ModelSpec& m, DType dtype, const TextBound
       config["logits_scaling"] = hyperclovax ? inverse_of(m.scales.logits_divisor) : m.scales.logits_divisor;
     }
   }
-  if (m.family == Family::llama && m.layer_pattern.empty() && !m.learned_positions) {
+  if (m.family == Family::llama && m.layer_pattern.empty() && !m.learned_positions && !m.alibi) {
     add_later_families(m, config);
     add_state_space(m, config);
     add_short_conv(m, config);

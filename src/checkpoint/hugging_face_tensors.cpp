@@ -106,8 +106,8 @@ std::vector<FileTensor> file_tensors(const ModelSpec& model, const TransformersT
                                                     "attention.v_proj."};
   const bool in_two = type.name == std::string_view("qwen3_next"),
              in_fours = type.name == std::string_view("codegen"),
-             by_groups =
-                 type.name == std::string_view("falcon") || type.name == std::string_view("internlm2");
+             by_groups = type.name == std::string_view("falcon") || type.name == std::string_view("bloom") ||
+                         type.name == std::string_view("internlm2");
   std::vector<FileTensor> tensors;
   std::map<std::string, std::size_t> of_experts;
   for (const ParamSpec& spec : all_parameters(model)) {

@@ -27,7 +27,7 @@ BlockRunner::BlockRunner(BlockProgram program, const Rank& rank, const Plan& pla
     experts_ = setting.experts = make_experts(*experts, setting);
   // Generation predicts one token.
   if (program_->find(OpKind::attention) != nullptr && !program_->ends_in_loss())
-    cache_width_ = 2 * heads_here(plan).kv_width();
+    cache_width_ = 2 * heads_here(plan.model, tensor_parallel).kv_width();
   if (const BlockOp* op = program_->find(OpKind::state_space)) {
     scan_ = state_space_here(plan);
     tail_ = {op->weights.front().shape.back() - 1, scan_->mixed_width()};

@@ -66,7 +66,7 @@ struct OpSetting {
 };
 
 // The heads of this tp rank. With fewer key/value heads than ranks, neighbouring ranks hold the same one.
-Heads heads_here(const Plan& plan);
+Heads heads_here(const ModelSpec& model, const TensorParallel& tp);
 // The same for a state space, without rows; groups are repeated likewise.
 StateSpaceShape state_space_here(const Plan& plan);
 // The first vocabulary row of a table that this rank holds.

@@ -1,19 +1,11 @@
 // Causal attention on the heads of this tp rank and, under context parallelism, over the tokens of the cp
 // group.
-#include <algorithm>
-#include <cmath>
-
 #include "model/op.h"
 
 namespace echelon {
 
-Heads heads_here(const Plan& plan) {
-  const ModelSpec& m = plan.model;
-  const int tp = plan.mesh.size(Axis::tp);
-  const std::int64_t heads = m.num_heads / tp, kv_heads = std::max<std::int64_t>(m.num_kv_heads / tp, 1);
-  const double scale =
-      m.scales.attention != 0 ? m.scales.attention : 1.0 / std::sqrt(static_cast<double>(m.head_dim));
-  return {heads, kv_heads, m.head_dim, scale, m.caps.attention};
+Heads heads_here(const ModelSpec& m, const TensorParallel& tp) {
+  return Heads(m).part(tp.index(), tp.size());
 }
 
 namespace {
@@ -22,7 +14,7 @@ class AttentionOp final : public OpRunner {
  public:
   AttentionOp(const BlockOp& op, const OpSetting& s)
       : OpRunner(op),
-        heads_(heads_here(s.plan)),
+        heads_(heads_here(s.plan.model, s.tensor_parallel)),
         context_parallel_(s.rank, s.plan, heads_),
         sinks_(s.stacked(op.weights)) {}
 

@@ -19,7 +19,7 @@ class LatentOp final : public OpRunner {
  public:
   LatentOp(const BlockOp& op, const OpSetting& s)
       : OpRunner(op),
-        heads_(heads_here(s.plan)),
+        heads_(heads_here(s.plan.model, s.tensor_parallel)),
         turned_(s.plan.model.rotary_dim),
         value_(s.plan.model.value_head_dim),
         kv_(s.stacked({op.weights.back()})),
@@ -139,7 +139,9 @@ class LatentOp final : public OpRunner {
 class NarrowOp final : public OpRunner {
  public:
   NarrowOp(const BlockOp& op, const OpSetting& s)
-      : OpRunner(op), heads_(heads_here(s.plan)), value_(s.plan.model.value_head_dim) {}
+      : OpRunner(op),
+        heads_(heads_here(s.plan.model, s.tensor_parallel)),
+        value_(s.plan.model.value_head_dim) {}
 
  protected:
   void run_forward(BlockRun& run) const override {

@@ -8,7 +8,7 @@ class RopeOp final : public OpRunner {
  public:
   RopeOp(const BlockOp& op, const OpSetting& s)
       : OpRunner(op),
-        heads_(heads_here(s.plan)),
+        heads_(heads_here(s.plan.model, s.tensor_parallel)),
         turns_(turns_of(s.plan, op.windowed)),
         query_turns_(query_turns(s.plan.model.rope, turns_)) {}
 

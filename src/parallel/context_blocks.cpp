@@ -48,6 +48,11 @@ void ContextBlocks::each_pair(int source, const Body& body) const {
       const Part &query = queries[first + pair.queries], &key = keys[first + pair.keys];
       AttentionShape shape = heads_.shape(1, query.run.size, key.run.size);
       shape.q_offset = pair.offset;
+      if (shape.alibi.is_used()) {  // counts the positions between, where a mask only compares
+        shape.q_offset = query.run.begin - key.run.begin;
+        shape.q_step = query.run.stride;
+        shape.k_step = key.run.stride;
+      }
       shape.first_keys = first_keys(query, key);
       shape.accumulate = source != own_ || pair.keys > 0;
       body(query.rows, key.rows, shape);

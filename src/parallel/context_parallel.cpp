@@ -14,7 +14,7 @@ ContextParallel::ContextParallel(const Rank& rank, const Plan& plan, const Heads
       layout_(plan),
       gathers_(plan.context_kind == ContextKind::allgather),
       heads_(heads),
-      here_(UlyssesExchange::part_of(heads, layout_.ulysses())),
+      here_(exchanges_heads() ? heads.part(neighbours().rank(), layout_.ulysses()) : heads),
       is_whole_(plan.numerics == Numerics::invariant && layout_.ring() > 1) {
   if (is_whole_ && gathers_) whole_rows_.emplace(rank, plan);
 }

@@ -23,14 +23,9 @@ UlyssesExchange::UlyssesExchange(const Rank& rank, Communicator& group, const Co
       group_(group),
       layout_(layout),
       heads_(heads),
-      here_(part_of(heads, group.size())),
+      here_(heads.part(group.rank(), group.size())),
       batch_(batch),
       tokens_(layout.tokens_here()) {}
-
-Heads UlyssesExchange::part_of(const Heads& heads, int ulysses) {
-  return {heads.num_heads() / ulysses, std::max<std::int64_t>(heads.num_kv_heads() / ulysses, 1),
-          heads.head_dim(), heads.scale(), heads.cap()};
-}
 
 UlyssesExchange::Columns UlyssesExchange::columns(std::int64_t heads) const {
   Columns columns;

@@ -15,13 +15,10 @@ namespace echelon {
 // For B sequences, with T tokens of each on each of the group's U ranks, in rank order.
 class UlyssesExchange {
  public:
-  // All outlive this. `heads`: of this rank's tokens. With fewer key/value heads than ranks, each rank that
-  // needs a head gets a copy, and the head's gradient is the sum over the copies.
+  // All outlive this. `heads`: of this rank's tokens, of which it computes a part. With fewer key/value heads
+  // than ranks, each rank that needs a head gets a copy, and the head's gradient is the sum over the copies.
   UlyssesExchange(const Rank& rank, Communicator& group, const ContextLayout& layout, const Heads& heads,
                   std::int64_t batch);
-
-  // The heads that rank `index` of the group computes.
-  static Heads part_of(const Heads& heads, int ulysses);
 
   // From [q | k | v] (B*T, all heads) to (B*U*T, this rank's heads).
   Tensor to_heads(const Tensor& qkv) const;

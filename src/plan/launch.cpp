@@ -86,6 +86,7 @@ void check_plain_llama(const LaunchRequest& r, bool is_megatron) {
   lacks(m.norms_less_one, "Gemma's norms");
   lacks(m.family == Family::llama && m.norm_kind != NormKind::rms,
         m.norm_kind == NormKind::rms_plain ? "norms without weights" : "LayerNorm");
+  lacks(m.alibi, "ALiBi");
   lacks(m.learned_positions, "learned positions in layers of Llama's kind");
   lacks(m.activation == Activation::relu, "ReLU");
   lacks(m.activation == Activation::gelu_erf, "GELU (erf form)");

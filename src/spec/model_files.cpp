@@ -66,6 +66,7 @@ constexpr const char* toml_keys[] = {"name",
                                      "mlp_out_scale",
                                      "mlp_gate_scale",
                                      "ssm_scales",
+                                     "alibi",
                                      "attention_cap",
                                      "logits_cap",
                                      "fused_projections",
@@ -463,6 +464,7 @@ ModelSpec model_from_toml(const std::string& text, const std::string& where) {
         parse_choice<NormPlace>(reader.text("norm_place", "a text"), fmt::format("{}: norm_place", where));
   m.learned_positions = reader.boolean_or("learned_positions", false);
   m.position_offset = reader.integer_or("position_offset", 0);
+  m.alibi = reader.boolean_or("alibi", false);
   m.embedding_norm = reader.boolean_or("embedding_norm", false);
   m.init_std = reader.real_or("init_std", m.init_std);
   if (reader.has("layer_pattern")) {
@@ -535,6 +537,7 @@ std::string to_toml(const ModelSpec& m) {
   if (m.norm_place != NormPlace::before) line("norm_place", quoted(name_of(m.norm_place)));
   if (m.learned_positions) line("learned_positions", m.learned_positions);
   if (m.position_offset != 0) line("position_offset", m.position_offset);
+  if (m.alibi) line("alibi", m.alibi);
   if (m.embedding_norm) line("embedding_norm", m.embedding_norm);
   if (m.qk_norm_whole) line("qk_norm_whole", m.qk_norm_whole);
   if (m.qk_norm_turned) line("qk_norm_turned", m.qk_norm_turned);

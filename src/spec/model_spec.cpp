@@ -313,6 +313,15 @@ void check_layers(const ModelSpec& m) {
         "model {}: position_offset = {} is not legal: give 0, or a number of rows with learned_positions = "
         "true",
         m.name, m.position_offset);
+  const RopeSpec& r = m.rope;
+  const bool turns = m.rotary_dim > 0 || m.qk_norm_turned || m.interleaved_rope || r.unturned_every > 0 ||
+                     r.local_theta > 0 || r.query_growth != 0 || r.scaling != RopeScaling::none;
+  if (m.alibi && (!llama || m.latent_attention() || m.learned_positions || m.caps.attention > 0 || turns))
+    refuse(
+        "model {}: alibi = true is not legal for the {} family, with latent attention, attention_cap or "
+        "positions of another kind (learned_positions, rotary_dim, qk_norm_turned, interleaved_rope, "
+        "unturned_every, rope_scaling, rope_local_theta); give false, or family = \"llama\" without these",
+        m.name, name_of(m.family));
   if (m.norm_kind == NormKind::rms_plain && (m.qk_norm_whole || m.latent_attention() || m.norms_less_one))
     refuse(
         "model {}: norm_kind = \"rms-plain\" is not legal with qk_norm_whole, norms_less_one or latent "
@@ -588,7 +597,7 @@ void validate(const ModelSpec& m) {
              m.num_heads, m.head_dim, m.attention_width(), name_of(m.family), m.hidden);
     }
   }
-  if (!m.has_position_table() && m.head_dim % 2 != 0) {
+  if (!m.has_position_table() && !m.alibi && m.head_dim % 2 != 0) {
     refuse("model {}: head_dim = {} is odd; rotary positions turn pairs of channels, so give an even number",
            m.name, m.head_dim);
   }

@@ -164,6 +164,9 @@ struct ModelSpec {
   // its embedding. `position_offset` rows of the table come before position 0 (2 in OPT).
   bool learned_positions = false;
   std::int64_t position_offset = 0;
+  // ALiBi in place of positions: each score falls with the distance of its key (Press et al. 2022,
+  // https://arxiv.org/abs/2108.12409; BLOOM).
+  bool alibi = false;
   bool embedding_norm = false;  // the embedding's output is normalised (nanochat)
   double init_std = 0.02;
   // Layers of one part each, x + part(norm(x)) (Nemotron-H, https://arxiv.org/abs/2504.03624), as a letter
@@ -290,7 +293,8 @@ struct ModelSpec {
   // Positions are rows of a learned table, so sequences cannot be longer than it.
   bool has_position_table() const { return family == Family::gpt2 || learned_positions; }
   bool is_turned(std::int64_t layer) const {
-    return !has_position_table() && (rope.unturned_every == 0 || (layer + 1) % rope.unturned_every != 0);
+    return !has_position_table() && !alibi &&
+           (rope.unturned_every == 0 || (layer + 1) % rope.unturned_every != 0);
   }
   // Keys that a query sees, averaged over positions and layers: half the sequence if no layer has a window.
   double mean_keys(std::int64_t seq_len) const;

@@ -17,7 +17,8 @@ using ModelReader = void(const Config& config, ModelSpec& m);
 
 // model_types_layer_norm.cpp
 ModelReader read_gpt2, read_gpt_bigcode, read_gpt_neo, read_opt, read_neox, read_olmo, read_starcoder2,
-    read_stablelm, read_nemotron, read_jais2, read_phi, read_gptj, read_codegen, read_falcon, read_cohere2;
+    read_stablelm, read_nemotron, read_jais2, read_phi, read_gptj, read_codegen, read_falcon, read_bloom,
+    read_mpt, read_cohere2;
 void read_cohere(const Config& config, bool typed, double theta, ModelSpec& m);
 
 // model_types_rms_norm.cpp

@@ -43,6 +43,19 @@ std::vector<std::pair<const char*, const char*>> gptj_names() {
                     {".mlp.down_proj.", ".mlp.fc_out."}});
 }
 
+// Of BLOOM's and Falcon's layers, beside those of the MLP.
+std::vector<std::pair<const char*, const char*>> dense_names(
+    std::vector<std::pair<const char*, const char*>> all) {
+  all.insert(all.end(), {{".self_attn.q_proj.", ".self_attention.query_key_value."},
+                         {".self_attn.k_proj.", ".self_attention.query_key_value."},
+                         {".self_attn.v_proj.", ".self_attention.query_key_value."},
+                         {".self_attn.o_proj.", ".self_attention.dense."},
+                         {"model.embed_tokens.", "model.word_embeddings."},
+                         {"model.layers.", "model.h."},
+                         {"model.norm.", "model.ln_f."}});
+  return all;
+}
+
 // A bias of the output matrix beside LayerNorm, MLPs without a gate, and attention and MLP of the same norm.
 bool is_phi_or_gptj(const ModelSpec& m) {
   return m.output_bias && m.norm_kind == NormKind::layer && !is_gated(m.activation) && m.parallel_residual;
@@ -115,6 +128,29 @@ const std::vector<ModelType>& model_types() {
        read_gpt_neo,
        [](M m) { return m.learned_positions; }},
       {{"gpt_neox", "GPTNeoXForCausalLM"}, read_neox, [](M m) { return m.family == Family::neox; }},
+      {{.name = "bloom",
+        .architecture = "BloomForCausalLM",
+        .renamed = dense_names({{"model.embedding_norm.", "model.word_embeddings_layernorm."},
+                                {".mlp.c_fc.", ".mlp.dense_h_to_4h."},
+                                {".mlp.c_proj.", ".mlp.dense_4h_to_h."}}),
+        .prefix = "transformer."},
+       read_bloom,
+       [](M m) { return m.alibi && m.embedding_norm; }},
+      {{.name = "mpt",
+        .architecture = "MptForCausalLM",
+        .renamed = {{".self_attn.q_proj.", ".attn.Wqkv."},
+                    {".self_attn.k_proj.", ".attn.Wqkv."},
+                    {".self_attn.v_proj.", ".attn.Wqkv."},
+                    {".self_attn.o_proj.", ".attn.out_proj."},
+                    {".mlp.", ".ffn."},
+                    {"model.embed_tokens.", "model.wte."},
+                    {"model.layers.", "model.blocks."},
+                    {".input_layernorm.", ".norm_1."},
+                    {".post_attention_layernorm.", ".norm_2."},
+                    {"model.norm.", "model.norm_f."}},
+        .prefix = "transformer."},
+       read_mpt,
+       [](M m) { return m.alibi; }},
       {{"mamba2", "Mamba2ForCausalLM", mixer_names(), false, false, "backbone."},
        read_mamba2,
        [](M m) {
@@ -187,20 +223,9 @@ const std::vector<ModelType>& model_types() {
       {{"starcoder2", "Starcoder2ForCausalLM"},
        read_starcoder2,
        [](M m) { return m.norm_kind == NormKind::layer && m.activation == Activation::gelu; }},
-      {{"falcon",
-        "FalconForCausalLM",
-        {{".self_attn.q_proj.", ".self_attention.query_key_value."},
-         {".self_attn.k_proj.", ".self_attention.query_key_value."},
-         {".self_attn.v_proj.", ".self_attention.query_key_value."},
-         {".self_attn.o_proj.", ".self_attention.dense."},
-         {".mlp.up_proj.", ".mlp.dense_h_to_4h."},
-         {".mlp.down_proj.", ".mlp.dense_4h_to_h."},
-         {"model.embed_tokens.", "model.word_embeddings."},
-         {"model.layers.", "model.h."},
-         {"model.norm.", "model.ln_f."}},
-        false,
-        false,
-        "transformer."},
+      {{"falcon", "FalconForCausalLM",
+        dense_names({{".mlp.up_proj.", ".mlp.dense_h_to_4h."}, {".mlp.down_proj.", ".mlp.dense_4h_to_h."}}),
+        false, false, "transformer."},
        read_falcon,
        [](M m) { return m.norm_kind == NormKind::layer && m.activation == Activation::gelu_erf; }},
       {{.name = "nanochat",

@@ -285,6 +285,63 @@ void read_falcon(const Config& config, ModelSpec& m) {
   config.only_real("attention_dropout", 0.0);
 }
 
+// ALiBi in place of positions, and a norm of the embedding. Sequences may be as long as they like; what they
+// were in training is kept beside.
+void read_bloom(const Config& config, ModelSpec& m) {
+  m.family = Family::llama;
+  m.norm_kind = NormKind::layer;
+  m.activation = Activation::gelu;
+  m.num_layers = config.integer("num_hidden_layers");
+  m.hidden = config.integer("hidden_size");
+  m.num_heads = m.num_kv_heads = config.integer("num_attention_heads");
+  m.head_dim = even_head_dim(config, "num_attention_heads", "hidden_size");
+  m.mlp_hidden = 4 * m.hidden;
+  m.vocab = config.integer("vocab_size");
+  m.max_seq = config.integer_or("seq_length", 2048);
+  m.tied_embedding = config.boolean_or("tie_word_embeddings", true);
+  m.norm_eps = config.real_or("layer_norm_epsilon", 1e-5);
+  m.alibi = m.embedding_norm = m.qkv_bias = m.attention_out_bias = m.mlp_bias = true;
+  config.only_boolean("apply_residual_connection_post_layernorm", false);
+  config.only_real("hidden_dropout", 0.0);
+  config.only_real("attention_dropout", 0.0);
+}
+
+// ALiBi, LayerNorm without biases, and no biases at all. Whatever a configuration says of learned positions,
+// transformers has none.
+void read_mpt(const Config& config, ModelSpec& m) {
+  m.family = Family::llama;
+  m.norm_kind = NormKind::layer_weight;
+  m.activation = Activation::gelu_erf;
+  m.num_layers = config.integer("n_layers");
+  m.hidden = config.integer("d_model");
+  m.num_heads = m.num_kv_heads = config.integer("n_heads");
+  m.head_dim = even_head_dim(config, "n_heads", "d_model");
+  m.mlp_hidden = 4 * m.hidden;
+  m.vocab = config.integer("vocab_size");
+  m.max_seq = config.integer_or("max_seq_len", 2048);
+  m.tied_embedding = config.boolean_or("tie_word_embeddings", true);
+  m.norm_eps = config.real_or("layer_norm_epsilon", 1e-5);
+  m.alibi = true;
+  config.only_real("expansion_ratio", 4);
+  config.only_boolean("no_bias", true);
+  config.only_null("logit_scale");
+  config.only_real("resid_pdrop", 0.0);
+  config.only_real("emb_pdrop", 0.0);
+  const char* const key = "attn_config";
+  if (!config.has(key)) return;
+  if (!config.required(key).is_object()) config.wrong(key, "an object");
+  const Config attention(config.required(key), config.where());
+  attention.only_text("attn_type", "multihead_attention", {"multihead_attention"});
+  attention.only_boolean("alibi", true);
+  attention.only_real("alibi_bias_max", 8);
+  attention.only_null("clip_qkv");
+  attention.only_boolean("qk_ln", false);
+  attention.only_boolean("prefix_lm", false);
+  attention.only_boolean("attn_uses_sequence_id", false);
+  attention.only_real("attn_pdrop", 0.0);
+  m.scales.attention = attention.real_or("softmax_scale", 0);
+}
+
 // Command-R: attention and MLP of the same norm.
 void read_cohere(const Config& config, bool typed, double theta, ModelSpec& m) {
   m.norm_kind = NormKind::layer_weight;

@@ -18,8 +18,6 @@ struct OtherType {
 };
 
 constexpr OtherType other_types[] = {
-    {"bloom", "scores that fall with the distance of a key (ALiBi)"},
-    {"mpt", "scores that fall with the distance of a key (ALiBi)"},
     {"llama4_text", "positions and chunks of attention of its own"},
     {"llama4", "positions and chunks of attention of its own"},
     {"axk1", "a norm behind experts alone, beside latent attention"},

@@ -231,9 +231,10 @@ class Columns {
         l_(s.head_dim, keys.size()),
         w_(l_, !wanted.keys && !wanted.queries, wanted, room) {}
 
-  // For query blocks `first`, first + step, ... of a head, and all keys.
-  void forward(const Mask& mask, Head<const ElementOf<T>> q, Head<const ElementOf<T>> k,
+  // For query blocks `first`, first + step, ... of head `head`, and all keys.
+  void forward(const Mask& mask, Size head, Head<const ElementOf<T>> q, Head<const ElementOf<T>> k,
                Head<const ElementOf<T>> v, Head<ElementOf<T>> out, float* lse, Size first, Size step) {
+    slope_ = slope_of(head);
     pack_rows(k, s_.kv_len, l_, w_.keys);
     pack_blocks_across(v, s_.kv_len, l_, w_.values);
     for (Size begin = first * queries_at_once; begin < s_.q_len; begin += step * queries_at_once)
@@ -241,6 +242,7 @@ class Columns {
   }
 
   struct Given {
+    Size head;
     Head<const ElementOf<T>> q, dout;
     const float *lse, *delta;
     Head<ElementOf<T>> dq;
@@ -259,9 +261,12 @@ class Columns {
       std::fill_n(w_.summed, l_.key_blocks, 0);
       dk_ = dk.from(keys_.begin), dv_ = dv.from(keys_.begin);
     }
-    for (Size h = heads.begin; h < heads.end; ++h)
+    for (Size h = heads.begin; h < heads.end; ++h) {
+      const Given given = head(h);
+      slope_ = slope_of(given.head);
       for (Size begin = queries.begin; begin < queries.end; begin += queries_at_once)
-        backward_queries(mask, head(h), begin, std::min(queries_at_once, queries.end - begin));
+        backward_queries(mask, given, begin, std::min(queries_at_once, queries.end - begin));
+    }
     if (!wanted_.keys) return;
     store_keys(w_.dk, static_cast<float>(s_.scale), dk_);
     store_keys(w_.dv, 1, dv_);
@@ -278,10 +283,20 @@ class Columns {
   }
   // The number of keys up to `end` of the block that begins with `key`, rounded up to whole tiles.
   static Size rows_up_to(Size end, Size key) { return rounded_up(std::min(keys_at_once, end - key), panel); }
-  void score(const Word* keys, Size block, Size rows, const Word* panel_of, float* to) const {
+  void multiply_keys(const Word* keys, Size block, Size rows, const Word* panel_of, float* to) const {
     column(l_.words, keys + block * keys_at_once * l_.words, panel * l_.words, rows / panel, panel_of,
            nullptr, to);
   }
+  // Before they are multiplied by the scale: panel g's, whose first query is `query`.
+  void score(Size block, Size rows, Size g, Size query) const {
+    multiply_keys(w_.keys, block, rows, w_.queries[g], w_.scores);
+    if (slope_ == 0) return;
+    alignas(64) float distances[panel];  // to the block's first key
+    for (Size i = 0; i < panel; ++i)
+      distances[i] = static_cast<float>(s_.distance(query + i, keys_.begin + block * keys_at_once));
+    passes_.lower(w_.scores, rows, distances, static_cast<float>(s_.k_step), slope_);
+  }
+  float slope_of(Size head) const { return static_cast<float>(s_.alibi.slope(head) / s_.scale); }
   // Sums over keys, a row for each element of depth: the keys packed across depth, times their weights.
   void weigh(const Word* across, Size block, Size rows, float* sums, bool onto) const {
     column(Packed<T>::words_of(rows), across + block * l_.tiles * keys_words, keys_words, l_.tiles,
@@ -338,7 +353,7 @@ class Columns {
     const Size here = rows_up_to(a.seen.end_of_all, key);
     if (!a.seen.sees(key, here)) return;
     alignas(64) float factor[panel];
-    score(w_.keys, block, here, w_.queries[g], w_.scores);
+    score(block, here, g, a.begin);
     passes_.softmax(a.seen.columns(w_.scores, key, here, static_cast<float>(s_.scale)), a.max, a.sum, factor,
                     w_.weights);
     if (a.has_sums && std::any_of(factor, factor + panel, [](float f) { return f != 1; }))
@@ -399,8 +414,8 @@ class Columns {
                 std::fill_n(ds + t * queries_words, tile_words, 0u);
           continue;
         }
-        score(w_.keys, block, here, w_.queries[g], w_.scores);
-        score(w_.values, block, here, w_.douts[g], w_.gradients);
+        score(block, here, g, begin + g * panel);
+        multiply_keys(w_.values, block, here, w_.douts[g], w_.gradients);
         passes_.softmax_gradient(seen[g].columns(w_.scores, key, here, static_cast<float>(s_.scale)),
                                  w_.gradients, lse + g * panel, delta + g * panel, p, ds, queries_words,
                                  w_.weights);
@@ -493,6 +508,7 @@ class Columns {
   const Lengths<T> l_;
   const Work<T> w_;
   Head<ElementOf<T>> dk_, dv_;  // of the first of these keys
+  float slope_ = 0;             // ALiBi's, of the current head, divided by the scale
 };
 
 template <class T>
@@ -532,7 +548,7 @@ void attention_forward_by_columns(const ColumnKernels<T>& kernels, const Tensor&
   team.each_task(heads * parts, [&](Size i, int thread) {
     const Size sequence = i / parts / s.num_heads, head = i / parts % s.num_heads;
     Columns<T>(kernels, s, {0, s.kv_len}, no_gradients, rooms + thread * room_step)
-        .forward(Mask(s, sequence), query_head<const ElementOf<T>>(q, s, sequence, head),
+        .forward(Mask(s, sequence), head, query_head<const ElementOf<T>>(q, s, sequence, head),
                  key_head<const ElementOf<T>>(k, s, sequence, head / group_heads),
                  key_head<const ElementOf<T>>(v, s, sequence, head / group_heads),
                  query_head<ElementOf<T>>(out, s, sequence, head),
@@ -562,8 +578,10 @@ void attention_backward_by_columns(const ColumnKernels<T>& kernels, const Tensor
             [&](Size i) {
               const Size head = kv_head * group_heads + i, at = (sequence * s.num_heads + head) * s.q_len;
               return typename Columns<T>::Given{
+                  head,
                   query_head<const ElementOf<T>>(q, s, sequence, head),
-                  query_head<const ElementOf<T>>(dout, s, sequence, head), lse.host<float>() + at,
+                  query_head<const ElementOf<T>>(dout, s, sequence, head),
+                  lse.host<float>() + at,
                   delta.host<float>() + at,
                   wanted.queries ? query_head<ElementOf<T>>(dq, s, sequence, head) : Head<ElementOf<T>>{}};
             },

@@ -144,11 +144,19 @@ bool are_one_pass(std::int64_t keys, std::int64_t depth) {
   return std::is_same_v<T, float> ? keys <= key_block : (2 * keys + query_block) * depth <= sum_floats;
 }
 
-// Queries [begin, end) of one head, against all their keys.
+// What ALiBi takes off the scores of some queries and keys.
+void lower_scores(const AttentionShape& s, std::int64_t head, Range queries, Range keys, float* scores) {
+  const auto slope = static_cast<float>(s.alibi.slope(head));
+  for (std::int64_t r = 0; r < queries.size(); ++r)
+    wide_simd().lower(scores + r * key_stride, slope, s.distance(queries.begin + r, keys.begin), s.k_step,
+                      keys.size());
+}
+
+// Queries [begin, end) of head `head`, against all their keys.
 template <class T>
-bool forward_block(const AttentionShape& s, const Mask& mask, Head<const T> q, Head<const T> k,
-                   Head<const T> v, Head<T> out, float* lse, std::int64_t begin, std::int64_t end,
-                   const Workspace<T>& work) {
+bool forward_block(const AttentionShape& s, std::int64_t head, const Mask& mask, Head<const T> q,
+                   Head<const T> k, Head<const T> v, Head<T> out, float* lse, std::int64_t begin,
+                   std::int64_t end, const Workspace<T>& work) {
   const Simd<T>& pass = simd<T>();
   const std::int64_t rows = end - begin, depth = s.head_dim;
   float max[query_block], sum[query_block];
@@ -175,6 +183,7 @@ bool forward_block(const AttentionShape& s, const Mask& mask, Head<const T> q, H
     if (s.cap > 0)
       for (std::int64_t r = 0; r < rows; ++r)
         wide_simd().soft_cap(work.scores + r * key_stride, static_cast<float>(s.cap), cols);
+    if (s.alibi.is_used()) lower_scores(s, head, {begin, end}, {first, first + cols}, work.scores);
     for (std::int64_t r = 0; r < rows; ++r) {
       float* row = work.scores + r * key_stride;
       T* p = work.p + r * key_stride;
@@ -204,6 +213,7 @@ bool forward_block(const AttentionShape& s, const Mask& mask, Head<const T> q, H
 
 template <class T>
 struct QueryHead {
+  std::int64_t number;  // among all heads of queries
   Head<const T> q, dout;
   Head<T> dq;
   const float *lse, *delta;
@@ -283,6 +293,7 @@ class BackwardOfHead {
     const Head<const T> q = of.q.from(queries.begin), dout = of.dout.from(queries.begin),
                         keys = k_.from(some.begin), values = v_.from(some.begin);
     bool ok = scores(q, keys, rows, cols, depth, factor, work_.scores, work_.products);
+    if (s_.alibi.is_used()) lower_scores(s_, of.number, queries, some, work_.scores);
     ok &= scores(dout, values, rows, cols, depth, 1.0f, work_.gradients, work_.products);
     for (std::int64_t r = 0; r < rows; ++r) {
       float *score = work_.scores + r * key_stride, *gradient = work_.gradients + r * key_stride;
@@ -338,7 +349,7 @@ bool forward(const Tensor& q, const Tensor& k, const Tensor& v, const AttentionS
     const std::int64_t block = blocks - 1 - i / heads, sequence = i % heads / s.num_heads,
                        head = i % s.num_heads;
     const std::int64_t begin = block * rows, end = std::min(begin + rows, s.q_len);
-    return forward_block<T>(s, Mask(s, sequence), query_head<const T>(q, s, sequence, head),
+    return forward_block<T>(s, head, Mask(s, sequence), query_head<const T>(q, s, sequence, head),
                             key_head<const T>(k, s, sequence, head / group),
                             key_head<const T>(v, s, sequence, head / group),
                             query_head<T>(out, s, sequence, head),
@@ -364,10 +375,12 @@ bool backward(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& d
                                  key_head_of(dv));
     const auto query_head_at = [&](std::int64_t at) {
       const std::int64_t head = kv_head * group + at, of_head = (sequence * s.num_heads + head) * s.q_len;
-      return QueryHead<T>{query_head<const T>(q, s, sequence, head),
+      return QueryHead<T>{head,
+                          query_head<const T>(q, s, sequence, head),
                           query_head<const T>(dout, s, sequence, head),
                           wanted.queries ? query_head<T>(dq, s, sequence, head) : Head<T>{},
-                          lse.host<float>() + of_head, delta.host<float>() + of_head};
+                          lse.host<float>() + of_head,
+                          delta.host<float>() + of_head};
     };
     return pass.add(of_heads, query_head_at, queries, keys, here);
   };

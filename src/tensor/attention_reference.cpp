@@ -21,13 +21,6 @@ Wide<T> dot(const T* x, const T* y, std::int64_t count) {
   return sum;
 }
 
-// scale q.k, capped if the shape says so.
-template <class T>
-Wide<T> score_of(const AttentionShape& s, const T* query, const T* key) {
-  const Wide<T> score = Wide<T>(s.scale) * dot(query, key, s.head_dim);
-  return s.cap > 0 ? Wide<T>(s.cap) * std::tanh(score / Wide<T>(s.cap)) : score;
-}
-
 template <class T>
 void add_scaled(Wide<T> factor, const T* x, Wide<T>* y, std::int64_t count) {
   for (std::int64_t i = 0; i < count; ++i) y[i] += factor * x[i];
@@ -66,6 +59,7 @@ struct Query {
   std::int64_t row, column;          // of q, out and their gradients
   std::int64_t key_row, key_column;  // of its sequence's key 0
   std::int64_t index;                // into lse and delta
+  std::int64_t head, number;         // its number among the head's queries
 };
 template <class Body>
 void for_each_query_of(const AttentionShape& s, std::int64_t b, std::int64_t kv_head, const Body& body) {
@@ -74,10 +68,20 @@ void for_each_query_of(const AttentionShape& s, std::int64_t b, std::int64_t kv_
     for (std::int64_t t = 0; t < s.q_len; ++t) {
       const std::int64_t row = b * s.q_len + t;
       body(Query{row, h * s.head_dim, b * batch_stride(s), kv_head * s.head_dim,
-                 (b * s.num_heads + h) * s.q_len + t},
+                 (b * s.num_heads + h) * s.q_len + t, h, t},
            s.first_keys.defined() ? s.first_keys.host<std::int32_t>()[row] : 0, s.end_key(t));
     }
 }
+// scale q.k of key j, capped if the shape says so, less what ALiBi takes off.
+template <class T>
+Wide<T> score_of(const AttentionShape& s, const Query& at, std::int64_t j, const Matrix<T>& q,
+                 const Matrix<T>& k) {
+  using F = Wide<T>;
+  const F score = F(s.scale) * dot(q[at.row] + at.column, k[at.key_row + j] + at.key_column, s.head_dim);
+  if (s.alibi.is_used()) return score - F(s.alibi.slope(at.head)) * F(s.distance(at.number, j));
+  return s.cap > 0 ? F(s.cap) * std::tanh(score / F(s.cap)) : score;
+}
+
 template <class Body>
 void for_each_query(const AttentionShape& s, const Body& body) {
   for (std::int64_t b = 0; b < s.batch; ++b)
@@ -104,7 +108,7 @@ void reference_attention(const Tensor& tq, const Tensor& tk, const Tensor& tv, c
     const F earlier = shape.accumulate ? lse[at.index] : -std::numeric_limits<F>::infinity();
     F max = earlier;
     for (std::int64_t j = first; j < end; ++j) {
-      p[j] = score_of(shape, q[at.row] + at.column, k[at.key_row + j] + at.key_column);
+      p[j] = score_of<T>(shape, at, j, q, k);
       max = std::max(max, p[j]);
     }
     const bool begun = earlier != -std::numeric_limits<F>::infinity();  // true for NaN too
@@ -159,7 +163,7 @@ void reference_attention_backward(const Tensor& tq, const Tensor& tk, const Tens
         for (std::int64_t j = first; j < end; ++j) {
           const std::int64_t row = at.key_row + j;
           const T* key = k[row] + at.key_column;
-          const F score = score_of(shape, query, key), bent = shape.cap > 0 ? score / F(shape.cap) : F(0);
+          const F score = score_of<T>(shape, at, j, q, k), bent = shape.cap > 0 ? score / F(shape.cap) : F(0);
           const F p = std::exp(score - lse[at.index]);
           const F ds = F(shape.scale) * p *
                        (dot(gradient, v[row] + at.key_column, head_dim) - delta[at.index]) *

@@ -89,13 +89,13 @@ class AttentionLaunch {
   template <class T>
   static constexpr std::int64_t at_once = 16 / sizeof(T);  // elements in 16 bytes
 
-  // What is supported: queries and keys at consecutive positions, all of one type, blocks of whole warps,
-  // heads of limited width and a multiple of 16 bytes, rows that start at multiples of 16 bytes, and enough
-  // shared memory, which has_memory() checks.
+  // What is supported: queries and keys at consecutive positions, no ALiBi, all of one type, blocks of whole
+  // warps, heads of limited width and a multiple of 16 bytes, rows that start at multiples of 16 bytes, and
+  // enough shared memory, which has_memory() checks.
   template <class T>
   bool fits(std::int64_t widest, std::initializer_list<const Tensor*> heads) const {
-    return shape_.q_step == 1 && shape_.k_step == 1 && shape_.head_dim % at_once<T> == 0 &&
-           shape_.head_dim <= widest && are_whole<T>(heads);
+    return shape_.q_step == 1 && shape_.k_step == 1 && !shape_.alibi.is_used() &&
+           shape_.head_dim % at_once<T> == 0 && shape_.head_dim <= widest && are_whole<T>(heads);
   }
   // Whether blocks are whole warps and rows start at multiples of 16 bytes.
   template <class T>

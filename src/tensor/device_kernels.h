@@ -453,21 +453,14 @@ class DeviceKernels : public RowKernels<Launch, TokenKernels<Launch>> {
   }
 
   static rows::AttentionSizes sizes_of(const AttentionShape& s, int tile, const std::int32_t* first_keys) {
-    return {s.batch,
-            s.q_len,
-            s.kv_len,
-            s.num_heads,
-            s.num_kv_heads,
-            static_cast<int>(s.head_dim),
-            s.q_offset,
-            s.q_step,
-            s.k_step,
-            s.kv_batch_stride > 0 ? s.kv_batch_stride : s.kv_len,
-            s.scale,
-            s.cap,
-            s.accumulate,
-            first_keys,
-            tile};
+    return {s.batch,        s.q_len,
+            s.kv_len,       s.num_heads,
+            s.num_kv_heads, static_cast<int>(s.head_dim),
+            s.q_offset,     s.q_step,
+            s.k_step,       s.kv_batch_stride > 0 ? s.kv_batch_stride : s.kv_len,
+            s.scale,        s.cap,
+            s.alibi,        s.accumulate,
+            first_keys,     tile};
   }
   rows::AttentionSizes sizes_of(const AttentionShape& s, int tile) const {
     return sizes_of(s, tile, data<std::int32_t>(s.first_keys));

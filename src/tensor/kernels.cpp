@@ -72,8 +72,8 @@ bool is_product(const Tensor& a, Transpose ta, const Tensor& b, Transpose tb, co
 
 bool is_attention(const AttentionShape& s) {
   return s.batch >= 0 && s.q_len >= 0 && s.kv_len >= 0 && s.head_dim > 0 && s.num_kv_heads > 0 &&
-         s.num_heads > 0 && s.cap >= 0 && s.q_step > 0 && s.k_step > 0 && s.num_heads % s.num_kv_heads == 0 &&
-         (s.kv_batch_stride == 0 || s.kv_batch_stride >= s.kv_len) &&
+         s.num_heads > 0 && s.cap >= 0 && !(s.cap > 0 && s.alibi.is_used()) && s.q_step > 0 && s.k_step > 0 &&
+         s.num_heads % s.num_kv_heads == 0 && (s.kv_batch_stride == 0 || s.kv_batch_stride >= s.kv_len) &&
          (!s.first_keys.defined() || ids_of(s.first_keys, s.batch * s.q_len));
 }
 
@@ -92,7 +92,7 @@ std::int64_t num_softmaxes(const AttentionShape& s) { return s.batch * s.num_hea
 
 constexpr const char* attention_sizes =
     "attention: a size is negative, query heads do not divide over key/value heads, kv_batch_stride is below "
-    "kv_len, cap is negative, a step is below 1, or first_keys is no i32 for each query";
+    "kv_len, cap is negative or beside ALiBi, a step is below 1, or first_keys is no i32 for each query";
 
 void check_squares(const Tensor& x, std::int64_t block, const Tensor& sums) {
   require(is_float(x) && x.contiguous() && block > 0 &&

@@ -20,6 +20,7 @@
 #include <utility>
 #include <vector>
 
+#include "base/alibi.h"
 #include "base/fp8.h"
 #include "base/philox.h"
 #include "base/split.h"
@@ -55,6 +56,7 @@ struct AttentionShape {
   double scale = 1.0;  // multiplies q.k before the softmax
   // Soft cap: scores s become cap tanh(s / cap) (Gemma 2, https://arxiv.org/abs/2408.00118); 0: none.
   double cap = 0;
+  Alibi alibi = {};  // not beside a cap
   bool accumulate = false;
   // (B*Tq, i32): the first key that each query sees; with packed documents, the first key of its own.
   // Undefined: key 0.
@@ -62,6 +64,8 @@ struct AttentionShape {
 
   // One past the last key that query t sees.
   std::int64_t end_key(std::int64_t t) const { return causal_keys(q_offset + t * q_step, k_step, kv_len); }
+  // Positions from query t back to key j.
+  std::int64_t distance(std::int64_t t, std::int64_t j) const { return q_offset + t * q_step - j * k_step; }
 };
 
 // Consecutive sequences of `length` rows. first_positions (N, i32): where each row's document begins in its

@@ -33,6 +33,8 @@ struct ScorePasses {
   using Word = std::uint32_t;
   using Element = ElementOf<T>;
 
+  // Subtracts slope (first[q] - row step) from the score of each row and query q: what ALiBi takes off.
+  void (*lower)(float* scores, Size rows, const float* first, float step, float slope);
   // For each query: updates its max (not yet scaled) and sum so far; factor becomes the weight exp(scale (max
   // - new max)) of earlier sums. p: the weights as words, a row of 32 for each key in f32, otherwise for each
   // two; 0 if not seen.

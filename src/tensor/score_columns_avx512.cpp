@@ -162,6 +162,15 @@ WITH_AVX512 inline Row if_seen(SeenBy seen, Row x, Row otherwise) {
           _mm512_mask_mov_ps(otherwise.high, seen.high, x.high)};
 }
 
+FOR_AVX512 void lower(float* scores, std::int64_t rows, const float* first, float step, float slope) {
+  const Row by = both(slope), down = both(step);
+  Row distance = load_row(first);
+  for (std::int64_t row = 0; row < rows; ++row, scores += width) {
+    store_row(load_row(scores) - distance * by, scores);
+    distance = distance - down;
+  }
+}
+
 template <class T>
 FOR_AVX512 void softmax(const ScoreColumns& c, float* max, float* sum, float* factor, std::uint32_t* p) {
   const Orders orders;
@@ -295,7 +304,8 @@ FOR_AVX512 void store_rows(const float* x, float factor, std::int64_t rows, std:
 }
 
 template <class T>
-constexpr ScorePasses<T> passes{.softmax = softmax<T>,
+constexpr ScorePasses<T> passes{.lower = lower,
+                                .softmax = softmax<T>,
                                 .softmax_gradient = softmax_gradient<T>,
                                 .scale = scale,
                                 .store_turned = store_turned<T>,

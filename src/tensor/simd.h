@@ -161,6 +161,8 @@ struct LogitsSimd {
 
   float (*max)(const float* x, Size n);
   void (*soft_cap)(float* x, float cap, Size n);  // x becomes cap tanh(x / cap)
+  // Subtracts slope (first - i step) from x[i]: what ALiBi takes off scores. The distances are below 2^24.
+  void (*lower)(float* x, float slope, Size first, Size step, Size n);
   // x becomes exp(x - max); returns the sum.
   float (*exp_sum)(float* x, float max, Size n);
 };

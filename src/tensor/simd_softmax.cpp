@@ -43,6 +43,14 @@ void soft_cap(float* x, float cap, Size n) {
   });
 }
 
+void lower(float* x, float slope, Size first, Size step, Size n) {
+  each(n, [=](auto d, Size i) HWY_ATTR {
+    const auto distance = MulAdd(hn::Iota(d, static_cast<float>(i)), Set(d, -static_cast<float>(step)),
+                                 Set(d, static_cast<float>(first)));
+    store(hn::NegMulAdd(distance, Set(d, slope), load(d, x + i)), d, x + i);
+  });
+}
+
 float exp_sum(float* x, float max, Size n) {
   return sum_of(n, [=](auto d, Size i) HWY_ATTR {
     const auto e = exponential(d, Sub(load(d, x + i), Set(d, max)));
@@ -169,7 +177,7 @@ template const SoftmaxSimd<float>& softmax_simd();
 template const SoftmaxSimd<bf16>& softmax_simd();
 
 const LogitsSimd& logits_simd() {
-  static constexpr LogitsSimd passes{.max = max, .soft_cap = soft_cap, .exp_sum = exp_sum};
+  static constexpr LogitsSimd passes{.max = max, .soft_cap = soft_cap, .lower = lower, .exp_sum = exp_sum};
   return passes;
 }
 

@@ -6,6 +6,7 @@
 
 #include <cmath>
 
+#include "base/alibi.h"
 #include "base/bf16.h"
 #include "tensor/causal.h"
 #include "tensor/rows/tile_product.h"
@@ -19,6 +20,7 @@ struct AttentionSizes {
   std::int64_t q_offset, q_step, k_step;
   std::int64_t kv_batch_stride;  // never 0
   double scale, cap;
+  Alibi alibi;
   bool accumulate;
   const std::int32_t* first_keys;  // or null
   int tile;                        // queries, or keys, of a block
@@ -31,6 +33,10 @@ struct AttentionSizes {
   }
   ECHELON_HOST_DEVICE std::int64_t first_key(std::int64_t sequence, std::int64_t query) const {
     return first_keys == nullptr ? 0 : first_keys[sequence * q_len + query];
+  }
+  // Positions from a query back to a key.
+  ECHELON_HOST_DEVICE std::int64_t distance(std::int64_t query, std::int64_t key) const {
+    return q_offset + query * q_step - key * k_step;
   }
   // Index into lse and delta.
   ECHELON_HOST_DEVICE std::int64_t softmax(std::int64_t sequence, std::int64_t head,
@@ -52,10 +58,13 @@ inline std::size_t attention_shared_bytes(int tile, int head_dim, int tiles, int
           static_cast<std::size_t>(squares * tile * (tile + 1)) + static_cast<std::size_t>(rows * tile));
 }
 
-// The score for a product q.k of a query and a key: scale q.k, capped if the shape says so.
+// The score for a product q.k of a query and a key: scale q.k, capped if the shape says so, less what ALiBi
+// takes off with the head's slope.
 template <class F>
-ECHELON_HOST_DEVICE F score_from(const AttentionSizes& s, F product) {
+ECHELON_HOST_DEVICE F score_from(const AttentionSizes& s, F slope, std::int64_t query, std::int64_t key,
+                                 F product) {
   const F score = F(s.scale) * product;
+  if (s.alibi.is_used()) return score - slope * F(s.distance(query, key));
   return s.cap > 0 ? F(s.cap) * std::tanh(score / F(s.cap)) : score;
 }
 
@@ -123,6 +132,7 @@ struct TiledAttention {
     F* const max = scores + s.tile * score_stride;
     F *const total = max + s.tile, *const factor = total + s.tile;
     const int lane = static_cast<int>(team.lane()), lanes = static_cast<int>(team.lanes());
+    const F slope = F(s.alibi.slope(head));
 
     load_tile(team, q, false, first_row, column, rows, s.head_dim, queries, stride);
     begin_sums(team, s.accumulate, out, first_row, column, rows, s.head_dim, sums, stride);
@@ -153,7 +163,7 @@ struct TiledAttention {
         F most = max[i];
         for (int j = first_of(sequence, query + i, key); j < end_of(query + i, key, cols); ++j) {
           F& score = scores[i * score_stride + j];
-          score = score_from(s, score);
+          score = score_from(s, slope, query + i, key + j, score);
           most = Larger()(most, score);
         }
         factor[i] = max[i] == most ? F(1) : std::exp(max[i] - most);
@@ -229,6 +239,7 @@ struct AttentionSlopes {
                                       std::int64_t query, std::int64_t key, int rows, int cols, F* scores,
                                       F* slopes) const {
     const int stride = s.tile + 1, lanes = static_cast<int>(team.lanes());
+    const F slope = F(s.alibi.slope(head));
     for (int e = static_cast<int>(team.lane()); e < rows * cols; e += lanes) {
       const int i = e / cols, j = e % cols;
       F &p = scores[i * stride + j], &ds = slopes[i * stride + j];
@@ -237,7 +248,7 @@ struct AttentionSlopes {
         continue;
       }
       const std::int64_t at = s.softmax(sequence, head, query + i);
-      const F score = score_from(s, p), bent = s.cap > 0 ? score / F(s.cap) : F(0);
+      const F score = score_from(s, slope, query + i, key + j, p), bent = s.cap > 0 ? score / F(s.cap) : F(0);
       p = std::exp(score - lse[at]);
       ds = F(s.scale) * p * (ds - delta[at]) * (1 - bent * bent);
     }
