@@ -654,6 +654,41 @@ TEST_F(KernelsCpu, ScratchIsAllocatedOnce) {
   EXPECT_EQ(arena.live(), live);
 }
 
+// On all of their threads, and on the one that made them for as long as any of its kernels live.
+TEST(KernelsOfTheCpu, TakeSubnormalNumbersForZero) {
+#if defined(__x86_64__)
+  constexpr float least = std::numeric_limits<float>::min();
+  const auto bits_of_half = [] {
+    volatile float x = least;
+    x = x / 2;
+    return std::bit_cast<std::uint32_t>(static_cast<float>(x));
+  };
+  Arena arena(Device::cpu, std::size_t{0});
+  const std::uint32_t kept = bits_of_half();
+  EXPECT_EQ(kept, 0x00400000u);
+  auto first = make_cpu_kernels(arena, DType::f32, 3);
+  const auto scaled = [&arena](Kernels& kernels, std::uint32_t bits, double factor) {
+    const Tensor x(arena, MemoryCategory::other, DType::f32, {600, 300});
+    std::fill_n(x.host<float>(), x.numel(), std::bit_cast<float>(bits));
+    kernels.scale(x, factor);
+    std::uint32_t any = 0;
+    for (std::int64_t i = 0; i < x.numel(); ++i) any |= std::bit_cast<std::uint32_t>(x.host<float>()[i]);
+    return any;
+  };
+  EXPECT_EQ(scaled(*first, std::bit_cast<std::uint32_t>(least), 0.5), 0u);  // made
+  EXPECT_EQ(scaled(*first, kept, 2), 0u);                                   // read
+  {
+    const auto second = make_cpu_kernels(arena, DType::f32, 1);
+    first.reset();
+    EXPECT_EQ(scaled(*second, kept, 2), 0u);
+    EXPECT_EQ(bits_of_half(), 0u);
+  }
+  EXPECT_EQ(bits_of_half(), kept);
+#else
+  GTEST_SKIP() << "this processor takes no longer for them";
+#endif
+}
+
 TEST_F(KernelsCpu, OtherTypesAndShapesAreRefused) {
   const Operand x = random(4, 8), y = random(4, 9);
   EXPECT_THROW(one->scale(x.exact, 2), InvariantError);

@@ -6,8 +6,8 @@
 // their gradients and weights are bf16, and "wide" tensors are f32: statistics (of norms and of softmaxes:
 // stats, lse, delta, max, sum), logits of tokens and of routers, gradients of weights, and the weights of
 // rows. All arithmetic and all sums are then in f32, and each element of a bf16 output is rounded once, when
-// it is stored; a call that adds to an earlier result rounds once more. Numbers below 2^-126 may be flushed
-// to 0 where a processor's own bf16 products (VDPBF16PS, AMX) read or produce them.
+// it is stored; a call that adds to an earlier result rounds once more. CPU kernels take numbers below 2^-126
+// for 0 (flush_subnormals.h).
 //
 // Shapes: rows N = B*T (tokens of a microbatch in (B, T) order), columns as named. "+=" means accumulates
 // into the output. The caller allocates outputs.

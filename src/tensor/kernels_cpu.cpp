@@ -15,6 +15,7 @@
 #include "base/error.h"
 #include "base/split.h"
 #include "tensor/attention_cpu.h"
+#include "tensor/flush_subnormals.h"
 #include "tensor/kernels_host.h"
 #include "tensor/matmul.h"
 #include "tensor/reference_view.h"
@@ -92,12 +93,18 @@ ConvolvedRow<T> convolved_row(const rows::GatedChannels<T>& at, const float* tap
   return {at.given[i], at.given.stride, at.width, taps, std::min(positions, there)};
 }
 
+// Of a team, besides the one that made it.
+void begin_thread() {
+  keep_products_to_their_thread();
+  [[maybe_unused]] static thread_local const FlushSubnormals until_it_ends;
+}
+
 class CpuKernels final : public HostBackend {
  public:
   CpuKernels(Arena& arena, DType dtype, int threads, Numerics numerics)
       : dtype_(dtype),
         numerics_(numerics),
-        team_(threads, keep_products_to_their_thread),
+        team_(threads, begin_thread),
         scratch_(arena, MemoryCategory::other, DType::u8, {threads * attention_scratch_bytes(dtype)}),
         column_sums_(arena, MemoryCategory::other, DType::f32, {column_sums_size}) {
     check(threads >= 1, "CPU kernels need at least one thread");
@@ -878,6 +885,7 @@ class CpuKernels final : public HostBackend {
 
   const DType dtype_;
   const Numerics numerics_;
+  FlushSubnormals flush_;
   const ThreadTeam team_;
   // Scratch: allocated from the start, so that every step holds the same. The scratch for attention includes
   // that of its products, and so suffices for all products.
