@@ -497,7 +497,7 @@ TEST(DeviceTraining, VerifiesEveryBitAgainstOneRankOnTheDevice) {
 
 // Operands lose 13 of 23 bits: beyond f32's bound, which finds it where nobody asked for it, and within
 // TF32's, which still finds a gradient that is a tenth too large.
-TEST(DeviceTraining, Tf32IsHeldToItsOwnBound) {
+TEST(DeviceTraining, Tf32IsHeldToItsOwnBound) {  // long
   const auto verified = [](const char* precision, const Plan& plan, bool unasked = false,
                            double loss_scale = 1) {
     VerifyRequest request = verify_request(in(precision, plan));

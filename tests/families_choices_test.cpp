@@ -61,7 +61,7 @@ TEST(FamilyAlibi, CountsPositionsInEveryLayoutOfTokens) {
   model.max_seq = 24;
   model.alibi = true;
   model.window = {5, 2};
-  expect_every_layout_of_tokens(model, 1);
+  expect_every_layout_of_tokens(model, 3);
 }
 
 ModelSpec with_output_bias(ModelSpec model) {
@@ -95,7 +95,7 @@ TEST(OutputBias, PassesWhereTheOutputLayerIsCutBesideOtherAxes) {  // long
 }
 
 // On a rank with both ends it lies beside the table of the embedding, which it is used with.
-TEST(OutputBias, PassesBesideATiedMatrix) {
+TEST(OutputBias, PassesBesideATiedMatrix) {  // long
   for (int zero : {0, 1, 2, 3})
     for (int pp : {1, 2}) {
       if (!checks::is_taken(2)) continue;
@@ -114,7 +114,7 @@ TEST(OutputBias, PassesBesideATiedMatrix) {
   }
 }
 
-TEST(OutputBias, BesideAdaptersAndFrozenParts) {
+TEST(OutputBias, BesideAdaptersAndFrozenParts) {  // long
   for (const bool tied : {false, true}) {
     const auto passes = [tied](const auto& change) {
       Plan plan = odd_plan(with_output_bias(odd_llama(tied)), 2, 2, true);

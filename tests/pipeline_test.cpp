@@ -139,7 +139,7 @@ TEST(Pipeline, UnevenLayersAndRaggedMicrobatches) {
 }
 
 // The output layer of this one costs as much as several layers.
-TEST(Pipeline, BalancedLayersTakeTheOutputLayerIntoAccount) {
+TEST(Pipeline, BalancedLayersTakeTheOutputLayerIntoAccount) {  // long
   ModelSpec model = odd_llama(false, 2, 12);
   model.vocab = 600;
   for (const char* schedule : {"1f1b", "zb-v", "interleaved", "dualpipe", "zb-auto"}) {
@@ -296,7 +296,7 @@ TEST(Pipeline, VerifyProvesTheOptimizerWithoutABarrier) {  // long
 
 // AdamW amplifies the rounding of a tiny gradient, and of two updates that are compared at once the first
 // one's may be tiny where the second one's is not.
-TEST(Pipeline, EachOfTwoUpdatesMayRoundInItsOwnWay) {
+TEST(Pipeline, EachOfTwoUpdatesMayRoundInItsOwnWay) {  // long
   Plan plan;
   plan.model = load_model("gpt2-tiny");
   plan.precision = DType::f64;

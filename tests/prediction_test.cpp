@@ -54,7 +54,7 @@ TEST(Prediction, IsExactForEveryKindOfContextParallelism) {
 }
 
 // Each pipeline rank makes again what is its own; with ZeRO, with experts on several ranks.
-TEST(Prediction, IsExactForRecomputationByRank) {
+TEST(Prediction, IsExactForRecomputationByRank) {  // long
   for (const char* recompute : {"full/none", "none/full", "selective/mlp_in"})
     for (const char* schedule : {"1f1b", "interleaved", "zb-v", "zb-h1"})
       for (int zero : {0, 1, 2, 3}) {
@@ -304,7 +304,7 @@ TEST(Prediction, IsExactForZero) {
         }
 }
 
-TEST(Prediction, IsExactForZeroUnderEverySchedule) {
+TEST(Prediction, IsExactForZeroUnderEverySchedule) {  // long
   for (const std::string& schedule : schedule_names()) {
     if (schedule == "pipedream" || schedule == "2bw") continue;
     for (int zero : zero_stages)
@@ -389,7 +389,7 @@ TEST(Prediction, IsExactForStreams) {  // long
 
 // Every guess is right where nothing is clipped. Where all steps are, each is taken back, and the passes
 // before that are run again.
-TEST(Prediction, IsExactWithoutTheOptimizersBarrier) {
+TEST(Prediction, IsExactWithoutTheOptimizersBarrier) {  // long
   for (const bool mixture : {false, true})
     for (const double clip : {0.0, 1e-3}) {
       Plan plan = odd_plan(mixture ? odd_deepseek(5) : odd_llama(false, 2, 5), 1, 2, true);
@@ -685,7 +685,7 @@ std::int64_t kept_of_a_layer(Plan plan) {
 
 // Korthikanti et al. 2022, table 2, for what this trainer keeps (no masks, no scores, norms computed again):
 // tp cuts what lies inside its regions, sequence parallelism the residual stream too, so all of it.
-TEST(Textbook, ActivationsOfALayer) {
+TEST(Textbook, ActivationsOfALayer) {  // long
   for (const bool gpt2 : {true, false})
     for (const Recompute& recompute : {Recompute::none, Recompute::selective, Recompute::full})
       for (const int t : {2, 4}) {
@@ -808,7 +808,7 @@ TEST(SteadyState, AsksTheSystemForNoMemoryUnderZero) {
         }
 }
 
-TEST(SteadyState, AsksTheSystemForNoMemoryUnderCompression) {
+TEST(SteadyState, AsksTheSystemForNoMemoryUnderCompression) {  // long
   for (const char* compress : {"bf16", "int8", "topk:0.1", "powersgd:2"})
     for (int zero : {0, 1, 2}) {
       Plan plan = odd_plan(odd_gpt2(true, 4), 3, 1, false);
