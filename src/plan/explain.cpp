@@ -225,6 +225,13 @@ std::string packed_text(const Estimate& e, const Workload& work) {
   return text + "\n";
 }
 
+// A line if the machine's file leaves out what a device reaches.
+std::string omitted_of_machine(const Workload& work) {
+  if (work.machine.omitted.empty()) return {};
+  return fmt::format("the file of {} does not say {}: a preset's are taken, and intervals are wider\n",
+                     work.machine.name, fmt::join(work.machine.omitted, ", "));
+}
+
 // Added if a search found nothing with everything on the device.
 std::string looked_at_again(Offload offload) {
   return fmt::format(
@@ -240,6 +247,7 @@ std::string plans_json(const SearchResult& result, const Workload& work, const s
                       {"simulated", result.simulated},      {"rejected", ordered_json::object()},
                       {"examples", ordered_json::object()}, {"search_seconds", result.seconds},
                       {"plans", ordered_json::array()}};
+  if (!work.machine.omitted.empty()) object["machine_omits"] = work.machine.omitted;
   for (const auto& [reason, rejected] : result.rejected) {
     object["rejected"][reason] = rejected.count;
     if (!rejected.examples.empty()) object["examples"][reason] = rejected.examples;
@@ -319,7 +327,7 @@ PlansTable plans_table(const SearchResult& result, const Workload& work, int col
   if (!result.plans.empty() && result.plans.front().plan.offload != Offload::none &&
       work.plan.offload == Offload::none)
     table.counts += looked_at_again(result.plans.front().plan.offload);
-  table.beyond = priced_beyond(result, work);
+  table.beyond = omitted_of_machine(work) + priced_beyond(result, work);
   return table;
 }
 

@@ -25,7 +25,7 @@ struct PlansTable {
   std::string head, best;  // empty if nothing fits
   std::string others;
   std::string counts;  // of plans examined and left out
-  std::string beyond;  // priced_beyond()
+  std::string beyond;  // what the machine's file leaves out, and priced_beyond()
   std::string text() const { return head + best + others + counts + beyond; }
 };
 PlansTable plans_table(const SearchResult& result, const Workload& work,

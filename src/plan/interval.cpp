@@ -17,9 +17,14 @@ bool is_inside(const std::optional<std::vector<std::int64_t>>& range, std::int64
                     static_cast<double>(value) <= near * static_cast<double>(range->back()));
 }
 
-}  // namespace
+Interval at_least(Interval wide, double high) {
+  wide.low = std::min(wide.low, 1 / high);
+  wide.high = std::max(wide.high, high);
+  return wide;
+}
 
-Interval interval_of(const Workload& work, const Plan& plan, std::int64_t parameters) {
+// If the machine's file says what it reaches of its peaks.
+Interval interval_on_known_machine(const Workload& work, const Plan& plan, std::int64_t parameters) {
   const Software& s = work.software;
   const bool scans = plan.model.num_state_space_layers() > 0, experts = plan.model.num_expert_layers() > 0;
   if (s.high == 0) {
@@ -30,11 +35,6 @@ Interval interval_of(const Workload& work, const Plan& plan, std::int64_t parame
   const std::string on = fmt::format("{} {}", work.machine.name, precision_name(work.precision));
   const auto far = [&](const std::string& why) {
     return Interval{Distance::far, s.far_low, s.far_high, "wider: none was measured " + why};
-  };
-  const auto at_least = [](Interval wide, double high) {
-    wide.low = std::min(wide.low, 1 / high);
-    wide.high = std::max(wide.high, high);
-    return wide;
   };
   if (s.far_high > 0) {
     if (plan.offload != Offload::none) return far("with state on the host");
@@ -62,6 +62,18 @@ Interval interval_of(const Workload& work, const Plan& plan, std::int64_t parame
   if (nodes && s.nodes_high > 0)
     return {Distance::measured, s.nodes_low, s.nodes_high, "of dense models on several nodes"};
   return {Distance::measured, s.low, s.high, "of dense models on one node"};
+}
+
+}  // namespace
+
+Interval interval_of(const Workload& work, const Plan& plan, std::int64_t parameters) {
+  const Interval known = interval_on_known_machine(work, plan, parameters);
+  if (work.machine.omitted.empty() || known.distance == Distance::unknown) return known;
+  // Another machine's numbers are no nearer than another program's.
+  Interval wide = at_least(known, unknown_high);
+  wide.distance = Distance::far;
+  wide.why = fmt::format("wider: the file of {} leaves out what it reaches", work.machine.name);
+  return wide;
 }
 
 }  // namespace echelon

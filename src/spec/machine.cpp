@@ -66,6 +66,25 @@ const std::vector<Field<TierFields>>& tier_fields() {
 
 std::string peak_key(Precision precision) { return fmt::format("peak_{}", precision_name(precision)); }
 
+// Data sheets say what devices could reach. No device reaches all of it, or starts work in no time, so what a
+// file leaves out of these is an H100's, in fp4 a B200's.
+void take_what_is_omitted(const toml::table& table, Machine& m) {
+  static const std::set<std::string> of_every_machine{
+      "memory_efficiency", "gemm_efficiency", "gemm_half_depth",       "gemm_wave_rounding",
+      "gemm_medium_tile",  "gemm_small_tile", "attention_forward",     "attention_backward",
+      "older_attention",   "launch_seconds",  "attention_half_length", "collective_seconds",
+      "small_group_loss"};
+  for (const Field<Machine>& field : machine_fields()) {
+    const std::string key = field.key;
+    const bool is_fp4 = key == "gemm_fp4_efficiency" && m.peak(Precision::fp4) > 0,
+               is_fp8 = key == "gemm_fp8_efficiency" && m.peak(Precision::fp8) > 0;
+    if (table.contains(key) || !(is_fp4 || is_fp8 || of_every_machine.contains(key))) continue;
+    const Machine preset = load_machine(is_fp4 ? "b200" : "h100");
+    std::visit([&](auto member) { m.*member = preset.*member; }, field.member);
+    m.omitted.push_back(key);
+  }
+}
+
 }  // namespace
 
 const char* precision_name(Precision precision) {
@@ -146,6 +165,7 @@ Machine machine_from_toml(const std::string& text, const std::string& where) {
   }
   read_provenance(table, where, m.provenance, legal);
   refuse_other_keys(table, legal, where, "see docs/planning.md for the keys of a machine");
+  take_what_is_omitted(table, m);
   try {
     validate(m);
   } catch (const RequestError& error) {

@@ -80,6 +80,10 @@ struct Machine {
   // Devices of one host, if the innermost tier joins several hosts; 0: all of the innermost tier.
   int host_devices = 0;
 
+  // Keys that its file leaves out of what a device reaches of its peaks and takes to start work; their values
+  // here are those of a preset.
+  std::vector<std::string> omitted;
+
   std::vector<Tier> tiers;  // from the innermost out
   Provenance provenance;    // the tiers' key is "tier"
 
@@ -102,6 +106,8 @@ void validate(const Machine& machine);
 // Loads a preset by name, or a TOML file. RequestError listing the presets otherwise.
 Machine load_machine(const std::string& name_or_path);
 std::vector<std::string> machine_preset_names();
+// `where` is what errors call the text. A part of a peak, or the time to start a kernel or a collective, that
+// the text leaves out is that of an H100 (Machine::omitted).
 Machine machine_from_toml(const std::string& text, const std::string& where);
 std::string to_toml(const Machine& machine);  // machine_from_toml(to_toml(m)) == m
 
