@@ -5,6 +5,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <array>
 #include <set>
 #include <string>
 #include <vector>
@@ -484,7 +485,7 @@ TEST(Machine, FilesComeBackAndSayWhatIsWrong) {
   refused(named, "name = 3 is not legal: give a name in quotes");
   for (const char* peak : {"inf", "nan", "0", "1e308", "true"})
     refused(fmt::format("memory_bytes = 1e9\nmemory_bandwidth = 1e9\npeak_bf16 = {}", peak),
-            "is not legal: give FLOP/s from 1 to 1e+30");
+            "is not legal: give FLOP/s from 1000000 to 1e+30");
   for (const char* name : {"\\u001b[31mred", "two\\nlines", "\\u007f"}) {
     const std::string line = fmt::format("name = \"{}\"\n", name);
     refused(line + "memory_bytes = 1e9", "is not legal: give a name without control characters");
@@ -539,6 +540,26 @@ TEST(Machine, WhatAFileOmitsIsThatOfAPreset) {
   EXPECT_EQ(narrow.gemm_fp4_efficiency, load_machine("b200").gemm_fp4_efficiency);
   // All is written.
   EXPECT_EQ(machine_from_toml(to_toml(narrow), "there.toml").omitted, std::vector<std::string>());
+}
+
+// Numbers of data sheets, copied with the sheet's unit.
+TEST(Machine, UnitsOfDataSheetsAreRefused) {
+  const std::string good =
+      "memory_bytes = 80e9\nmemory_bandwidth = 2e12\npeak_bf16 = 312e12\n[[tier]]\nranks = 8\n"
+      "bandwidth = 300e9\nlatency_seconds = 3e-6\n";
+  machine_from_toml(good, "there.toml");
+  const std::vector<std::array<std::string, 3>> wrong{
+      {"memory_bytes = 80e9", "memory_bytes = 80", "give bytes from 1000000"},
+      {"memory_bandwidth = 2e12", "memory_bandwidth = 2039", "give bytes a second from 1000000"},
+      {"peak_bf16 = 312e12", "peak_bf16 = 312", "give FLOP/s from 1000000"},
+      {"bandwidth = 300e9", "bandwidth = 300", "give bytes a second from 1000000"},
+      {"latency_seconds = 3e-6", "latency_seconds = 3", "give seconds from 0 to 1"}};
+  for (const auto& [right, bad, words] : wrong) {
+    std::string text = good;
+    text.replace(text.find("\n" + right) == std::string::npos ? 0 : text.find("\n" + right) + 1, right.size(),
+                 bad);
+    checks::expect_refusal([&] { machine_from_toml(text, "there.toml"); }, {bad + " is not legal", words});
+  }
 }
 
 }  // namespace

@@ -27,6 +27,7 @@ struct Field {
   const char* key;
   std::variant<double T::*, bool T::*, int T::*> member;
   double least = 0, most = 1e30;  // of numbers
+  const char* unit = "a number";
 };
 
 // Reads the fields that the table has and adds all their keys to `legal`. RequestError naming the key, the
@@ -48,7 +49,7 @@ void read_fields(const toml::table& table, const std::vector<Field<T>>& fields, 
     }
     const auto value = node->value<double>();
     if (node->is_boolean() || !value || !(*value >= field.least) || *value > field.most)
-      wrong(fmt::format("a number from {} to {}", field.least, field.most));
+      wrong(fmt::format("{} from {} to {}", field.unit, field.least, field.most));
     if (const auto* whole = std::get_if<int T::*>(&field.member)) {
       if (!node->is_integer()) wrong("a whole number");
       into.*(*whole) = static_cast<int>(*value);

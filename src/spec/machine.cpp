@@ -12,11 +12,14 @@
 namespace echelon {
 namespace {
 
+// No device has less, but 80 (GB), 3350 (GB/s) and 989 (TFLOP/s) are less.
+constexpr double least_quantity = 1e6;
+
 const std::vector<Field<Machine>>& machine_fields() {
   static const std::vector<Field<Machine>> fields{
-      {"memory_bytes", &Machine::memory_bytes, 1},
+      {"memory_bytes", &Machine::memory_bytes, least_quantity, 1e30, "bytes"},
       {"reserved_bytes", &Machine::reserved_bytes},
-      {"memory_bandwidth", &Machine::memory_bandwidth, 1},
+      {"memory_bandwidth", &Machine::memory_bandwidth, least_quantity, 1e30, "bytes a second"},
       {"memory_efficiency", &Machine::memory_efficiency, 1e-3, 1},
       {"watts", &Machine::watts, 0, 1e6},
       {"cores", &Machine::cores, 1, 1e6},
@@ -34,8 +37,8 @@ const std::vector<Field<Machine>>& machine_fields() {
       {"attention_half_length", &Machine::attention_half_length},
       {"older_attention", &Machine::older_attention, 1e-3, 1},
       {"f32_attention", &Machine::f32_attention, 1e-3, 100},
-      {"launch_seconds", &Machine::launch_seconds},
-      {"collective_seconds", &Machine::collective_seconds},
+      {"launch_seconds", &Machine::launch_seconds, 0, 1, "seconds"},
+      {"collective_seconds", &Machine::collective_seconds, 0, 1, "seconds"},
       {"small_group_loss", &Machine::small_group_loss},
       {"whole_rings", &Machine::whole_rings},
       {"host_bandwidth", &Machine::host_bandwidth},
@@ -56,10 +59,10 @@ struct TierFields {
 const std::vector<Field<TierFields>>& tier_fields() {
   static const std::vector<Field<TierFields>> fields{
       {"ranks", &TierFields::ranks, 1, 1e9},
-      {"bandwidth", &TierFields::bandwidth, 1},
-      {"latency_seconds", &TierFields::latency_seconds},
+      {"bandwidth", &TierFields::bandwidth, least_quantity, 1e30, "bytes a second"},
+      {"latency_seconds", &TierFields::latency_seconds, 0, 1, "seconds"},
       {"oversubscription", &TierFields::oversubscription, 1},
-      {"ring_seconds", &TierFields::ring_seconds},
+      {"ring_seconds", &TierFields::ring_seconds, 0, 1, "seconds"},
   };
   return fields;
 }
@@ -143,8 +146,9 @@ Machine machine_from_toml(const std::string& text, const std::string& where) {
     const toml::node* node = table.get(key);
     if (node == nullptr) continue;
     const auto value = node->value<double>();
-    if (!value || !(*value >= 1 && *value <= 1e30))
-      refuse("{}: {} = {} is not legal: give FLOP/s from 1 to 1e+30", where, key, shown(*node));
+    if (!value || !(*value >= least_quantity && *value <= 1e30))
+      refuse("{}: {} = {} is not legal: give FLOP/s from {} to 1e+30", where, key, shown(*node),
+             least_quantity);
     m.peak_flops[static_cast<std::size_t>(precision)] = *value;
   }
   if (const toml::node* tiers = table.get("tier")) {
