@@ -290,6 +290,11 @@ TEST_F(PlanCommand, TheLifeOfARun) {
   EXPECT_NEAR(life["gpu_hours"].get<double>() * 450, life["wall_seconds"].get<double>(), 1);  // on 8
   EXPECT_NEAR(life["money"].get<double>(), 2 * life["gpu_hours"].get<double>(), 1e-3);
   EXPECT_NEAR(life["joules"].get<double>(), life["wall_seconds"].get<double>() * 8 * 700, 1e3);
+  const json& plan = answer["plans"][0];
+  EXPECT_NEAR(life["wall_seconds_p90"].get<double>() / life["wall_seconds"].get<double>(),
+              plan["step_seconds_p90"].get<double>() / step, 1e-9);
+  EXPECT_NEAR(life["money_p10"].get<double>() / life["money"].get<double>(),
+              plan["step_seconds_p10"].get<double>() / step, 1e-9);
   EXPECT_EQ(life["goodput"], 1);
   EXPECT_LT(with["goodput"], 0.995);
   EXPECT_GT(with["goodput"], 0.98);

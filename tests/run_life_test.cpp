@@ -178,6 +178,8 @@ TEST(RunLife, TheSameSeedIsTheSameRun) {
 TEST(RunLife, StepsBecomeDaysHoursMoneyAndEnergy) {
   Estimate e;
   e.seconds = 10;
+  e.low = 9;
+  e.high = 12;
   e.plan.global_batch = 1000;
   e.plan.seq_len = 100;
   e.plan.mesh.set(Axis::dp, 8);
@@ -190,6 +192,11 @@ TEST(RunLife, StepsBecomeDaysHoursMoneyAndEnergy) {
   EXPECT_DOUBLE_EQ(cost.gpu_hours, 10'010 * 8 / hour);
   EXPECT_DOUBLE_EQ(cost.money, 2 * cost.gpu_hours);
   EXPECT_DOUBLE_EQ(cost.joules, 10'010.0 * 8 * 700);
+  // 10'010 s are 0.11586 days; 22.244 hours of 8 devices at 2 an hour cost 44.489.
+  EXPECT_NE(
+      run_text(cost, request).find("80% between 0.1043 and 0.139 days, a cost between 40.04 and 53.39\n"),
+      std::string::npos)
+      << run_text(cost, request);
   request.failures.device_mtbf_seconds = 8 * 1000;
   request.failures.save_seconds = 5;
   request.failures.restart_seconds = 20;

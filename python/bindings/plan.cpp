@@ -185,6 +185,8 @@ void bind_run_cost(nb::module_& m) {
       .def_ro("gpu_hours", &RunCost::gpu_hours)
       .def_ro("money", &RunCost::money)
       .def_ro("joules", &RunCost::joules, "0: not known.")
+      .def_ro("low", &RunCost::low, "Factor of times, money and energy at the step's 10th percentile.")
+      .def_ro("high", &RunCost::high, "At its 90th.")
       .def("__repr__", [](const RunCost& cost) {
         return fmt::format("<RunCost: {} steps, {:.4g} hours, {:.4g} GPU hours>", cost.steps,
                            cost.wall_seconds / 3600, cost.gpu_hours);

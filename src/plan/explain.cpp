@@ -267,7 +267,11 @@ std::string plans_json(const SearchResult& result, const Workload& work, const s
                      {"goodput", run->goodput},     {"checkpoint_seconds", run->checkpoint_seconds},
                      {"failures", run->failures},   {"wall_seconds", run->wall_seconds},
                      {"gpu_hours", run->gpu_hours}, {"money", run->money},
-                     {"joules", run->joules}};
+                     {"joules", run->joules},
+                     {"wall_seconds_p10", run->low * run->wall_seconds},
+                     {"wall_seconds_p90", run->high * run->wall_seconds},
+                     {"money_p10", run->low * run->money},
+                     {"money_p90", run->high * run->money}};
   for (const NearSize& one : near) {
     object["near"].push_back({{"gpus", one.gpus}, {"global_batch", one.global_batch}});
     object["near"].back().update(plan_json(one.best, work));

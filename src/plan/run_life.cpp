@@ -173,6 +173,8 @@ RunCost run_cost(const Estimate& e, const Workload& work, const RunRequest& requ
   cost.gpu_hours = hours * static_cast<double>(gpus + f.spares.value_or(0));
   cost.money = cost.gpu_hours * request.price;
   cost.joules = cost.wall_seconds * static_cast<double>(gpus) * work.machine.watts;
+  cost.low = e.low / e.seconds;
+  cost.high = e.high / e.seconds;
   return cost;
 }
 
@@ -181,14 +183,21 @@ std::string run_text(const RunCost& cost, const RunRequest& request) {
   std::string text = fmt::format("\n{:.4g} tokens are {}: {:.4g} days of training without a failure\n",
                                  request.tokens, counted(cost.steps, "step"), cost.training_seconds / day);
   if (cost.checkpoint_seconds > 0)
-    text += fmt::format("goodput {:.1f}%, {}: {}, a checkpoint after each {} of work; {:.4g} days in all\n",
+    text += fmt::format("goodput {:.1f}%, {}: {}, a checkpoint after each {} of work{}; {:.4g} days in all\n",
                         100 * cost.goodput, request.failures.spares ? "simulated" : "expected",
                         counted(std::llround(cost.failures), "failure"),
-                        format_whole_seconds(cost.checkpoint_seconds), cost.wall_seconds / day);
+                        format_whole_seconds(cost.checkpoint_seconds),
+                        request.failures.save_seconds > 0 ? "" : " that takes no time (--save-time 0)",
+                        cost.wall_seconds / day);
   text += fmt::format("{:.4g} GPU-hours", cost.gpu_hours);
   if (request.price > 0) text += fmt::format(", {:.4g} at {:.4g} an hour", cost.money, request.price);
   if (cost.joules > 0)
     text += fmt::format(", {:.4g} MWh of the GPUs at their design power", cost.joules / 3.6e9);
+  const auto between = [&](double value) {
+    return fmt::format("{:.4g} and {:.4g}", cost.low * value, cost.high * value);
+  };
+  text += fmt::format("\n80% between {} days", between(cost.wall_seconds / day));
+  if (request.price > 0) text += fmt::format(", a cost between {}", between(cost.money));
   return text + "\n";
 }
 

@@ -67,6 +67,9 @@ struct RunCost {
   double gpu_hours = 0;  // over the wall time, including spares
   double money = 0;
   double joules = 0;  // of the running devices, at their design power; 0: unknown
+  // The step's 10th and 90th percentile over its time: factors of all times here, money and energy, since
+  // goodput hardly depends on how long a step takes.
+  double low = 1, high = 1;
 };
 RunCost run_cost(const Estimate& estimate, const Workload& work, const RunRequest& request);
 // In words, one line for each figure.
