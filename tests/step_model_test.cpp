@@ -825,5 +825,21 @@ TEST(StepModel, AScanMovesItsKernelsBytes) {
       1e-3 * seconds(0.001));
 }
 
+// The first rank has a layer less and ends last, as backward passes do: a quarter of its step is waiting for
+// the others, while these hardly wait.
+TEST(StepModel, SecondsAreOfTheRankThatWaitsLeast) {
+  const Workload work = workload("llama-3-405b", 512);
+  Plan c = work.plan;
+  c.mesh.set(Axis::pp, 32);
+  c.mesh.set(Axis::tp, 8);
+  c.zero = 1;
+  c.layers_per_stage.assign(32, 4);
+  c.layers_per_stage.front() = c.layers_per_stage.back() = 3;
+  const Estimate e = StepModel(work).estimate(c);
+  EXPECT_NEAR(e.parts.total(), e.seconds, 1e-9 * e.seconds);
+  EXPECT_LT(e.parts.pp_bubble / e.seconds, e.bubble_fraction);
+  EXPECT_GT(e.parts.pp_bubble / e.seconds, 0.5 * 31 / (512 + 31));
+}
+
 }  // namespace
 }  // namespace echelon::step_model_test

@@ -263,10 +263,14 @@ std::string plans_json(const SearchResult& result, const Workload& work, const s
         {{"rank", result.places[i].rank}, {"rank_is_shared", result.places[i].is_shared}});
   }
   if (run)
-    object["run"] = {{"steps", run->steps},         {"training_seconds", run->training_seconds},
-                     {"goodput", run->goodput},     {"checkpoint_seconds", run->checkpoint_seconds},
-                     {"failures", run->failures},   {"wall_seconds", run->wall_seconds},
-                     {"gpu_hours", run->gpu_hours}, {"money", run->money},
+    object["run"] = {{"steps", run->steps},
+                     {"training_seconds", run->training_seconds},
+                     {"goodput", run->goodput},
+                     {"checkpoint_seconds", run->checkpoint_seconds},
+                     {"failures", run->failures},
+                     {"wall_seconds", run->wall_seconds},
+                     {"gpu_hours", run->gpu_hours},
+                     {"money", run->money},
                      {"joules", run->joules},
                      {"wall_seconds_p10", run->low * run->wall_seconds},
                      {"wall_seconds_p90", run->high * run->wall_seconds},
@@ -340,12 +344,15 @@ std::string explain_winner(const SearchResult& result, const Workload& work) {
   const Estimate& e = result.plans.front();
   std::string text = fmt::format("\n{}\n", summary(e.plan));
   const auto out = std::back_inserter(text);
-  fmt::format_to(out, "a step of {} takes {}; on the pipeline rank that ends last:\n",
+  fmt::format_to(out, "a step of {} takes {}; on the pipeline rank that waits least:\n",
                  counted(e.microbatches, "microbatch"), seconds(e.seconds));
   for (const NamedPart& part : named_parts) {
     const double value = e.parts.*part.member;
-    if (value != 0)
-      fmt::format_to(out, "  {:>12} {:>5.1f}%  {}\n", seconds(value), 100 * value / e.seconds, part.words);
+    if (value > 1e-9 * e.seconds)  // and not rounding
+      fmt::format_to(out, "  {:>12} {:>5.1f}%  {}{}\n", seconds(value), 100 * value / e.seconds, part.words,
+                     part.member == &StepParts::pp_bubble && e.plan.mesh.pp() > 1
+                         ? fmt::format(" ({:.1f}% in the mean of all ranks)", 100 * e.bubble_fraction)
+                         : "");
   }
   const Interval interval = interval_of(work, e.plan, num_parameters(e.plan.model));
   fmt::format_to(out, "80% between {} and {}: {}\n", seconds(e.low), seconds(e.high),

@@ -459,43 +459,45 @@ Estimate StepModel::estimate_seconds(const Plan& c) {
   if (const PackedAttention* packed = stages_.packed(c)) e.documents = *packed;
   const double uneven = stages_.uneven_microbatches(c, s);
 
-  std::size_t last = 0;
-  double latest = -1;
+  // What a rank does in a step but wait.
+  const auto work_of = [&](std::size_t r) {
+    StepParts parts;
+    const auto add = [&](double count, const LayerSeconds& t, double sharing, double to_host) {
+      for (const PassSeconds* pass : {&t.forward, &t.backward_input, &t.backward_weight}) {
+        parts.compute += count * pass->compute;
+        parts.tp_exposed += count * pass->tensor;
+        parts.cp_exposed += count * pass->context;
+        parts.ep_exposed += count * pass->expert;
+      }
+      parts.dp_exposed += count * sharing;
+      parts.host_exposed += count * to_host;
+    };
+    for (const StageUse& use : s.facts->uses[r]) {
+      const auto i = static_cast<std::size_t>(use.stage);
+      add(use.share * real(e.microbatches), s.stages[i], s.sharing[i], s.to_host[i]);
+    }
+    if (s.part) add(real(e.microbatches), *s.part, s.part_sharing, 0);
+    parts.dp_exposed += stages_.exposed(c, s, r);
+    parts.optimizer = stages_.state().optimizer(c, s.counts[r]);
+    return parts;
+  };
+  std::size_t busiest = 0;
+  double latest = -1, most = -1;
   for (std::size_t r = 0; r < s.ranks.size(); ++r) {
-    const double done =
-        ends.of_rank[r] + uneven + stages_.exposed(c, s, r) + stages_.state().optimizer(c, s.counts[r]);
-    if (done > latest) latest = done, last = r;
+    latest = std::max(latest, ends.of_rank[r] + uneven + stages_.exposed(c, s, r) +
+                                  stages_.state().optimizer(c, s.counts[r]));
+    const StepParts parts = work_of(r);
+    if (parts.total() > most) most = parts.total(), busiest = r, e.parts = parts;
   }
   StepParts& parts = e.parts;
-  double busy = 0;
-  const auto add = [&](double count, const LayerSeconds& t, double sharing, double to_host) {
-    for (const PassSeconds* pass : {&t.forward, &t.backward_input, &t.backward_weight}) {
-      parts.compute += count * pass->compute;
-      parts.tp_exposed += count * pass->tensor;
-      parts.cp_exposed += count * pass->context;
-      parts.ep_exposed += count * pass->expert;
-      busy += count * pass->total();
-    }
-    parts.dp_exposed += count * sharing;
-    parts.host_exposed += count * to_host;
-    busy += count * (sharing + to_host);
-  };
-  for (const StageUse& use : s.facts->uses[last]) {
-    const auto i = static_cast<std::size_t>(use.stage);
-    add(use.share * real(e.microbatches), s.stages[i], s.sharing[i], s.to_host[i]);
-  }
-  if (s.part) add(real(e.microbatches), *s.part, s.part_sharing, 0);
-  const double exposed = stages_.exposed(c, s, last);
-  parts.dp_exposed += exposed;
-  parts.optimizer = stages_.state().optimizer(c, s.counts[last]);
-  parts.pp_bubble = latest - exposed - parts.optimizer - busy;
+  parts.pp_bubble = latest - most;
   if (parts.pp_bubble < 0) {  // overlap hid communication, or rounding
     parts.ep_exposed = std::max(0.0, parts.ep_exposed + parts.pp_bubble);
     parts.pp_bubble = 0;
   }
   e.traffic = most_traffic(c);
   if (c.offload != Offload::none) {
-    e.host_seconds = stages_.state().host(c, s.counts[last]) + parts.host_exposed;
+    e.host_seconds = stages_.state().host(c, s.counts[busiest]) + parts.host_exposed;
     for (std::size_t r = 0; r < s.ranks.size(); ++r) add_host(e, r, counted_activations(c, r));
   }
   e.seconds = to_twelve_digits(whole_step(c, latest));

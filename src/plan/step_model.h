@@ -19,10 +19,15 @@
 
 namespace echelon {
 
-// Where the seconds of a step go, on the pipeline rank that ends last. The parts add up to the step.
+// Where the seconds of a step go, on the pipeline rank that waits least. The parts add up to the step.
 struct StepParts {
   double compute = 0, tp_exposed = 0, pp_bubble = 0, dp_exposed = 0, cp_exposed = 0, ep_exposed = 0,
          host_exposed = 0, optimizer = 0, other = 0;
+
+  double total() const {
+    return compute + tp_exposed + pp_bubble + dp_exposed + cp_exposed + ep_exposed + host_exposed +
+           optimizer + other;
+  }
 };
 
 // Bytes sent along each axis in a step, by the rank that sends most along it.

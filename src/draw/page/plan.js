@@ -125,7 +125,7 @@ function planLooked() {
 function planTime() {
   const part = (p, key) => p.time_seconds[key] > 1e-9 * p.step_seconds ? p.time_seconds[key] : 0;  // less is what rounding leaves of a difference
   const answer = data.answer, used = causes.filter(([key]) => answer.plans.some(p => part(p, key) > 0));
-  const box = section("time", "Where the seconds of a step go", "On the pipeline rank that ends last; they add up to the step.");
+  const box = section("time", "Where the seconds of a step go", "On the pipeline rank that waits least; they add up to the step.");
   box.append(stacks(used.map(([, name, colour]) => ({ name, colour: `var(${colour})` })),
     answer.plans.map((p, i) => ({ name: data.plans[i].summary, plan: true, chosen: i === 0, parts: used.map(([key]) => part(p, key)) })), "s"),
     asTable("Time by cause", "Seconds of a step by cause", ["plan", ...used.map(([, name]) => name)],
