@@ -122,7 +122,7 @@ TEST(SearchRefusals, NamesAShapeThatNoMeshHas) {
     expect_refusal([&] { search(r); }, {words});
   };
   refused([](SearchRequest& r) { r.pin("zero", 3), r.pin("hsdp", 3); },
-          "do not divide into so many groups; legal: 1, 2, 4, 8, 16");
+          "do not divide into so many groups; legal: 1, 2, 4, 8");
   refused([](SearchRequest& r) { r.pin("etp", 3); }, "--etp 3: does not divide --tp 1; legal: 1");
   refused([](SearchRequest& r) { r.pin("tp", 4), r.work.plan.model.vocab = 3; },
           "has a vocabulary of only 3; legal: 1, 2");

@@ -198,6 +198,25 @@ TEST(Search, ASchedulesPlansHaveAPipeline) {
   for (const Estimate& e : plans) EXPECT_EQ(e.plan.schedule, "zb-v");
 }
 
+// Where tp takes the whole node, groups inside a node have one rank, which shares out nothing: flags refuse
+// them too.
+TEST(Search, ReplicasHaveSeveralRanks) {
+  SearchRequest r = request("llama-3-8b", 64, 128);
+  r.pin("tp", 8);
+  r.pin("pp", 1);
+  r.top = 1000;
+  for (const Estimate& e : search(r).plans) EXPECT_EQ(e.plan.hsdp, 1) << summary(e.plan);
+  r.pin("tp", 4);
+  const std::vector<Estimate> plans = search(r).plans;
+  EXPECT_TRUE(std::any_of(plans.begin(), plans.end(), [](const Estimate& e) {
+    return e.plan.hsdp > 1 && e.plan.hsdp < e.plan.mesh.dp_cp_size();
+  }));
+  SearchRequest eight = request("llama-3-8b", 64, 128);
+  eight.pin("hsdp", 8);
+  eight.top = 1000;
+  for (const Estimate& e : search(eight).plans) EXPECT_GT(e.plan.mesh.dp_cp_size(), 8) << summary(e.plan);
+}
+
 // Replicas say nothing of what is cut: that is searched.
 TEST(Search, ReplicasAloneLeaveTheStageOpen) {
   SearchRequest r = request("llama-3-8b", 16, 64);

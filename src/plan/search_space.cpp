@@ -213,13 +213,13 @@ std::vector<ShardingChoice> shardings(const SearchRequest& r, const Mesh& mesh) 
   if (r.work.dynamic_context) stages = run_by<int>(software.dynamic_context_zero_stages, std::move(stages));
   for (int zero : pinned_or(r, "zero", given.zero, std::move(stages))) {
     std::set<int> replicas{1};
-    // A sharding group inside a node.
-    const int inside = std::max(1, r.work.machine.node() / mesh.tp());
-    if (r.work.software.replicated_shards && zero > 0 && ranks > inside && ranks % inside == 0)
+    // A sharding group inside a node; of one rank it would share out nothing.
+    const int inside = r.work.machine.node() / mesh.tp();
+    if (r.work.software.replicated_shards && zero > 0 && inside > 1 && ranks > inside && ranks % inside == 0)
       replicas.insert(ranks / inside);
     if (r.has("hsdp")) replicas = {given.hsdp};
     for (int hsdp : replicas)
-      if (hsdp == 1 || zero > 0 || r.has("zero")) list.push_back({zero, hsdp});
+      if (hsdp == 1 || ((zero > 0 || r.has("zero")) && hsdp != ranks)) list.push_back({zero, hsdp});
   }
   return list;
 }
