@@ -89,7 +89,7 @@ int run_plan(const PlanSearchFlags& f) {
   if (!f.sweep.empty()) {
     if (!f.sweep_out.empty() && !f.sweep_out.ends_with(".svg") && !f.sweep_out.ends_with(".csv"))
       refuse("--sweep-out {}: must end in .csv, a table, or in .svg, a chart", f.sweep_out);
-    const Sweep sweep = run_sweep(request, f.sweep);
+    const Sweep sweep = run_sweep(request, f.sweep, life);
     line.clear();
     if (f.sweep_out.ends_with(".svg"))
       write_output("--sweep-out", f.sweep_out, sweep_svg(sweep));

@@ -121,7 +121,6 @@ static std::vector<FlagNeed> search_needs(const SearchRequest& r, const std::str
       {"--html", !sweeps, "with --sweep", {}},
       {"--against", !sweeps, "with --sweep", {}},
       {"--explain", !sweeps, "with --sweep", {}},
-      {"--tokens", !sweeps, "with --sweep", {}},
       {"--sweep-out", sweeps, "without --sweep", {advice("--sweep", "KEY=VALUES")}},
       {"--gpus", !is_swept("gpus"), "with --sweep " + sweep, {}},
       {"--seq-len", !is_swept("seq-len"), "with --sweep " + sweep, {}},

@@ -16,6 +16,7 @@
 namespace echelon {
 namespace {
 
+constexpr double day = 86'400;  // seconds
 constexpr const char* legal_sweeps = "legal: gpus=, seq-len= or global-batch=, then A..B or A,B,C";
 
 std::vector<std::int64_t> sweep_values(const std::string& text) {
@@ -50,9 +51,11 @@ bool Sweep::any_fits() const {
   return std::any_of(points.begin(), points.end(), [](const SweepPoint& p) { return p.best.has_value(); });
 }
 
-Sweep run_sweep(const SearchRequest& request, const std::string& text) {
+Sweep run_sweep(const SearchRequest& request, const std::string& text,
+                const std::optional<RunRequest>& life) {
   const auto equals = text.find('=');
   Sweep sweep;
+  sweep.life = life;
   sweep.key = text.substr(0, equals);
   if (equals == std::string::npos ||
       (sweep.key != "gpus" && sweep.key != "seq-len" && sweep.key != "global-batch"))
@@ -69,23 +72,38 @@ Sweep run_sweep(const SearchRequest& request, const std::string& text) {
       point.why_not = explain_nothing(result, r.gpus);
     else
       point.best = std::move(result.plans.front());
+    try {
+      if (point.best && life) point.run = run_cost(*point.best, r.work, *life);
+    } catch (const RequestError& error) {  // so many devices fail too often
+      point.best.reset();
+      point.why_not = error.what();
+    }
     sweep.points.push_back(std::move(point));
   }
   return sweep;
 }
 
 std::string sweep_table(const Sweep& sweep) {
-  std::string text = fmt::format("{:>12} {:>10} {:>12} {:>7} {:>9}  plan\n", sweep.key, "step s",
-                                 "tokens/s/GPU", "MFU", "memory");
+  const auto run_columns = [&](const std::string& days, const std::string& hours, const std::string& cost) {
+    if (!sweep.life) return std::string();
+    return fmt::format(" {:>8} {:>10}", days, hours) +
+           (sweep.life->price > 0 ? fmt::format(" {:>10}", cost) : "");
+  };
+  std::string text = fmt::format("{:>12} {:>10} {:>12} {:>7} {:>9}{}  plan\n", sweep.key, "step s",
+                                 "tokens/s/GPU", "MFU", "memory", run_columns("days", "GPU-hours", "cost"));
   for (const SweepPoint& p : sweep.points) {
     if (!p.best) {
       text += fmt::format("{:>12} {}\n", p.value, p.why_not);
       continue;
     }
     const Estimate& e = *p.best;
-    text += fmt::format("{:>12} {:>10.3f} {:>12.0f} {:>6.1f}% {:>9}  {}\n", p.value, e.seconds,
+    const RunCost run = p.run.value_or(RunCost());
+    text += fmt::format("{:>12} {:>10.3f} {:>12.0f} {:>6.1f}% {:>9}{}  {}\n", p.value, e.seconds,
                         e.tokens_per_second_per_gpu, 100 * e.mfu,
-                        format_device_memory(static_cast<double>(e.memory.total())), summary(e.plan));
+                        format_device_memory(static_cast<double>(e.memory.total())),
+                        run_columns(fmt::format("{:.4g}", run.wall_seconds / day),
+                                    fmt::format("{:.4g}", run.gpu_hours), fmt::format("{:.4g}", run.money)),
+                        summary(e.plan));
   }
   return text;
 }
@@ -94,18 +112,24 @@ std::string sweep_csv(const Sweep& sweep) {
   std::string text = sweep.key +
                      ",step_seconds,step_seconds_p10,step_seconds_p90,tokens_per_second_per_gpu,mfu,memory_"
                      "bytes,dp,tp,pp,cp,ep,zero,"
-                     "schedule,chunks,micro_batch,recompute\n";
+                     "schedule,chunks,micro_batch,recompute" +
+                     (sweep.life ? ",days,gpu_hours,cost\n" : "\n");
   for (const SweepPoint& p : sweep.points) {
     if (!p.best) {
-      text += fmt::format("{},,,,,,,,,,,,,,,,\n", p.value);
+      text += fmt::format("{},,,,,,,,,,,,,,,,{}\n", p.value, sweep.life ? ",,," : "");
       continue;
     }
     const Estimate& e = *p.best;
     const Plan& c = e.plan;
-    text += fmt::format("{},{:.6g},{:.6g},{:.6g},{:.6g},{:.4f},{},{},{},{},{},{},{},{},{},{},{}\n", p.value,
+    text += fmt::format("{},{:.6g},{:.6g},{:.6g},{:.6g},{:.4f},{},{},{},{},{},{},{},{},{},{},{}", p.value,
                         e.seconds, e.low, e.high, e.tokens_per_second_per_gpu, e.mfu, e.memory.total(),
                         c.mesh.dp(), c.mesh.tp(), c.mesh.pp(), c.mesh.cp(), c.mesh.ep, c.zero, c.schedule,
                         std::max(1, c.chunks), c.micro_batch, recompute_name(c.recompute));
+    if (p.run) {
+      text += fmt::format(",{:.6g},{:.6g},", p.run->wall_seconds / day, p.run->gpu_hours);
+      if (sweep.life->price > 0) text += fmt::format("{:.6g}", p.run->money);
+    }
+    text += "\n";
   }
   return text;
 }
@@ -122,6 +146,7 @@ std::string sweep_json(const Sweep& sweep) {
                      {"plan", summary(p.best->plan)}});
     else
       object["why_not"] = p.why_not;
+    if (p.run) object["run"] = run_json(*p.run);
     list.push_back(object);
   }
   return json_text(nlohmann::ordered_json{{"sweep", list}});

@@ -367,5 +367,26 @@ TEST_F(PlanCommand, Sweeps) {
   EXPECT_NE(read("sweep.svg").find("<polyline"), std::string::npos);
 }
 
+// What a run takes on each number of devices, as planned for it alone. So many that never run through have no
+// run.
+TEST_F(PlanCommand, SweepsPriceWholeRuns) {
+  const std::string base =
+      "--model llama-3-8b --global-batch 128 --seq-len 4096 --pp 1 --cp 1 --tokens 1e12 --price 2 "
+      "--mtbf-hours 2000 --restart-time 1500000 ";
+  const json points = object(base + "--sweep gpus=8,16,4096")["sweep"];
+  for (int i : {0, 1}) {
+    json alone = object(base + fmt::format("--top 1 --gpus {}", 8 << i))["run"];
+    EXPECT_EQ(points[i]["run"], alone);
+  }
+  const CommandResult table = run(base + "--sweep gpus=8,128 --sweep-out sweep.csv");
+  EXPECT_NE(table.output.find("    days  GPU-hours       cost  plan"), std::string::npos) << table.output;
+  EXPECT_NE(table.output.find(fmt::format("{:.4g}  dp", points[0]["run"]["money"].get<double>())),
+            std::string::npos)
+      << table.output;
+  EXPECT_NE(table.output.find("--restart-time 1500000: 128 devices fail"), std::string::npos) << table.output;
+  EXPECT_NE(read("sweep.csv").find("recompute,days,gpu_hours,cost\n"), std::string::npos)
+      << read("sweep.csv");
+}
+
 }  // namespace
 }  // namespace echelon::plan_command_test

@@ -227,7 +227,8 @@ void bind_sweep(nb::module_& m) {
         hidden.erase("sweep");
         const auto found = std::make_shared<Found>(words, hidden);
         Sweep sweep;
-        search_apart(found->request, [&] { sweep = run_sweep(found->request, found->flags.sweep); });
+        search_apart(found->request,
+                     [&] { sweep = run_sweep(found->request, found->flags.sweep, found->life); });
         return sweep;
       },
       "words"_a);

@@ -241,6 +241,22 @@ std::string looked_at_again(Offload offload) {
 
 }  // namespace
 
+ordered_json run_json(const RunCost& run) {
+  return {{"steps", run.steps},
+          {"training_seconds", run.training_seconds},
+          {"goodput", run.goodput},
+          {"checkpoint_seconds", run.checkpoint_seconds},
+          {"failures", run.failures},
+          {"wall_seconds", run.wall_seconds},
+          {"gpu_hours", run.gpu_hours},
+          {"money", run.money},
+          {"joules", run.joules},
+          {"wall_seconds_p10", run.low * run.wall_seconds},
+          {"wall_seconds_p90", run.high * run.wall_seconds},
+          {"money_p10", run.low * run.money},
+          {"money_p90", run.high * run.money}};
+}
+
 std::string plans_json(const SearchResult& result, const Workload& work, const std::optional<RunCost>& run,
                        const std::vector<NearSize>& near) {
   ordered_json object{{"feasible", result.feasible},        {"considered", result.considered},
@@ -262,20 +278,7 @@ std::string plans_json(const SearchResult& result, const Workload& work, const s
     object["plans"].back().update(
         {{"rank", result.places[i].rank}, {"rank_is_shared", result.places[i].is_shared}});
   }
-  if (run)
-    object["run"] = {{"steps", run->steps},
-                     {"training_seconds", run->training_seconds},
-                     {"goodput", run->goodput},
-                     {"checkpoint_seconds", run->checkpoint_seconds},
-                     {"failures", run->failures},
-                     {"wall_seconds", run->wall_seconds},
-                     {"gpu_hours", run->gpu_hours},
-                     {"money", run->money},
-                     {"joules", run->joules},
-                     {"wall_seconds_p10", run->low * run->wall_seconds},
-                     {"wall_seconds_p90", run->high * run->wall_seconds},
-                     {"money_p10", run->low * run->money},
-                     {"money_p90", run->high * run->money}};
+  if (run) object["run"] = run_json(*run);
   for (const NearSize& one : near) {
     object["near"].push_back({{"gpus", one.gpus}, {"global_batch", one.global_batch}});
     object["near"].back().update(plan_json(one.best, work));

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <limits>
+#include <nlohmann/json_fwd.hpp>
 #include <optional>
 #include <string>
 #include <vector>
@@ -18,6 +19,9 @@ namespace echelon {
 std::string plans_json(const SearchResult& result, const Workload& work,
                        const std::optional<RunCost>& run = std::nullopt,
                        const std::vector<NearSize>& near = {});
+
+// The object `run` of it.
+nlohmann::ordered_json run_json(const RunCost& run);
 
 // A table of the ranked plans, in whole lines. If a row would be wider than `columns`, each plan is on a
 // separate line below its numbers.
