@@ -67,6 +67,8 @@ Sweep run_sweep(const SearchRequest& request, const std::string& text,
     if (sweep.key == "seq-len") r.work.plan.seq_len = value;
     if (sweep.key == "global-batch") r.work.plan.global_batch = value;
     SearchResult result = search(r);
+    for (const std::string& note : {omitted_of_machine(r.work), priced_beyond(result, r.work)})
+      if (sweep.notes.find(note) == std::string::npos) sweep.notes += note;
     SweepPoint point{value, r.gpus, {}, {}};
     if (result.plans.empty())
       point.why_not = explain_nothing(result, r.gpus);
@@ -105,7 +107,7 @@ std::string sweep_table(const Sweep& sweep) {
                                     fmt::format("{:.4g}", run.gpu_hours), fmt::format("{:.4g}", run.money)),
                         summary(e.plan));
   }
-  return text;
+  return text + sweep.notes;
 }
 
 std::string sweep_csv(const Sweep& sweep) {
@@ -140,6 +142,8 @@ std::string sweep_json(const Sweep& sweep) {
     nlohmann::ordered_json object{{sweep.key, p.value}};
     if (p.best)
       object.update({{"step_seconds", p.best->seconds},
+                     {"step_seconds_p10", p.best->low},
+                     {"step_seconds_p90", p.best->high},
                      {"tokens_per_second_per_gpu", p.best->tokens_per_second_per_gpu},
                      {"mfu", p.best->mfu},
                      {"memory_bytes", p.best->memory.total()},
@@ -149,7 +153,9 @@ std::string sweep_json(const Sweep& sweep) {
     if (p.run) object["run"] = run_json(*p.run);
     list.push_back(object);
   }
-  return json_text(nlohmann::ordered_json{{"sweep", list}});
+  nlohmann::ordered_json object{{"sweep", list}};
+  if (!sweep.notes.empty()) object["notes"] = sweep.notes;
+  return json_text(object);
 }
 
 std::string sweep_svg(const Sweep& sweep) {

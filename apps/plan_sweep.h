@@ -19,6 +19,7 @@ struct SweepPoint {
 struct Sweep {
   std::string key;  // gpus, seq-len, global-batch
   std::optional<RunRequest> life{};
+  std::string notes{};  // lines on what was assumed of the machine and the program
   std::vector<SweepPoint> points{};
   bool any_fits() const;
 };

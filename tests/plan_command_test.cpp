@@ -367,6 +367,26 @@ TEST_F(PlanCommand, Sweeps) {
   EXPECT_NE(read("sweep.svg").find("<polyline"), std::string::npos);
 }
 
+// As beneath a plan alone: what it is priced by, though machine and program do not say or do it.
+TEST_F(PlanCommand, SweepsSayWhatIsAssumed) {
+  write("sheet.toml",
+        "memory_bytes = 80e9\nmemory_bandwidth = 3e12\npeak_bf16 = 900e12\n[[tier]]\nranks = 8\n"
+        "bandwidth = 360e9\n");
+  const std::string base =
+      "--model llama-3-8b --global-batch 64 --machine sheet.toml --software torchtitan --schedule zb-v ";
+  const std::string alone = run(base + "--gpus 8 --top 1").output,
+                    table = run(base + "--sweep gpus=4,8").output;
+  for (const char* note : {"the file of sheet does not say memory_efficiency, ",
+                           "torchtitan does not run schedule zb-v; priced as if it did\n"}) {
+    EXPECT_NE(alone.find(note), std::string::npos) << alone;
+    EXPECT_NE(table.find(note), std::string::npos) << table;
+    EXPECT_EQ(table.find(note), table.rfind(note)) << table;  // once
+  }
+  const json sweep = object(base + "--sweep gpus=4,8");
+  EXPECT_NE(sweep["notes"].get<std::string>().find("zb-v"), std::string::npos);
+  EXPECT_LT(sweep["sweep"][0]["step_seconds"], sweep["sweep"][0]["step_seconds_p90"]);
+}
+
 // What a run takes on each number of devices, as planned for it alone. So many that never run through have no
 // run.
 TEST_F(PlanCommand, SweepsPriceWholeRuns) {

@@ -225,13 +225,6 @@ std::string packed_text(const Estimate& e, const Workload& work) {
   return text + "\n";
 }
 
-// A line if the machine's file leaves out what a device reaches.
-std::string omitted_of_machine(const Workload& work) {
-  if (work.machine.omitted.empty()) return {};
-  return fmt::format("the file of {} does not say {}: a preset's are taken, and intervals are wider\n",
-                     work.machine.name, fmt::join(work.machine.omitted, ", "));
-}
-
 // Added if a search found nothing with everything on the device.
 std::string looked_at_again(Offload offload) {
   return fmt::format(
@@ -284,6 +277,12 @@ std::string plans_json(const SearchResult& result, const Workload& work, const s
     object["near"].back().update(plan_json(one.best, work));
   }
   return json_text(object);
+}
+
+std::string omitted_of_machine(const Workload& work) {
+  if (work.machine.omitted.empty()) return {};
+  return fmt::format("the file of {} does not say {}: a preset's are taken, and intervals are wider\n",
+                     work.machine.name, fmt::join(work.machine.omitted, ", "));
 }
 
 std::string priced_beyond(const SearchResult& result, const Workload& work) {

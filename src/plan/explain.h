@@ -35,6 +35,10 @@ struct PlansTable {
 PlansTable plans_table(const SearchResult& result, const Workload& work,
                        int columns = std::numeric_limits<int>::max());
 
+// A line if the machine's file leaves out what a device reaches, and plans are priced by a preset's numbers;
+// else empty.
+std::string omitted_of_machine(const Workload& work);
+
 // A line if plans contain what the program cannot run, because it was asked for by name; else empty.
 std::string priced_beyond(const SearchResult& result, const Workload& work);
 
