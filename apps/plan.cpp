@@ -154,7 +154,8 @@ int run_plan(const PlanSearchFlags& f) {
   if (result.plans.empty() && !result.nearest) {
     near = near_sizes(request);
   } else if (!result.plans.empty() && f.target_seconds <= 0 && request.objective == Objective::time) {
-    if (auto fewer = fewer_gpus(request, result.plans.front())) near.push_back(std::move(*fewer));
+    for (auto* look : {fewer_gpus, with_offload})
+      if (auto one = look(request, result.plans.front())) near.push_back(std::move(*one));
   }
   line.clear();
   std::vector<LaunchFile> launch;
@@ -186,8 +187,13 @@ int run_plan(const PlanSearchFlags& f) {
     const std::string others = explain_programs(other_programs(same, best), best, request.work);
     fmt::print(out, "{}", colours.headed(fitted(others, columns)));
   }
-  if (!near.empty() && !result.plans.empty())
-    fmt::print(out, "{}", colours.headed(fitted(explain_fewer(near.front(), result.plans.front()), columns)));
+  if (!result.plans.empty())
+    for (const NearSize& one : near) {
+      const bool is_smaller = one.gpus != gpus;
+      if (!is_smaller && f.explain) continue;  // said of what the program itself would gain
+      const std::string said = (is_smaller ? explain_fewer : explain_offload)(one, result.plans.front());
+      fmt::print(out, "{}", colours.headed(fitted(said, columns)));
+    }
   if (is_against && !result.plans.empty()) {
     const std::string why = other.plans.empty() ? explain_nothing(other, gpus) + "\n"
                                                 : explain_loser(result.plans.front(), other.plans.front());

@@ -464,6 +464,31 @@ TEST(Search, LooksAtWhatFlagsWouldFind) {
   EXPECT_LE(best.seconds, search(large).plans.front().seconds * (1 + tie));
 }
 
+// A node holds 32B's states beside recomputation alone, which the host's memory spares.
+TEST(Search, FindsWhatTheHostSparesInRecomputation) {
+  SearchRequest r = request("qwen2.5-32b", 8, 256);
+  r.work.plan.seq_len = 8192;
+  const Estimate best = search(r).plans.at(0);
+  ASSERT_NE(best.plan.recompute, Recompute::none);
+  const auto with = with_offload(r, best);
+  ASSERT_TRUE(with);
+  EXPECT_EQ(with->gpus, 8);
+  EXPECT_LT(with->best.seconds, 0.95 * best.seconds);
+  EXPECT_NE(with->best.plan.offload, Offload::none);
+  const std::string text = explain_offload(*with, best);
+  EXPECT_NE(text.find(fmt::format("--offload {}: ", name_of(with->best.plan.offload))), std::string::npos)
+      << text;
+  // It is what the flag gives.
+  SearchRequest asked = r;
+  asked.pin("offload", name_of(with->best.plan.offload));
+  EXPECT_EQ(with->best.seconds, search(asked).plans.at(0).seconds);
+  // Not where the flag says no, or nothing must be recomputed.
+  r.pin("offload", "none");
+  EXPECT_FALSE(with_offload(r, best));
+  const SearchRequest large = request("llama-3-8b", 64, 256);
+  EXPECT_FALSE(with_offload(large, search(large).plans.at(0)));
+}
+
 // Of 25 nodes all are one pipeline, of whose ranks most have one layer; 24 are many.
 TEST(Search, FindsFewerGpusThatTakeLessTime) {
   SearchRequest r = request("llama-3-8b", 200, 256);

@@ -515,6 +515,15 @@ std::string explain_fewer(const NearSize& fewer, const Estimate& best) {
       summary(fewer.best.plan));
 }
 
+std::string explain_offload(const NearSize& offloaded, const Estimate& best) {
+  const Estimate& e = offloaded.best;
+  return fmt::format(
+      "\nwith state on the host less is recomputed:\n  --offload {}: {}, {:.1f}% less, between {} and {}: "
+      "{}\n",
+      name_of(e.plan.offload), seconds(e.seconds), 100 * (1 - e.seconds / best.seconds), seconds(e.low),
+      seconds(e.high), summary(e.plan));
+}
+
 Plan trained_plan(const Estimate& e, const Workload& work) {
   Plan plan = e.plan;
   plan.precision = trained_recipe(work.precision);

@@ -64,6 +64,7 @@ std::string explain_nothing(const SearchResult& result, const SearchRequest& req
 
 // A paragraph on fewer devices that take less time.
 std::string explain_fewer(const NearSize& fewer, const Estimate& best);
+std::string explain_offload(const NearSize& offloaded, const Estimate& best);  // of with_offload()
 
 // The plan that train and verify run, with the trainer's recipe for the priced precision.
 Plan trained_plan(const Estimate& estimate, const Workload& work);

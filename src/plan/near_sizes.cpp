@@ -65,6 +65,20 @@ std::optional<NearSize> fewer_gpus(const SearchRequest& request, const Estimate&
   return best_of_fewer(request, best.seconds / (1 + tie));
 }
 
+std::optional<NearSize> with_offload(const SearchRequest& request, const Estimate& best) {
+  if (best.plan.offload != Offload::none || best.plan.recompute == Recompute::none ||
+      request.work.software.is_this_trainer)
+    return {};
+  std::optional<NearSize> found;
+  double most_seconds = best.seconds * 0.95;
+  for (const SearchRequest& with : offloading(request))
+    if (auto plan = best_within(with, most_seconds)) {
+      most_seconds = plan->seconds;
+      found = NearSize{request.gpus, request.work.plan.global_batch, std::move(*plan)};
+    }
+  return found;
+}
+
 std::vector<NearSize> near_sizes(const SearchRequest& request) {
   constexpr double any = 1e300;
   const Size asked{request.gpus, request.work.plan.global_batch};
