@@ -1,4 +1,5 @@
 // `echelon plan` as its users meet it.
+#include <fmt/format.h>
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -245,6 +246,9 @@ TEST_F(PlanCommand, SaysWhatItsNumbersAreOf) {
   EXPECT_NE(said.output.find("1 sequence of 1024 tokens a step"), std::string::npos) << said.output;
   EXPECT_NE(said.output.find("\n1 configuration considered, 1 simulated"), std::string::npos) << said.output;
   EXPECT_NE(said.output.find("a step of 1 microbatch takes"), std::string::npos) << said.output;
+  EXPECT_EQ(said.output.find("on the pipeline rank"), std::string::npos) << said.output;
+  EXPECT_NE(run(one + "--gpus 2 --pp 2 --explain").output.find("s; on the pipeline rank that waits least:"),
+            std::string::npos);
   EXPECT_NE(run(one + "--sweep gpus=1,2").output.find("tokens/s/GPU"), std::string::npos);
 }
 

@@ -346,8 +346,8 @@ std::string explain_winner(const SearchResult& result, const Workload& work) {
   const Estimate& e = result.plans.front();
   std::string text = fmt::format("\n{}\n", summary(e.plan));
   const auto out = std::back_inserter(text);
-  fmt::format_to(out, "a step of {} takes {}; on the pipeline rank that waits least:\n",
-                 counted(e.microbatches, "microbatch"), seconds(e.seconds));
+  fmt::format_to(out, "a step of {} takes {}{}:\n", counted(e.microbatches, "microbatch"), seconds(e.seconds),
+                 e.plan.mesh.pp() > 1 ? "; on the pipeline rank that waits least" : "");
   for (const NamedPart& part : named_parts) {
     const double value = e.parts.*part.member;
     if (value > 1e-9 * e.seconds)  // and not rounding
