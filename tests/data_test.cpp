@@ -309,6 +309,11 @@ TEST_F(Data, TokensThatAreDamagedAreMadeAgain) {
       EXPECT_EQ(checks::read_bytes(made), bytes) << size;
     }
   }
+  std::string flipped = bytes;
+  flipped[18] = static_cast<char>(flipped[18] ^ 1);  // of an id
+  checks::write_text(made, flipped);
+  EXPECT_EQ(marked(TokenData({file}, 1002, by(words))), whole);
+  EXPECT_EQ(checks::read_bytes(made), bytes);
   // What a process left that was ended goes when others are made.
   checks::write_text(made + ".tmp-1", bytes);
   (void)TokenData({write("b.txt", "other words")}, 1002, by(words));
@@ -406,6 +411,17 @@ TEST_F(Data, FilesOfTokensKeepDocumentsAndMarksAndAreRefusedWhereDamaged) {
     checks::write_text(file, damaged);
     expect_refusal([&] { TokenData({file}, 4); }, {"a.tokens", "damaged"});
   }
+  // Each bit of the ids, their marks, where documents begin, and the counts.
+  for (std::size_t bit = 64; bit < 8 * (whole.size() - 8); ++bit) {
+    std::string damaged = whole;
+    damaged[bit / 8] = static_cast<char>(damaged[bit / 8] ^ 1 << bit % 8);
+    checks::write_text(file, damaged);
+    expect_refusal([&] { TokenData({file}, 4); }, {"a.tokens", "damaged", "make it again"});
+  }
+  std::string earlier = whole;
+  earlier[7] = '1';
+  checks::write_text(file, earlier);
+  expect_refusal([&] { TokenData({file}, 4); }, {"a.tokens", "earlier version", "make it again"});
 }
 
 // Whose tokens a file has is said where text would be read by another tokenizer.

@@ -8,8 +8,6 @@
 #include <algorithm>
 #include <array>
 #include <cstring>
-#include <memory>
-#include <new>
 #include <vector>
 
 namespace echelon {
@@ -29,18 +27,29 @@ std::uint64_t checksum_of_elements(std::uint64_t seed, std::int64_t first, std::
 }
 
 std::uint64_t checksum(const OpenFile& file) {
-  const std::unique_ptr<XXH3_state_t, XXH_errorcode (*)(XXH3_state_t*)> state(XXH3_createState(),
-                                                                              XXH3_freeState);
-  if (!state) throw std::bad_alloc();
-  XXH3_64bits_reset(state.get());
+  RunningChecksum sum;
   std::vector<std::byte> piece(1 << 20);
   for (std::int64_t at = 0; at < file.size(); at += std::ssize(piece)) {
     const auto here =
         std::span(piece).first(static_cast<std::size_t>(std::min(std::ssize(piece), file.size() - at)));
     file.read(at, here);
-    XXH3_64bits_update(state.get(), here.data(), here.size());
+    sum.add(here);
   }
-  return XXH3_64bits_digest(state.get());
+  return sum.value();
 }
+
+struct RunningChecksum::State {
+  XXH3_state_t sum;
+};
+
+RunningChecksum::RunningChecksum() : state_(std::make_unique<State>()) { XXH3_64bits_reset(&state_->sum); }
+
+RunningChecksum::~RunningChecksum() = default;
+
+void RunningChecksum::add(std::span<const std::byte> bytes) {
+  XXH3_64bits_update(&state_->sum, bytes.data(), bytes.size());
+}
+
+std::uint64_t RunningChecksum::value() const { return XXH3_64bits_digest(&state_->sum); }
 
 }  // namespace echelon

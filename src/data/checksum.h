@@ -2,6 +2,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <span>
 
 #include "base/open_file.h"
@@ -16,5 +17,18 @@ std::uint64_t checksum_of_elements(std::uint64_t seed, std::int64_t first, std::
                                    std::int64_t element_bytes);
 // Of all bytes of a file.
 std::uint64_t checksum(const OpenFile& file);
+
+// Of bytes that come one piece after the other.
+class RunningChecksum {
+ public:
+  RunningChecksum();
+  ~RunningChecksum();
+  void add(std::span<const std::byte> bytes);
+  std::uint64_t value() const;  // of all so far
+
+ private:
+  struct State;
+  std::unique_ptr<State> state_;
+};
 
 }  // namespace echelon

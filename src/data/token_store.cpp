@@ -1,5 +1,6 @@
 #include "data/token_store.h"
 
+#include <algorithm>
 #include <array>
 #include <cstring>
 
@@ -9,7 +10,9 @@
 namespace echelon {
 namespace {
 
-constexpr std::array<char, 8> store_magic{'E', 'C', 'H', 'T', 'O', 'K', 'S', '1'};
+constexpr std::array<char, 8> store_magic{'E', 'C', 'H', 'T', 'O', 'K', 'S', '2'};
+// Of files that have no checksum of their tokens.
+constexpr std::array<char, 8> first_magic{'E', 'C', 'H', 'T', 'O', 'K', 'S', '1'};
 constexpr std::int64_t header_size = 16, footer_size = 64;
 constexpr std::int64_t most_tokens = std::int64_t{1} << 48;  // no sum of sizes overflows below
 
@@ -25,6 +28,28 @@ std::uint64_t seal_of(const Footer& footer) { return checksum(std::as_bytes(std:
 
 std::int64_t padded(std::int64_t bytes) { return (bytes + 7) / 8 * 8; }
 
+[[noreturn]] void refuse_damaged(const OpenFile& file, const char* why) {
+  refuse("--data {}: damaged file of tokens: {}; make it again", file.path(), why);
+}
+
+// One above the largest of some ids.
+template <class Id>
+std::int64_t vocab_of(std::span<const std::byte> ids, Id mark) {
+  Id largest = 0;  // a loop without a branch runs at the speed of memory
+  for (std::size_t at = 0; at < ids.size(); at += sizeof(Id)) {
+    Id id = 0;
+    std::memcpy(&id, ids.data() + at, sizeof(Id));
+    largest = std::max<Id>(largest, id & static_cast<Id>(~mark));
+  }
+  return std::int64_t{largest} + 1;
+}
+
+Footer footer_of(const OpenFile& file) {
+  Footer footer{};
+  file.read(file.size() - footer_size, std::as_writable_bytes(std::span(footer)));
+  return footer;
+}
+
 }  // namespace
 
 std::optional<TokenStoreInfo> token_store_info(const OpenFile& file) {
@@ -32,16 +57,16 @@ std::optional<TokenStoreInfo> token_store_info(const OpenFile& file) {
   if (size < 8) return {};
   std::array<char, 8> begin{};
   file.read(0, std::as_writable_bytes(std::span(begin)));
+  if (begin == first_magic)
+    refuse("--data {}: a file of tokens of an earlier version, without their checksum; make it again",
+           file.path());
   if (begin != store_magic) return {};
-  const auto damaged = [&](const char* why) {
-    refuse("--data {}: damaged file of tokens: {}; make it again", file.path(), why);
-  };
+  const auto damaged = [&](const char* why) { refuse_damaged(file, why); };
   if (size < header_size + footer_size) damaged("it is cut short");
   std::array<std::uint32_t, 2> shape{};
   file.read(8, std::as_writable_bytes(std::span(shape)));
   if (shape[0] != 2 && shape[0] != 4) damaged("its ids have neither 2 nor 4 bytes");
-  Footer footer{};
-  file.read(size - footer_size, std::as_writable_bytes(std::span(footer)));
+  const Footer footer = footer_of(file);
   if (footer[7] != magic_word()) damaged("it is cut short");
   if (footer[6] != seal_of(footer)) damaged("its checksum is another one");
   for (std::size_t i = 0; i < 4; ++i)
@@ -56,6 +81,27 @@ std::optional<TokenStoreInfo> token_store_info(const OpenFile& file) {
   if (padded(header_size + info.tokens * info.width) + 8 * info.documents + footer_size != size)
     damaged("its size is not what its counts make");
   return info;
+}
+
+void check_token_store(const OpenFile& file, const TokenStoreInfo& info) {
+  const std::int64_t ids_end = info.offset + info.tokens * info.width, end = file.size() - footer_size;
+  RunningChecksum sum;
+  std::int64_t vocab = 0;
+  std::vector<std::byte> piece(1 << 20);
+  for (std::int64_t at = 0; at < end;) {
+    // A piece has ids or something else, never both.
+    const std::int64_t until = at < info.offset ? info.offset : at < ids_end ? ids_end : end;
+    const auto here =
+        std::span(piece).first(static_cast<std::size_t>(std::min(std::ssize(piece), until - at)));
+    file.read(at, here);
+    sum.add(here);
+    if (until == ids_end && ids_end > info.offset)
+      vocab = std::max(vocab, info.width == 2 ? vocab_of<std::uint16_t>(here, 0)
+                                              : vocab_of<std::uint32_t>(here, not_counted));
+    at += std::ssize(here);
+  }
+  if (sum.value() != footer_of(file)[5] || vocab != info.vocab)
+    refuse_damaged(file, "the checksum of its tokens is another one");
 }
 
 std::vector<std::int64_t> document_starts(const OpenFile& file, const TokenStoreInfo& info) {
@@ -73,9 +119,9 @@ TokenStoreWriter::TokenStoreWriter(const std::string& path, int width, std::uint
   info_.width = width;
   info_.offset = header_size;
   info_.tokenizer = tokenizer;
-  file_.write(store_magic.data(), store_magic.size());
+  put(std::as_bytes(std::span(store_magic)));
   const std::array<std::uint32_t, 2> shape{static_cast<std::uint32_t>(width), 0};
-  file_.write(shape.data(), sizeof shape);
+  put(std::as_bytes(std::span(shape)));
 }
 
 void TokenStoreWriter::write(std::span<const std::uint32_t> ids) {
@@ -84,24 +130,29 @@ void TokenStoreWriter::write(std::span<const std::uint32_t> ids) {
     info_.vocab = std::max<std::int64_t>(info_.vocab, (id & ~not_counted) + std::int64_t{1});
   }
   info_.tokens += std::ssize(ids);
-  if (info_.width == 4) return file_.write(ids.data(), ids.size_bytes());
+  if (info_.width == 4) return put(std::as_bytes(ids));
   narrow_.assign(ids.begin(), ids.end());
   check(info_.vocab <= 65536, "an id of two bytes");
-  file_.write(narrow_.data(), 2 * narrow_.size());
+  put(std::as_bytes(std::span(narrow_)));
+}
+
+void TokenStoreWriter::put(std::span<const std::byte> bytes) {
+  sum_.add(bytes);
+  file_.write(bytes.data(), bytes.size());
 }
 
 void TokenStoreWriter::commit() {
   const std::int64_t end = info_.offset + info_.tokens * info_.width;
   const std::array<char, 8> zeros{};
-  file_.write(zeros.data(), static_cast<std::size_t>(padded(end) - end));
+  put(std::as_bytes(std::span(zeros)).first(static_cast<std::size_t>(padded(end) - end)));
   info_.documents = std::ssize(starts_);
-  file_.write(starts_.data(), 8 * starts_.size());
+  put(std::as_bytes(std::span(starts_)));
   Footer footer{static_cast<std::uint64_t>(info_.tokens),
                 static_cast<std::uint64_t>(info_.documents),
                 static_cast<std::uint64_t>(info_.counted),
                 static_cast<std::uint64_t>(info_.vocab),
                 info_.tokenizer,
-                0,
+                sum_.value(),
                 0,
                 magic_word()};
   footer[6] = seal_of(footer);

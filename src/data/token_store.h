@@ -1,10 +1,10 @@
 // Tokenised text as a file (.tokens), made by `echelon data tokenize` and kept in the cache of --data:
 //
-//   "ECHTOKS1", uint32 width (2 or 4), uint32 0
+//   "ECHTOKS2", uint32 width (2 or 4), uint32 0
 //   ids: uint16, or uint32 whose highest bit says that the loss does not count the token as a target
 //   zeros up to a multiple of 8; for each document uint64: its first token
-//   uint64 tokens, documents, counted tokens, one above the largest id, checksum of the tokenizer, 0,
-//   XXH3-64 of those six, "ECHTOKS1"
+//   uint64 tokens, documents, counted tokens, one above the largest id, checksum of the tokenizer,
+//   XXH3-64 of all before those five, XXH3-64 of those six, "ECHTOKS2"
 //
 // All little-endian.
 #pragma once
@@ -17,6 +17,7 @@
 
 #include "base/atomic_file.h"
 #include "base/open_file.h"
+#include "data/checksum.h"
 
 namespace echelon {
 
@@ -30,8 +31,10 @@ struct TokenStoreInfo {
   std::uint64_t tokenizer = 0;
 };
 
-// Nothing where the file is none. RequestError where it is damaged.
+// Nothing where the file is none. RequestError where its counts are damaged, or an earlier version wrote it.
 std::optional<TokenStoreInfo> token_store_info(const OpenFile& file);
+// Reads all of the file: RequestError where tokens or documents are not those that were written.
+void check_token_store(const OpenFile& file, const TokenStoreInfo& info);
 // The first token of each document.
 std::vector<std::int64_t> document_starts(const OpenFile& file, const TokenStoreInfo& info);
 
@@ -44,7 +47,10 @@ class TokenStoreWriter {
   void commit();
 
  private:
+  void put(std::span<const std::byte> bytes);
+
   AtomicFile file_;
+  RunningChecksum sum_;  // of what was put there
   TokenStoreInfo info_;
   std::vector<std::uint64_t> starts_;
   std::vector<std::uint16_t> narrow_;

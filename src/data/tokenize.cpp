@@ -333,13 +333,16 @@ std::string cached_tokens(const OpenFile& file, const std::string& directory, co
       static_cast<std::uint64_t>(records) | (is_compressed(file.path()) ? 2u : 0u)};
   const fs::path path =
       fs::path(directory) / fmt::format("{:016x}{}", checksum(std::as_bytes(std::span(facts))), cached_end);
-  // What is damaged, as by a full disk or a machine that lost its power, is made again.
+  // What is damaged, as by a full disk or a machine that lost its power, is made again: all of it is read.
   const auto is_there = [&] {
     std::error_code none;
     if (!fs::exists(path, none)) return false;
     try {
-      const auto info = token_store_info(OpenFile(path.string(), "--data-cache"));
-      return info && info->tokenizer == text.identity;
+      const OpenFile made(path.string(), "--data-cache");
+      const auto info = token_store_info(made);
+      if (!info || info->tokenizer != text.identity) return false;
+      check_token_store(made, *info);
+      return true;
     } catch (const RequestError&) {
       return false;
     }

@@ -45,7 +45,9 @@ struct StoredIds {
   int width = 2;
   std::int64_t count = 0, at = 0;
   std::int64_t documents = 0, counted = 0;
-  std::optional<std::uint64_t> tokenizer{};  // TextTokens::identity, where the file says it
+  // Where the file says it: TextTokens::identity, and one above the largest id.
+  std::optional<std::uint64_t> tokenizer{};
+  std::optional<std::int64_t> vocab{};
 };
 
 constexpr std::size_t read_at_once = 64 * 1024;
@@ -87,9 +89,11 @@ std::optional<StoredIds> llm_c_ids(const OpenFile& file, std::span<const std::by
 std::optional<StoredIds> stored_ids(const OpenFile& file, std::span<const std::byte> beginning,
                                     int raw_width) {
   namespace fs = std::filesystem;
-  if (const auto info = token_store_info(file))
-    return StoredIds{"tokens",        info->width,   info->tokens,   info->offset,
-                     info->documents, info->counted, info->tokenizer};
+  if (const auto info = token_store_info(file)) {
+    check_token_store(file, *info);
+    return StoredIds{"tokens",        info->width,   info->tokens,    info->offset,
+                     info->documents, info->counted, info->tokenizer, info->vocab};
+  }
   if (auto ids = llm_c_ids(file, beginning)) return ids;
   if (!file.path().ends_with(".bin")) return {};
   std::error_code none;
@@ -295,8 +299,9 @@ std::string TokenData::add_file(const std::string& path, bool named_by_user, std
                           *ids->tokenizer == 0 ? "bytes" : "another tokenizer's file",
                           reading.text.tokenizer->name());
   const bool has_marks = std::string_view(ids->kind) == "tokens" && ids->width == 4;
-  ids->width == 2 ? check_ids<std::uint16_t>(file, ids->at, ids->count, vocab, 0)
-                  : check_ids<std::uint32_t>(file, ids->at, ids->count, vocab, has_marks ? not_counted : 0);
+  if (!ids->vocab || *ids->vocab > vocab)
+    ids->width == 2 ? check_ids<std::uint16_t>(file, ids->at, ids->count, vocab, 0)
+                    : check_ids<std::uint32_t>(file, ids->at, ids->count, vocab, has_marks ? not_counted : 0);
   add_part({std::move(file), size_, ids->count, ids->width, ids->at},
            {path, ids->kind, ids->count, ids->documents, ids->counted}, false);
   return "";
@@ -338,8 +343,6 @@ std::string TokenData::add_text(OpenFile file, bool named_by_user, std::int64_t 
   if (info->vocab > vocab)
     refuse("--data {}: has id {}, and the model's vocabulary ends at {}", made.path(), info->vocab - 1,
            vocab - 1);
-  info->width == 2 ? check_ids<std::uint16_t>(made, info->offset, info->tokens, vocab, 0)
-                   : check_ids<std::uint32_t>(made, info->offset, info->tokens, vocab, not_counted);
   add_part({std::move(made), size_, info->tokens, info->width, info->offset},
            {path, records ? "records" : "text", info->tokens, info->documents, info->counted}, true);
   return "";
