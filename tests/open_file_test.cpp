@@ -100,7 +100,24 @@ TEST_F(Files, OneThatBecomesShorterIsNamed) {
   EXPECT_EQ(read(file, 200000, 100000), std::string(100000, 'x'));
   fs::resize_file(path, 250000);
   EXPECT_EQ(read(file, 0, 250000), std::string(250000, 'x'));
-  expect_failure([&] { read(file, 200000, 100000); }, {"--data", path, "shorter", "250000", "300000"});
+  expect_failure([&] { read(file, 200000, 100000); },
+                 {"--data", path, "shorter", "at byte 250000", "300000"});
+  expect_failure([&] { read(file, 260000, 1); }, {"--data", path, "shorter", "before byte 260000", "300000"});
+}
+
+TEST_F(Files, OneThatWasWrittenToSaysSo) {
+  const std::string path = put("a", "first");
+  OpenFile kept(path), closed(path);
+  closed.close();
+  read(kept, 0, 5);
+  read(closed, 0, 5);
+  EXPECT_FALSE(kept.was_written_to() || closed.was_written_to());
+  put("a", "other");
+  fs::last_write_time(path, fs::last_write_time(path) + std::chrono::seconds(1));
+  read(kept, 0, 1);
+  read(closed, 0, 1);
+  EXPECT_TRUE(kept.was_written_to() && closed.was_written_to());
+  EXPECT_TRUE(OpenFile(std::move(kept)).was_written_to());
 }
 
 TEST_F(Files, OneThatIsReplacedWhileItIsClosedIsNamed) {

@@ -211,6 +211,34 @@ TEST_F(RunControl, ARunEndsWithTheStepInWhichItIsAskedToStop) {
     }
 }
 
+// The checkpoint would say that it was trained on what was there at the start. What is only added is not
+// read.
+TEST_F(RunControl, NothingIsSavedOfDataThatWereChangedMeanwhile) {
+  const std::string text = directory_ / "text", whole = read_bytes(text);
+  for (const bool is_other : {false, true}) {
+    TrainRequest r = request(1, 1);
+    r.save_every = 4;
+    r.checkpoint_directory = directory_ / (is_other ? "other" : "longer");
+    TrainObserver observer;
+    observer.on_step = [&](const StepRecord& step) {
+      if (step.step != 5) return;
+      write_text(text, is_other ? std::string(whole.size(), 'x') : whole + "and more\n");
+      fs::last_write_time(text, fs::last_write_time(text) + std::chrono::seconds(1));  // clocks of files tick
+    };
+    const auto trained = [&] { train(r, TokenData({text}, bytes_vocab), observer); };
+    if (!is_other) {
+      trained();
+      EXPECT_EQ(list_checkpoints(r.checkpoint_directory).size(), 3u);
+      write_text(text, whole);
+      continue;
+    }
+    expect_contains(message_of<RunError>(trained), {"--data " + text, "changed while it was read"});
+    const auto saved = list_checkpoints(r.checkpoint_directory);
+    ASSERT_EQ(saved.size(), 1u);
+    EXPECT_EQ(checkpoint_step(saved.front()), 4);
+  }
+}
+
 TEST_F(RunControl, CheckpointsWrittenBesideTheStepsAreThoseWrittenBetweenThem) {
   std::vector<std::string> directories;
   for (bool beside : {false, true}) {

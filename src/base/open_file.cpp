@@ -55,6 +55,7 @@ OpenFile::OpenFile(const std::string& path, std::string_view what) : what_(what)
   device_ = status.st_dev;
   inode_ = status.st_ino;
   size_ = status.st_size;
+  modified_ = status.st_mtim;
   fd_ = std::exchange(file.fd, -1);
 }
 
@@ -66,7 +67,9 @@ OpenFile::OpenFile(OpenFile&& other) noexcept
       fd_(std::exchange(other.fd_, -1)),
       device_(other.device_),
       inode_(other.inode_),
-      size_(other.size_) {}
+      size_(other.size_),
+      modified_(other.modified_),
+      was_written_to_(other.was_written_to_.load()) {}
 
 OpenFile& OpenFile::operator=(OpenFile&& other) noexcept {
   if (this == &other) return *this;
@@ -77,6 +80,8 @@ OpenFile& OpenFile::operator=(OpenFile&& other) noexcept {
   device_ = other.device_;
   inode_ = other.inode_;
   size_ = other.size_;
+  modified_ = other.modified_;
+  was_written_to_ = other.was_written_to_.load();
   return *this;
 }
 
@@ -92,8 +97,8 @@ std::size_t OpenFile::read_some(std::int64_t at, std::span<std::byte> out) const
   const Descriptor again{fd_ >= 0 ? -1 : open_at_once(path_)};
   const int fd = fd_ >= 0 ? fd_ : again.fd;
   if (fd < 0) stop(std::strerror(errno));
+  struct stat status {};
   if (fd_ < 0) {
-    struct stat status {};
     if (::fstat(fd, &status) != 0) stop(std::strerror(errno));
     if (status.st_dev != device_ || status.st_ino != inode_) stop("another file has taken its place");
   }
@@ -106,14 +111,18 @@ std::size_t OpenFile::read_some(std::int64_t at, std::span<std::byte> out) const
     if (got == 0) break;
     have += static_cast<std::size_t>(got);
   }
+  // After the read: what was written during it is seen too.
+  if (::fstat(fd, &status) == 0 &&
+      (status.st_mtim.tv_sec != modified_.tv_sec || status.st_mtim.tv_nsec != modified_.tv_nsec))
+    was_written_to_ = true;
   return have;
 }
 
 void OpenFile::read(std::int64_t at, std::span<std::byte> out) const {
   const std::size_t have = read_some(at, out);
   if (have < out.size())
-    fail("{}: has become shorter while it was read: it ends at byte {}, and had {} when it was opened",
-         subject(), at + static_cast<std::int64_t>(have), size_);
+    fail("{}: has become shorter while it was read: it ends {} byte {}, and had {} when it was opened",
+         subject(), have > 0 ? "at" : "before", at + static_cast<std::int64_t>(have), size_);
 }
 
 std::string read_text(const std::string& path, std::string_view what, std::int64_t most) {

@@ -2,7 +2,9 @@
 #pragma once
 
 #include <sys/types.h>
+#include <time.h>
 
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <span>
@@ -33,6 +35,8 @@ class OpenFile {
   const std::string& path() const { return path_; }
   std::int64_t size() const { return size_; }  // when it was opened
   int descriptor() const { return fd_; }       // -1 once it is closed
+  // Whether a read found that somebody has written to the file since it was opened: perhaps other bytes.
+  bool was_written_to() const { return was_written_to_; }
 
   // Reads the bytes from position `at` on. RunError if the file has become shorter or can no longer be read.
   void read(std::int64_t at, std::span<std::byte> out) const;
@@ -52,6 +56,8 @@ class OpenFile {
   dev_t device_ = 0;
   ino_t inode_ = 0;
   std::int64_t size_ = 0;
+  timespec modified_{};  // when it was opened
+  mutable std::atomic<bool> was_written_to_{false};
 };
 
 inline constexpr std::int64_t largest_text = std::int64_t{64} << 20;

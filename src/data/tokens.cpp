@@ -264,7 +264,7 @@ TokenData::TokenData(const std::vector<std::string>& paths, std::int64_t vocab, 
                           more > 0 ? fmt::format(" and {} more", more) : "", why);
   }
   if (!parts_.empty()) {
-    take_fingerprint();
+    fingerprint_ = fingerprint_of_files();
     return;
   }
   std::string why = notes_.empty() ? "" : "; " + notes_.substr(0, notes_.size() - 1);
@@ -402,7 +402,15 @@ void TokenData::read_bytes(std::int64_t begin, std::span<std::byte> out) const {
   }
 }
 
-void TokenData::take_fingerprint() {
+void TokenData::check_unchanged() const {
+  const auto changed =
+      std::find_if(parts_.begin(), parts_.end(), [](const Part& part) { return part.file.was_written_to(); });
+  if (changed == parts_.end() || fingerprint_of_files() == fingerprint_) return;
+  fail_for_good("--data {}: was changed while it was read; what was trained since is of other data",
+                changed->file.path());
+}
+
+std::string TokenData::fingerprint_of_files() const {
   constexpr std::int64_t block = read_at_once, most_blocks = 1024;
   std::vector<std::uint64_t> facts{kind() == Kind::tokens, parts_.size()};
   std::int64_t bytes = 0;
@@ -422,7 +430,7 @@ void TokenData::take_fingerprint() {
     read_bytes(begin, here);
     facts.push_back(checksum(here));
   }
-  fingerprint_ = fmt::format("{:016x}", checksum(std::as_bytes(std::span(facts))));
+  return fmt::format("{:016x}", checksum(std::as_bytes(std::span(facts))));
 }
 
 std::int32_t TokenData::token(std::int64_t i) const {

@@ -59,6 +59,9 @@ class TokenData {
   // of them up to 64 MiB, and beyond that of 1024 blocks of 64 KiB spread evenly from the first byte to the
   // last. What files are called does not count.
   const std::string& fingerprint() const { return fingerprint_; }
+  // RunError naming a file that was written to since it was opened, as far as reads have seen, if
+  // `fingerprint` is no longer that of the bytes. (What was only added to a file is not read.)
+  void check_unchanged() const;
   std::int64_t num_files() const { return static_cast<std::int64_t>(parts_.size()); }
   std::int32_t token(std::int64_t i) const;
   // out[i] = token(begin + i) for i in [0, count); the range must lie inside [0, size()) (InvariantError).
@@ -92,7 +95,7 @@ class TokenData {
   std::string add_text(OpenFile file, bool named_by_user, std::int64_t vocab, const DataReading& reading);
   void add_part(Part part, File file, bool is_text);
 
-  void take_fingerprint();
+  std::string fingerprint_of_files() const;
   void read_bytes(std::int64_t begin, std::span<std::byte> out) const;  // of all files, one after the other
 
   std::string notes_, fingerprint_;

@@ -136,6 +136,7 @@ std::string changed_settings(const SharedRun& run) {
 
 CheckpointInfo checkpoint_info(const SharedRun& run, std::int64_t step, std::int64_t updates,
                                std::int64_t tokens) {
+  run.data.check_unchanged();
   CheckpointInfo info;
   info.step = step;
   info.optimizer = run.request.plan.optimizer;

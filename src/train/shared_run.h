@@ -56,7 +56,8 @@ void publish_fingerprint_of(const SharedRun& run, std::int64_t step, const std::
 // A sentence on how a resumed run differs from the one that wrote its checkpoint; empty if it does not.
 std::string changed_settings(const SharedRun& run);
 
-// The metadata of a checkpoint after `step` steps; this run has trained on `tokens`.
+// The metadata of a checkpoint after `step` steps; this run has trained on `tokens`. RunError where the data
+// is no longer what it was at the start.
 CheckpointInfo checkpoint_info(const SharedRun& run, std::int64_t step, std::int64_t updates,
                                std::int64_t tokens);
 
