@@ -1,9 +1,13 @@
 // What steers a run from outside or beside its steps: being asked to stop, steps that are skipped,
 // checkpoints written beside them, and which rank is slow.
+#include <fcntl.h>
 #include <gtest/gtest.h>
+#include <sys/stat.h>
+#include <unistd.h>
 
 #include <atomic>
 #include <cmath>
+#include <csignal>
 #include <limits>
 #include <thread>
 
@@ -209,6 +213,35 @@ TEST_F(RunControl, ARunEndsWithTheStepInWhichItIsAskedToStop) {
       EXPECT_LE(summary.last_step, last);
       EXPECT_GE(summary.last_step, asked_after == 0 ? last : asked_after);
     }
+}
+
+// What was computed is worth more than a line about it: the run is saved, and then fails.
+TEST_F(RunControl, ARunWhoseLogIsLostIsSavedFirst) {
+  const auto before = std::signal(SIGPIPE, SIG_IGN);
+  for (const auto& [dp, pp, schedule] : {std::tuple{2, 1, "1f1b"}, {1, 2, "pipedream"}}) {
+    TrainRequest r = request(dp, pp, schedule);
+    r.checkpoint_directory = directory_ / fmt::format("lost{}", schedule);
+    const std::string pipe = directory_ / fmt::format("pipe{}", schedule), whole = directory_ / "whole.jsonl";
+    r.log_paths = {pipe, whole};
+    ASSERT_EQ(::mkfifo(pipe.c_str(), 0600), 0);
+    const int reader = ::open(pipe.c_str(), O_RDONLY | O_NONBLOCK);
+    ASSERT_GE(reader, 0);
+    TrainObserver observer;
+    std::int64_t shown = 0;
+    observer.on_step = [&](const StepRecord& step) {
+      shown = step.step;
+      if (step.step == 3) ::close(reader);
+    };
+    const std::string why = message_of<RunError>([&] { train(r, *data_, observer); });
+    EXPECT_GE(shown, 4);
+    EXPECT_LT(shown, 9);
+    const auto saved = list_checkpoints(r.checkpoint_directory);
+    ASSERT_EQ(saved.size(), 1u);
+    EXPECT_EQ(checkpoint_step(saved.front()), shown);
+    expect_contains(why, {"--log " + pipe, "cannot be written any more", saved.front()});
+    expect_contains(read_bytes(whole), {fmt::format("{{\"step\":{},\"loss\"", shown), "summary"});
+  }
+  std::signal(SIGPIPE, before);
 }
 
 // The checkpoint would say that it was trained on what was there at the start. What is only added is not

@@ -122,6 +122,7 @@ void RankRun::speak() {
 }
 
 bool RankRun::stop_requested() const {
+  if (leads() && !shared_.outputs->lost().empty()) return true;  // saved before it is an error
   return shared_.request.stop_requested && shared_.request.stop_requested();
 }
 

@@ -91,8 +91,11 @@ void RunOutputs::start_logs(bool anew, std::int64_t first_step) {
 }
 
 void RunOutputs::write(Log& log, const std::string& bytes) {
+  if (log.is_lost) return;
   log.stream << bytes << std::flush;  // a run that is killed keeps its log
-  if (!log.stream) fail("--log {}: cannot be written any more: {}", log.asked, std::strerror(errno));
+  log.is_lost = !log.stream;
+  if (log.is_lost && lost_.empty())
+    lost_ = fmt::format("--log {}: cannot be written any more: {}", log.asked, std::strerror(errno));
 }
 
 void RunOutputs::write_log(const LogEntry& entry) {

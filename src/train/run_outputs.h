@@ -20,8 +20,10 @@ class RunOutputs {
   // Called when nothing can be refused any more: replaces earlier logs, or appends to them. (TensorBoard's
   // files stay; each run has its own.)
   void start_logs(bool anew, std::int64_t first_step);
-  // RunError if a log can no longer be written.
+  // A log that can no longer be written is given up: lost().
   void write_log(const LogEntry& entry);
+  // A sentence on the first log that was given up; empty if there is none.
+  const std::string& lost() const { return lost_; }
   void remove_new_logs();
 
  private:
@@ -29,13 +31,14 @@ class RunOutputs {
   struct Log {
     std::string asked, path;  // as given by the user; the file
     Form form = Form::json_lines;
-    bool had_file = false, had_directory = true, has_beginning = false;
+    bool had_file = false, had_directory = true, has_beginning = false, is_lost = false;
     std::ofstream stream{};
   };
   static void open(Log& log, std::ios::openmode mode);
-  static void write(Log& log, const std::string& bytes);
+  void write(Log& log, const std::string& bytes);
 
   std::vector<Log> logs_;
+  std::string lost_;
   std::int64_t first_step_ = 0;
 };
 

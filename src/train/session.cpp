@@ -311,6 +311,7 @@ TrainSummary train(const TrainRequest& request, const TokenData& data, const Tra
     summary = start_summary(run);
     summary.predicted_bubble = predicted.bubble_fraction;
     outputs->write_log(RunBegin{run.resumed.step, start_json(run)});
+    if (!outputs->lost().empty()) fail("{}", outputs->lost());
   });
   run.start.first_step = run.resumed.step;
   run.epoch = world.time().now();  // processes have just met
@@ -329,6 +330,9 @@ TrainSummary train(const TrainRequest& request, const TokenData& data, const Tra
   summary.peak_flops = utilization->peak_flops();
   compare_timelines(run.pipeline->programs(0), summary);
   outputs->write_log(RunEnd{summary.last_step, to_json(summary)});
+  if (!outputs->lost().empty())
+    fail("{}; the run ended after step {}{}", outputs->lost(), summary.last_step,
+         summary.checkpoint.empty() ? "" : ", and is saved as " + summary.checkpoint);
   return summary;
 }
 
