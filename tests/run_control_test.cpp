@@ -272,6 +272,19 @@ TEST_F(RunControl, NothingIsSavedOfDataThatWereChangedMeanwhile) {
   }
 }
 
+// As logrotate's copytruncate does: what is written later is not preceded by a hole.
+TEST_F(RunControl, ALogThatIsEmptiedMeanwhileGoesOn) {
+  TrainRequest r = request(1, 1);
+  const std::string log = directory_ / "log.jsonl";
+  r.log_paths = {log};
+  TrainObserver observer;
+  observer.on_step = [&](const StepRecord& step) {
+    if (step.step == 5) fs::resize_file(log, 0);
+  };
+  train(r, *data_, observer);
+  EXPECT_TRUE(read_bytes(log).starts_with("{\"step\":6,\"loss\"")) << read_bytes(log);
+}
+
 TEST_F(RunControl, CheckpointsWrittenBesideTheStepsAreThoseWrittenBetweenThem) {
   std::vector<std::string> directories;
   for (bool beside : {false, true}) {

@@ -62,19 +62,15 @@ RunOutputs::RunOutputs(const TrainRequest& request) {
     }
     log.had_file = fs::exists(log.path, error);
     logs_.push_back(std::move(log));
-    try {
-      open(logs_.back(), std::ios::app);
-    } catch (const RequestError&) {
-      remove_new_logs();
-      throw;
-    }
+    // Appends, so that there is no hole where another program empties the file meanwhile (logrotate).
+    errno = 0;
+    std::ofstream& stream = logs_.back().stream;
+    stream.open(logs_.back().path, std::ios::binary | std::ios::app);
+    if (stream) continue;
+    const int reason = errno;
+    remove_new_logs();
+    refuse("--log {}: cannot be written: {}", asked, std::strerror(reason));
   }
-}
-
-void RunOutputs::open(Log& log, std::ios::openmode mode) {
-  errno = 0;
-  log.stream.open(log.path, std::ios::out | std::ios::binary | mode);
-  if (!log.stream) refuse("--log {}: cannot be written: {}", log.asked, std::strerror(errno));
 }
 
 void RunOutputs::start_logs(bool anew, std::int64_t first_step) {
@@ -85,8 +81,9 @@ void RunOutputs::start_logs(bool anew, std::int64_t first_step) {
       drop_cut_line(log.path);
       continue;
     }
-    log.stream.close();
-    open(log, std::ios::trunc);
+    std::error_code error;
+    if (fs::is_regular_file(log.path, error)) fs::resize_file(log.path, 0, error);
+    if (error) fail("--log {}: cannot be emptied: {}", log.asked, error.message());
   }
 }
 

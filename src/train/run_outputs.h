@@ -3,7 +3,6 @@
 
 #include <cstdint>
 #include <fstream>
-#include <ios>
 #include <string>
 #include <vector>
 
@@ -34,7 +33,6 @@ class RunOutputs {
     bool had_file = false, had_directory = true, has_beginning = false, is_lost = false;
     std::ofstream stream{};
   };
-  static void open(Log& log, std::ios::openmode mode);
   void write(Log& log, const std::string& bytes);
 
   std::vector<Log> logs_;
