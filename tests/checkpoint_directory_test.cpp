@@ -171,6 +171,19 @@ TEST_F(OfCheckpoints, WhatARunDoesOtherwiseIsSaid) {
   EXPECT_TRUE(seen.notes.empty());
 }
 
+// As after `mv`: what is saved next would be taken for older, and with `keep` removed.
+TEST_F(OfCheckpoints, OneByTheNameOfAnotherStepIsRefused) {
+  train(request_, *data_, {});
+  fs::rename(step(3), step(8));
+  request_.resume = true;
+  request_.optimizer.total_steps = 4;
+  expect_contains(message_of<RequestError>([&] { train(request_, *data_, {}); }),
+                  {"--checkpoint " + path_, "step-00000008", "holds step 3", "rename or remove"});
+  EXPECT_TRUE(fs::exists(step(8)));
+  fs::rename(step(8), step(3));
+  EXPECT_EQ(train(request_, *data_, {}).last_step, 4);
+}
+
 // A later version's is not damaged for all that this one knows: nothing before it is taken in its place.
 TEST_F(OfCheckpoints, OneOfALaterVersionIsNotPassedOver) {
   train(request_, *data_, {});

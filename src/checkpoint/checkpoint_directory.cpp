@@ -54,17 +54,23 @@ std::string CheckpointDirectory::find_last_whole(const Progress& progress) {
   std::vector<std::string> paths = named_as_checkpoints(path_);
   for (; !paths.empty(); paths.pop_back()) {
     const std::string& path = paths.back();
+    std::int64_t step = 0;
     try {
-      (void)read_manifest(path);
+      step = read_manifest(path).info.step;
       check_checkpoint(path, progress);
-      return path;
     } catch (const ForeignFormat&) {
       throw;
     } catch (const Unreadable&) {  // it may be intact
       throw;
     } catch (const RequestError& error) {
       damaged_.push_back({path, error.what()});
+      continue;
     }
+    // The next ones would be taken for older, and --keep would remove them.
+    if (step != checkpoint_step(path))
+      refuse("{} {}: its {} holds step {}; rename or remove it", what_, path_,
+             fs::path(path).filename().string(), step);
+    return path;
   }
   if (damaged_.empty()) refuse_without_checkpoint(what_, path_);
   refuse("{} {}: none of its checkpoints is whole; of the last: {}", what_, path_, damaged_.front().why);
