@@ -163,12 +163,34 @@ TEST_F(OfCheckpoints, WhatARunDoesOtherwiseIsSaid) {
   observer.on_start = [&](const StartInfo& start) { seen = start; };
   request_.optimizer.lr = 0.125;
   request_.optimizer.clip = 0.5;
+  request_.optimizer.warmup_steps = 3;
+  request_.plan.numerics = Numerics::invariant;
+  request_.plan.micro_batch = 1;
   train(request_, *data_, observer);
   ASSERT_EQ(seen.notes.size(), 1u);
-  expect_contains(seen.notes.front(), {"goes on with --clip 0.5 (it was 1), --lr 0.125 (it was 0.001)"});
+  expect_contains(seen.notes.front(),
+                  {"goes on with --clip 0.5 (it was 1), --lr 0.125 (it was 0.001), --numerics invariant (it "
+                   "was ordinary), --warmup 3 (it was 1)"});
   request_.optimizer.total_steps = 5;
   train(request_, *data_, observer);
   EXPECT_TRUE(seen.notes.empty());
+}
+
+// Balance losses and capacities are no part of the model, and a run without them diverges from what it was.
+TEST_F(OfCheckpoints, WhatARunDoesOtherwiseWithExpertsIsSaid) {
+  request_.plan.model = load_model("mixtral-tiny");
+  request_.plan.balancing.expert_loss = 0.5;
+  request_.plan.balancing.capacity = 2;
+  train(request_, *data_, {});
+  request_.plan.balancing = {};
+  request_.resume = true;
+  request_.optimizer.total_steps = 4;
+  StartInfo seen;
+  TrainObserver observer;
+  observer.on_start = [&](const StartInfo& start) { seen = start; };
+  train(request_, *data_, observer);
+  ASSERT_EQ(seen.notes.size(), 1u);
+  expect_contains(seen.notes.front(), {"goes on with --aux-loss 0 (it was 0.5), --capacity 0 (it was 2)"});
 }
 
 // As after `mv`: what is saved next would be taken for older, and with `keep` removed.

@@ -117,10 +117,13 @@ static std::map<std::string, std::string> kept_settings(const TrainRequest& requ
   std::map<std::string, std::string> settings{
       {"--lr", fmt::format("{}", o.lr)},
       {"--min-lr", fmt::format("{}", o.min_lr)},
+      {"--warmup", fmt::format("{}", o.warmup_steps)},
       {"--weight-decay", fmt::format("{}", o.weight_decay)},
       {"--clip", fmt::format("{}", o.clip)},
       {"--val-fraction", fmt::format("{}", request.validation_fraction)}};
-  for (const char* name : {"mask", "document-end", "precision", "seq-len", "global-batch"})
+  for (const char* name :
+       {"mask", "document-end", "precision", "numerics", "seq-len", "global-batch", "compress", "aux-loss",
+        "device-loss", "communication-loss", "z-loss", "bias-rate", "balance-scope", "capacity", "drop"})
     settings[std::string("--") + name] = text_of(*find_field(name), request.plan);
   return settings;
 }
