@@ -2,6 +2,8 @@
 
 #include <fcntl.h>
 #include <fmt/core.h>
+#include <poll.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <cerrno>
@@ -51,11 +53,26 @@ StopSignals::~StopSignals() {
   pthread_kill(thread_.native_handle(), SIGUSR1);
   thread_.join();
   pthread_sigmask(SIG_SETMASK, &before_, nullptr);
+  if (has_reader_) ::signal(SIGPIPE, SIG_DFL);
 }
 
 void StopSignals::listen(std::string notice) {
   notice_ = std::move(notice);
   listens_ = true;
+}
+
+void StopSignals::listen_to_reader() {
+  struct stat out {};
+  struct sigaction pipe {};
+  has_reader_ = ::fstat(STDOUT_FILENO, &out) == 0 && (S_ISFIFO(out.st_mode) || S_ISSOCK(out.st_mode)) &&
+                ::sigaction(SIGPIPE, nullptr, &pipe) == 0 && pipe.sa_handler == SIG_DFL;
+  if (has_reader_) ::signal(SIGPIPE, SIG_IGN);
+}
+
+bool StopSignals::reader_is_gone() const {
+  if (!has_reader_) return false;
+  pollfd out{STDOUT_FILENO, 0, 0};
+  return ::poll(&out, 1, 0) > 0 && (out.revents & (POLLERR | POLLHUP)) != 0;
 }
 
 void StopSignals::take() {

@@ -33,13 +33,19 @@ class StopSignals {
   // From now on, the first signal, with others of the same request, only sets asked(); earlier and later
   // signals end the process as by default. `notice` is printed on standard error then.
   void listen(std::string notice = {});
-  bool asked() const { return asked_; }
+  // From now on the end of whoever reads standard output through a pipe is such a request too (as of `|
+  // head`, or of ssh without a terminal), where SIGPIPE would end the process; not where SIGPIPE was ignored
+  // already.
+  void listen_to_reader();
+  bool asked() const { return asked_ || reader_is_gone(); }
 
  private:
   void take();
+  bool reader_is_gone() const;
 
   const sigset_t signals_;
   sigset_t before_{};
+  bool has_reader_ = false;
   std::string notice_;  // set before listens_
   std::atomic<bool> listens_{false}, asked_{false}, ending_{false};
   std::thread thread_;

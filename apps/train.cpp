@@ -531,6 +531,7 @@ int run_train(TrainFlags& f, StopSignals& signals) {
     signals.listen(f.job.processes() == nullptr
                        ? "echelon: stopping after this step; a second request ends the run at once"
                        : "");
+  if (!request.asynchronous && f.job.leads()) signals.listen_to_reader();
   const TrainSummary summary = train(request, data, observer);
   starting.reset();
   fmt::print(out, "{}", fresh);

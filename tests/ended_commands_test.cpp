@@ -102,6 +102,20 @@ TEST_F(EndedCommands, AHangUpLeavesWholeCheckpoints) {
   EXPECT_NE(stopped.out.find("stopped after step "), std::string::npos) << stopped.out;
 }
 
+// What it was piped into has ended, or ssh without a terminal.
+TEST_F(EndedCommands, WithoutAReaderARunEndsWithACheckpoint) {
+  struct sigaction pipe {};
+  if (::sigaction(SIGPIPE, nullptr, &pipe) != 0 || pipe.sa_handler == SIG_IGN)
+    GTEST_SKIP() << "where SIGPIPE is ignored a run goes on";
+  const Result stopped = run(training({"--steps", "1000000", "--checkpoint", "ck"}),
+                             "mkfifo out && { head -n 1 out >first & } && exec >out");
+  EXPECT_EQ(stopped.status, 3) << stopped.err;
+  EXPECT_NE(stopped.err.find("standard output cannot be written: "), std::string::npos) << stopped.err;
+  EXPECT_NE(read_bytes(at("first")).find("model "), std::string::npos);
+  EXPECT_EQ(list_of_checkpoints().size(), 1u);
+  EXPECT_EQ(run({"generate", "--checkpoint", "ck", "--max-tokens", "2"}).status, 0);
+}
+
 // A handler that runs on a thread that computes may write over what oneDNN computes with.
 TEST_F(EndedCommands, NoSignalIsHandledWhereItComputes) {
   int threads = 0, unblocked = 0;
