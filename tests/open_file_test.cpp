@@ -218,6 +218,8 @@ TEST_F(Files, AFileTakesNoPipesPlace) {
 TEST(JsonText, IsParsedOrRefusedInWords) {
   EXPECT_EQ(parse_json("{\"a\": [1]}", "x")["a"][0], 1);
   expect_refusal([] { parse_json("{", "x.json"); }, {"x.json: not JSON: parse error"});
+  expect_refusal([] { parse_json(std::string("{}\0{}", 5), "x.json"); },
+                 {"x.json: not JSON: byte 3 is zero"});
   const auto deep = [](std::size_t n) { return std::string(n, '[') + std::string(n, ']'); };
   EXPECT_EQ(parse_json(deep(100), "x").dump(), deep(100));
   expect_refusal([&] { parse_json(deep(1000000), "x.json"); }, {"x.json", "nested too deeply", "100"});

@@ -20,6 +20,9 @@ static Json parsed(const std::string& text, const std::string& where) {
       refuse("{}: JSON that is nested too deeply; legal: at most {} levels", where, deepest);
     return true;
   };
+  // The parser takes it for the end, whatever follows.
+  if (const std::size_t at = text.find('\0'); at != std::string::npos)
+    refuse("{}: not JSON: byte {} is zero", where, at + 1);
   try {
     return Json::parse(text, watch);
   } catch (const typename Json::exception& error) {
