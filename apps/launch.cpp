@@ -57,9 +57,10 @@ Words separated(const Words& command) {
   for (const std::string& word : command) {
     const std::size_t equals = word.find('=');
     const std::string flag = word.substr(0, equals);
-    const bool splits = equals != std::string::npos &&
-                        (flag == "--checkpoint" || flag == "--plan" || flag == "--dp" || flag == "--tp" ||
-                         flag == "--pp" || flag == "--cp" || flag == "--comm" || flag == "--timeout");
+    const bool splits =
+        equals != std::string::npos &&
+        (flag == "--checkpoint" || flag == "--from" || flag == "--plan" || flag == "--dp" || flag == "--tp" ||
+         flag == "--pp" || flag == "--cp" || flag == "--comm" || flag == "--timeout");
     words.push_back(splits ? flag : word);
     if (splits) words.push_back(word.substr(equals + 1));
   }
@@ -176,7 +177,12 @@ class Launch {
       }
     }
     words.push_back(std::filesystem::read_symlink("/proc/self/exe").string());
-    words.insert(words.end(), command_.begin(), command_.end());
+    const auto from = std::find(command_.begin(), command_.end(), "--from");
+    const bool resumes = std::find(command_.begin(), command_.end(), "--resume") != command_.end();
+    words.insert(words.end(), command_.begin(), from);
+    // A checkpoint has the weights that the training began with, as it has trained them since.
+    const auto rest = std::min(resumes ? 2 : 0, static_cast<int>(command_.end() - from));
+    words.insert(words.end(), from + rest, command_.end());
     return words;
   }
 

@@ -381,6 +381,23 @@ bandwidth = 1e10
   refused(joined(train, joined(f32, {"--machine", "h100"})), {"--machine h100", "calibrate"});
 }
 
+// The command of its start names the weights that it began with, and a restart goes on from the checkpoint's.
+TEST_F(TrainingCommands, LaunchGoesOnWithWhatBeganFromOtherWeights) {
+  const Words saving{"--steps", "4", "--save-every", "2", "--async-save", "off", "--sample", "0"};
+  ASSERT_EQ(run(joined(training(saving), {"--checkpoint", "base"})).status, 0);
+  ASSERT_EQ(run(joined(training(saving), {"--from", "base", "--checkpoint", "whole"})).status, 0);
+  const auto launched = [&](const Words& more) {
+    return run(joined(joined(Words{"launch", "--"}, training(saving)), more));
+  };
+  const Result r = launched({"--from", "base", "--checkpoint", "ck", "--die", "0:3:forward"});
+  EXPECT_EQ(r.status, 0) << r.err;
+  EXPECT_NE(r.err.find("ended with status 137; restart 1 of 3\n"), std::string::npos) << r.err;
+  EXPECT_NE(r.out.find("resume  after step 2 of ck/step-00000002"), std::string::npos) << r.out;
+  EXPECT_EQ(run({"checkpoint", "diff", "whole", "ck"}).status, 0);
+  const Result again = launched({"--checkpoint", "ck", "--from=base"});
+  EXPECT_EQ(again.out, "complete: ck/step-00000004 has all 4 steps done\n") << again.err;
+}
+
 TEST_F(TrainingCommands, LaunchGoesOnFromTheLastCheckpoint) {  // long
   const Words saving{"--steps", "6", "--save-every", "2", "--async-save", "off", "--sample", "0"};
   ASSERT_EQ(run(joined(training(saving), {"--checkpoint", "whole"})).status, 0);
