@@ -26,6 +26,8 @@ void PlanFlags::add_to(CLI::App& app, const Plan& defaults) {
   }
 }
 
+void PlanFlags::add_asked_dp() { add_number(*app_, asked_dp_flag, asked_dp_, "")->group(""); }
+
 bool PlanFlags::gives_mesh() const {
   for (const char* name : {"--dp", "--tp", "--pp", "--cp", "--ep", "--plan"})
     if (is_given(*app_, name)) return true;
@@ -64,7 +66,10 @@ Plan PlanFlags::plan(const StartingWeights* weights, const ModelSpec* resumed,
   if (choose_mesh && !gives_mesh()) choose_mesh(plan);
   check_with_remedies(plan, [this](const Plan& asked, const std::string& also_given) {
     validate(asked.mesh);
-    refuse_idle(*app_, plan_needs(asked), also_given);
+    // What acts between the data-parallel ranks that were asked for is given rightly, however few are left.
+    Plan before = asked;
+    if (asked_dp_ > 0) before.mesh.set(Axis::dp, asked_dp_);
+    refuse_idle(*app_, plan_needs(before), also_given);
     check_whole(asked);
   });
   return plan;

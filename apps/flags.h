@@ -17,10 +17,15 @@
 namespace echelon {
 
 // Model, mesh, batch, precision: the flags of train and verify. Flags override the --plan file.
+// Told to a training by launch --elastic: --dp as the user gave it.
+inline constexpr const char* asked_dp_flag = "--asked-dp";
+
 class PlanFlags {
  public:
   // `defaults` apply to what neither flags nor file set.
   void add_to(CLI::App& app, const Plan& defaults);
+  // Then asked_dp_flag too, which no help shows.
+  void add_asked_dp();
   // With `weights`, the model is theirs: RequestError if flags or file set another. With `resumed`, it is
   // this one unless flags or file set one. `document_end` is called for the token that ends a document if the
   // mask needs one and neither sets it; it returns -1 if it knows none. `choose_mesh` sets the mesh if none
@@ -36,6 +41,7 @@ class PlanFlags {
   Plan defaults_;
   std::string plan_file_;
   std::map<std::string, std::string> values_;  // as given on the command line
+  int asked_dp_ = 0;                           // before launch --elastic lowered --dp; 0: it did not
 };
 
 class OptimizerFlags {

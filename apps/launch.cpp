@@ -264,6 +264,10 @@ class Launch {
         gone.push_back(host.name);
     if (gone.empty()) return false;
     hosts_ = there;
+    if (value_of(command_, asked_dp_flag) == nullptr) {
+      const std::string asked = *value_of(command_, "--dp");
+      command_.insert(command_.end(), {asked_dp_flag, asked});
+    }
     std::string& dp = *value_of(command_, "--dp");
     const std::int64_t room = num_slots() / others_;
     if (room < 1)

@@ -634,6 +634,7 @@ void add_train_flags(CLI::App& app, const std::shared_ptr<TrainFlags>& flags) {
   app.add_flag("--dry-run", flags->dry_run,
                "Print what every rank would hold and send in a step, then exit: needs no data and no memory");
   flags->plan.add_to(app, train_defaults());
+  flags->plan.add_asked_dp();
   flags->optimizer.add_to(app, flags->request.optimizer);
   heading(app, "Data and evaluation");
   flags->reading.add_to(app);

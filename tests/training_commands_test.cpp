@@ -398,6 +398,31 @@ TEST_F(TrainingCommands, LaunchGoesOnWithWhatBeganFromOtherWeights) {
   EXPECT_EQ(again.out, "complete: ck/step-00000004 has all 4 steps done\n") << again.err;
 }
 
+// One of two hosts is gone, and what was to travel between the two is asked for in vain.
+TEST_F(TrainingCommands, LaunchGoesOnWithOneRankWhateverWasAskedOfTwo) {
+  const auto script = [&](const std::string& name, const std::string& text) {
+    write(name, "#!/bin/sh\n" + text);
+    fs::permissions(at(name), fs::perms::owner_all);
+  };
+  script("agent", "[ \"$1\" = a ]\n");
+  script("mpirun",
+         "echo start >>starts\n"
+         "[ $(wc -l <starts) -gt 1 ] || { printf '\\036%s here\\n' \"${ECHELON_LAUNCH#2:}\" >&2; exit 1; }\n"
+         "while [ \"${1##*/}\" != echelon ]; do shift; done\nexec \"$@\"\n");
+  const Words launch{"launch", "--hosts", "a:1,b:1", "--agent", "./agent", "--elastic", "--"};
+  for (const Words& more : {Words{"--zero", "3", "--zero-prefetch", "1"},
+                            Words{"--bucket", "1KiB", "--compress", "int8", "--collectives", "ring"}}) {
+    fs::remove(at("starts"));
+    fs::remove_all(at("ck"));
+    const Words train = joined(training({"--steps", "2", "--sample", "0", "--checkpoint", "ck"}), more);
+    const Result r = run(joined(launch, joined(train, {"--dp=2"})), "export PATH=\"$PWD:$PATH\"");
+    EXPECT_EQ(r.status, 0) << r.err;
+    EXPECT_NE(r.err.find("1 host left; going on with --dp 1"), std::string::npos) << r.err;
+    EXPECT_NE(r.out.find("mesh    1 rank"), std::string::npos) << r.out;
+    refused(joined(train, {"--dp", "1"}), {"has no effect"});
+  }
+}
+
 TEST_F(TrainingCommands, LaunchGoesOnFromTheLastCheckpoint) {  // long
   const Words saving{"--steps", "6", "--save-every", "2", "--async-save", "off", "--sample", "0"};
   ASSERT_EQ(run(joined(training(saving), {"--checkpoint", "whole"})).status, 0);
