@@ -1,7 +1,5 @@
 #include "checkpoint/safetensors.h"
 
-#include <xxhash.h>
-
 #include <bit>
 #include <nlohmann/json.hpp>
 #include <set>
@@ -57,14 +55,9 @@ std::int64_t StoredTensor::numel() const {
   return product;
 }
 
-struct SafetensorsWriter::Checksum {
-  std::unique_ptr<XXH3_state_t, XXH_errorcode (*)(XXH3_state_t*)> state{XXH3_createState(), XXH3_freeState};
-};
-
 SafetensorsWriter::SafetensorsWriter(const std::string& path, std::vector<StoredTensor> tensors,
                                      const std::map<std::string, std::string>& metadata)
-    : file_(path), tensors_(std::move(tensors)), checksum_(std::make_unique<Checksum>()) {
-  if (checksum_->state == nullptr) fail("{}: out of memory", path);
+    : file_(path), tensors_(std::move(tensors)) {
   std::set<std::string> names{"__metadata__"};
   std::int64_t offset = 0;
   for (StoredTensor& t : tensors_) {
@@ -77,11 +70,8 @@ SafetensorsWriter::SafetensorsWriter(const std::string& path, std::vector<Stored
   const std::uint64_t length = header.size();
   file_.write(&length, sizeof length);
   file_.write(header.data(), header.size());
-  XXH3_64bits_reset(checksum_->state.get());
   close_full_tensors();
 }
-
-SafetensorsWriter::~SafetensorsWriter() = default;
 
 void SafetensorsWriter::write(std::string_view name, const void* data, std::size_t bytes) {
   if (bytes == 0) return;  // an empty tensor, too, is completed at once
@@ -90,15 +80,14 @@ void SafetensorsWriter::write(std::string_view name, const void* data, std::size
   check(static_cast<std::int64_t>(bytes) <= tensors_[current_].bytes() - written_,
         "a stored tensor is given more bytes than it has");
   file_.write(data, bytes);
-  XXH3_64bits_update(checksum_->state.get(), data, bytes);
+  checksum_.add({static_cast<const std::byte*>(data), bytes});
   written_ += static_cast<std::int64_t>(bytes);
   close_full_tensors();
 }
 
 void SafetensorsWriter::close_full_tensors() {
   while (current_ < tensors_.size() && written_ == tensors_[current_].bytes()) {
-    checksums_.push_back(XXH3_64bits_digest(checksum_->state.get()));
-    XXH3_64bits_reset(checksum_->state.get());
+    checksums_.push_back(checksum_.take());
     written_ = 0;
     ++current_;
   }

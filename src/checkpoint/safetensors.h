@@ -6,7 +6,6 @@
 #include <cstddef>
 #include <cstdint>
 #include <map>
-#include <memory>
 #include <span>
 #include <string>
 #include <string_view>
@@ -14,6 +13,7 @@
 
 #include "base/atomic_file.h"
 #include "base/open_file.h"
+#include "data/checksum.h"
 
 namespace echelon {
 
@@ -55,7 +55,6 @@ class SafetensorsWriter {
   // The names must be distinct (InvariantError). RunError if the file cannot be written, here and below.
   SafetensorsWriter(const std::string& path, std::vector<StoredTensor> tensors,
                     const std::map<std::string, std::string>& metadata = {});
-  ~SafetensorsWriter();
 
   // The next bytes of tensor `name`; InvariantError if it is not this tensor's turn or they are too many.
   void write(std::string_view name, const void* data, std::size_t bytes);
@@ -71,8 +70,7 @@ class SafetensorsWriter {
   AtomicFile file_;
   std::vector<StoredTensor> tensors_;
   std::vector<std::uint64_t> checksums_;
-  struct Checksum;  // of the tensor being written
-  std::unique_ptr<Checksum> checksum_;
+  RunningChecksum checksum_;  // of the tensor being written
   std::size_t current_ = 0;   // tensor being written
   std::int64_t written_ = 0;  // bytes of it
 };

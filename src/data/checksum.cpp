@@ -35,7 +35,7 @@ std::uint64_t checksum(const OpenFile& file) {
     file.read(at, here);
     sum.add(here);
   }
-  return sum.value();
+  return sum.take();
 }
 
 struct RunningChecksum::State {
@@ -50,6 +50,10 @@ void RunningChecksum::add(std::span<const std::byte> bytes) {
   XXH3_64bits_update(&state_->sum, bytes.data(), bytes.size());
 }
 
-std::uint64_t RunningChecksum::value() const { return XXH3_64bits_digest(&state_->sum); }
+std::uint64_t RunningChecksum::take() {
+  const std::uint64_t value = XXH3_64bits_digest(&state_->sum);
+  XXH3_64bits_reset(&state_->sum);
+  return value;
+}
 
 }  // namespace echelon

@@ -24,7 +24,7 @@ class RunningChecksum {
   RunningChecksum();
   ~RunningChecksum();
   void add(std::span<const std::byte> bytes);
-  std::uint64_t value() const;  // of all so far
+  std::uint64_t take();  // of all so far; then it begins anew
 
  private:
   struct State;

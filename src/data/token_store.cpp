@@ -100,7 +100,7 @@ void check_token_store(const OpenFile& file, const TokenStoreInfo& info) {
                                               : vocab_of<std::uint32_t>(here, not_counted));
     at += std::ssize(here);
   }
-  if (sum.value() != footer_of(file)[5] || vocab != info.vocab)
+  if (sum.take() != footer_of(file)[5] || vocab != info.vocab)
     refuse_damaged(file, "the checksum of its tokens is another one");
 }
 
@@ -152,7 +152,7 @@ void TokenStoreWriter::commit() {
                 static_cast<std::uint64_t>(info_.counted),
                 static_cast<std::uint64_t>(info_.vocab),
                 info_.tokenizer,
-                sum_.value(),
+                sum_.take(),
                 0,
                 magic_word()};
   footer[6] = seal_of(footer);
