@@ -16,10 +16,10 @@
 
 namespace echelon {
 
-// Model, mesh, batch, precision: the flags of train and verify. Flags override the --plan file.
 // Told to a training by launch --elastic: --dp as the user gave it.
 inline constexpr const char* asked_dp_flag = "--asked-dp";
 
+// Model, mesh, batch, precision: the flags of train and verify. Flags override the --plan file.
 class PlanFlags {
  public:
   // `defaults` apply to what neither flags nor file set.
