@@ -58,11 +58,10 @@ TEST_F(FlightRecord, ARunThatDoesNotFailLeavesNothing) {  // long
 }
 
 TEST_F(FlightRecord, ARunThatFailsLeavesItToItsUserAlone) {
-  // A table of steps, whose first row is written behind the first step.
-  const std::string full = directory_ / "full.csv";
-  fs::create_symlink("/dev/full", full);
   for (std::size_t run = 1; run <= 2; ++run) {
-    const CommandResult r = train("umask 000;", "--log " + full + " --record " + (directory_ / "records"));
+    const CommandResult r =
+        train("umask 000;",
+              "--check-replicas 1 --flip 1:1:12345:weights:lasting --record " + (directory_ / "records"));
     EXPECT_EQ(r.status, 3) << r.output;
     const std::vector<fs::path> made = entries(directory_ / "records");
     ASSERT_EQ(made.size(), run);  // each run has its own
@@ -70,9 +69,9 @@ TEST_F(FlightRecord, ARunThatFailsLeavesItToItsUserAlone) {
       EXPECT_EQ(mode_of(directory), 0700u);
       ASSERT_EQ(entries(directory).size(), 2u);
       for (const fs::path& file : entries(directory)) EXPECT_EQ(mode_of(file), 0600u);
-      EXPECT_NE(
-          read_bytes(directory / "flight-rank-0.jsonl").find("{\"rank\":0,\"failed\":\"--log " + full + ": "),
-          std::string::npos);
+      EXPECT_NE(read_bytes(directory / "flight-rank-0.jsonl")
+                    .find("{\"rank\":0,\"failed\":\"silent corruption found after step 1"),
+                std::string::npos);
     }
     EXPECT_NE(r.output.find("flight-rank-*.jsonl in " + (directory_ / "records/echelon-flight-")),
               std::string::npos)
