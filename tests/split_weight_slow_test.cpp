@@ -15,6 +15,15 @@ TEST(SplitWeightSlow, EveryF32ComesBack) {
   while (++bits != 0);
 }
 
+// Which the passes take for 0 (tensor/flush_subnormals.h). Told by bits, as this thread takes them for 0 too.
+bool is_flushed([[maybe_unused]] std::uint32_t bits) {
+#if defined(__x86_64__)
+  return (bits & 0x7f800000u) == 0 && (bits & 0x007fffffu) != 0;
+#else
+  return false;
+#endif
+}
+
 // An update by nothing reads each weight and stores it.
 TEST(SplitWeightSlow, EveryF32StaysInTheFastPasses) {
   if (!has_cpu_kernels()) GTEST_SKIP() << "built without them";
@@ -40,8 +49,11 @@ TEST(SplitWeightSlow, EveryF32StaysInTheFastPasses) {
     kernels->adamw(values, g, m, v, {.lr = 0}, remainders);
     for (std::int64_t i = 0; i < block; ++i) {
       const SplitWeight split = weight(i);
-      ASSERT_TRUE(value[i].bits == split.value.bits && remainder[i] == split.remainder)
-          << std::hex << begin + static_cast<std::uint64_t>(i);
+      const auto bits = static_cast<std::uint32_t>(begin) + static_cast<std::uint32_t>(i);
+      if (is_flushed(bits))
+        ASSERT_TRUE((value[i].bits & 0x7fffu) == 0 && remainder[i] == 0) << std::hex << bits;
+      else
+        ASSERT_TRUE(value[i].bits == split.value.bits && remainder[i] == split.remainder) << std::hex << bits;
     }
   }
 }
