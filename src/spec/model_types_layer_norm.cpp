@@ -20,17 +20,29 @@ void read_logit_scale(const Config& config, ModelSpec& m) {
 // Of MLPs that are two products; GELU's tanh form where none is named.
 static const std::vector<Activation> without_gate{Activation::gelu, Activation::gelu_erf, Activation::relu};
 
-// What GPT-2's configuration says, and that of the same layers with another attention.
-static void read_gpt2_sizes(const Config& config, ModelSpec& m) {
-  m.num_layers = config.integer("n_layer");
-  m.hidden = config.integer("n_embd");
-  m.num_heads = m.num_kv_heads = config.integer("n_head");
-  m.head_dim = even_head_dim(config, "n_head", "n_embd");
-  m.mlp_hidden = config.integer_or("n_inner", 4 * m.hidden);
+// What several types call otherwise.
+struct SizeKeys {
+  const char *layers, *hidden, *heads;
+};
+// What these have besides in common. MLPs are four times as wide as layers, unless their reader says
+// otherwise.
+static void read_sizes(const Config& config, const SizeKeys& keys, ModelSpec& m) {
+  m.num_layers = config.integer(keys.layers);
+  m.hidden = config.integer(keys.hidden);
+  m.num_heads = m.num_kv_heads = config.integer(keys.heads);
+  m.head_dim = even_head_dim(config, keys.heads, keys.hidden);
+  m.mlp_hidden = 4 * m.hidden;
   m.vocab = config.integer("vocab_size");
-  m.max_seq = config.integer("n_positions");
   m.tied_embedding = config.boolean_or("tie_word_embeddings", true);
   m.norm_eps = config.real_or("layer_norm_epsilon", 1e-5);
+}
+constexpr SizeKeys usual_keys{"num_hidden_layers", "hidden_size", "num_attention_heads"};
+
+// What GPT-2's configuration says, and that of the same layers with another attention.
+static void read_gpt2_sizes(const Config& config, ModelSpec& m) {
+  read_sizes(config, {"n_layer", "n_embd", "n_head"}, m);
+  m.mlp_hidden = config.integer_or("n_inner", m.mlp_hidden);
+  m.max_seq = config.integer("n_positions");
   m.activation = activation_of(config, "activation_function", without_gate);
   config.only_boolean("scale_attn_weights", true);
   config.only_boolean("add_cross_attention", false);
@@ -62,17 +74,11 @@ void read_gpt_bigcode(const Config& config, ModelSpec& m) {
 
 // Scores that nothing divides, and a window in some layers.
 void read_gpt_neo(const Config& config, ModelSpec& m) {
-  m.num_layers = config.integer("num_layers");
-  m.hidden = config.integer("hidden_size");
-  m.num_heads = config.integer("num_heads");
+  read_sizes(config, {"num_layers", "hidden_size", "num_heads"}, m);
   with_positions(m);
-  m.head_dim = even_head_dim(config, "num_heads", "hidden_size");
   if (m.head_dim > 1) m.scales.attention = 1;
-  m.mlp_hidden = config.integer_or("intermediate_size", 4 * m.hidden);
-  m.vocab = config.integer("vocab_size");
+  m.mlp_hidden = config.integer_or("intermediate_size", m.mlp_hidden);
   m.max_seq = config.integer("max_position_embeddings");
-  m.tied_embedding = config.boolean_or("tie_word_embeddings", true);
-  m.norm_eps = config.real_or("layer_norm_epsilon", 1e-5);
   m.activation = activation_of(config, "activation_function", without_gate);
   // Lists of types, each repeated so many times.
   const char* const key = "attention_types";
@@ -257,15 +263,9 @@ void read_falcon(const Config& config, ModelSpec& m) {
   m.family = Family::llama;
   m.norm_kind = NormKind::layer;
   m.activation = Activation::gelu_erf;
-  m.num_layers = config.integer("num_hidden_layers");
-  m.hidden = config.integer("hidden_size");
-  m.num_heads = config.integer("num_attention_heads");
-  m.head_dim = even_head_dim(config, "num_attention_heads", "hidden_size");
-  m.mlp_hidden = config.integer_or("ffn_hidden_size", 4 * m.hidden);
-  m.vocab = config.integer("vocab_size");
+  read_sizes(config, usual_keys, m);
+  m.mlp_hidden = config.integer_or("ffn_hidden_size", m.mlp_hidden);
   m.max_seq = config.integer_or("max_position_embeddings", 2048);
-  m.tied_embedding = config.boolean_or("tie_word_embeddings", true);
-  m.norm_eps = config.real_or("layer_norm_epsilon", 1e-5);
   m.qkv_bias = m.attention_out_bias = m.mlp_bias = config.boolean_or("bias", false);
   read_rope(config, 1e4, {}, true, m);
   const bool grouped = config.boolean_or("new_decoder_architecture", false),
@@ -291,15 +291,8 @@ void read_bloom(const Config& config, ModelSpec& m) {
   m.family = Family::llama;
   m.norm_kind = NormKind::layer;
   m.activation = Activation::gelu;
-  m.num_layers = config.integer("num_hidden_layers");
-  m.hidden = config.integer("hidden_size");
-  m.num_heads = m.num_kv_heads = config.integer("num_attention_heads");
-  m.head_dim = even_head_dim(config, "num_attention_heads", "hidden_size");
-  m.mlp_hidden = 4 * m.hidden;
-  m.vocab = config.integer("vocab_size");
+  read_sizes(config, usual_keys, m);
   m.max_seq = config.integer_or("seq_length", 2048);
-  m.tied_embedding = config.boolean_or("tie_word_embeddings", true);
-  m.norm_eps = config.real_or("layer_norm_epsilon", 1e-5);
   m.alibi = m.embedding_norm = m.qkv_bias = m.attention_out_bias = m.mlp_bias = true;
   config.only_boolean("apply_residual_connection_post_layernorm", false);
   config.only_real("hidden_dropout", 0.0);
@@ -312,15 +305,8 @@ void read_mpt(const Config& config, ModelSpec& m) {
   m.family = Family::llama;
   m.norm_kind = NormKind::layer_weight;
   m.activation = Activation::gelu_erf;
-  m.num_layers = config.integer("n_layers");
-  m.hidden = config.integer("d_model");
-  m.num_heads = m.num_kv_heads = config.integer("n_heads");
-  m.head_dim = even_head_dim(config, "n_heads", "d_model");
-  m.mlp_hidden = 4 * m.hidden;
-  m.vocab = config.integer("vocab_size");
+  read_sizes(config, {"n_layers", "d_model", "n_heads"}, m);
   m.max_seq = config.integer_or("max_seq_len", 2048);
-  m.tied_embedding = config.boolean_or("tie_word_embeddings", true);
-  m.norm_eps = config.real_or("layer_norm_epsilon", 1e-5);
   m.alibi = true;
   config.only_real("expansion_ratio", 4);
   config.only_boolean("no_bias", true);
