@@ -459,8 +459,8 @@ Estimate StepModel::estimate_seconds(const Plan& c) {
   if (const PackedAttention* packed = stages_.packed(c)) e.documents = *packed;
   const double uneven = stages_.uneven_microbatches(c, s);
 
-  // What a rank does in a step but wait.
-  const auto work_of = [&](std::size_t r) {
+  // What a rank does in a step but wait, besides what it does at its end.
+  const auto passes_of = [&](std::size_t r) {
     StepParts parts;
     const auto add = [&](double count, const LayerSeconds& t, double sharing, double to_host) {
       for (const PassSeconds* pass : {&t.forward, &t.backward_input, &t.backward_weight}) {
@@ -477,16 +477,16 @@ Estimate StepModel::estimate_seconds(const Plan& c) {
       add(use.share * real(e.microbatches), s.stages[i], s.sharing[i], s.to_host[i]);
     }
     if (s.part) add(real(e.microbatches), *s.part, s.part_sharing, 0);
-    parts.dp_exposed += stages_.exposed(c, s, r);
-    parts.optimizer = stages_.state().optimizer(c, s.counts[r]);
     return parts;
   };
   std::size_t busiest = 0;
   double latest = -1, most = -1;
   for (std::size_t r = 0; r < s.ranks.size(); ++r) {
-    latest = std::max(latest, ends.of_rank[r] + uneven + stages_.exposed(c, s, r) +
-                                  stages_.state().optimizer(c, s.counts[r]));
-    const StepParts parts = work_of(r);
+    const double exposed = stages_.exposed(c, s, r), optimizer = stages_.state().optimizer(c, s.counts[r]);
+    latest = std::max(latest, ends.of_rank[r] + uneven + exposed + optimizer);
+    StepParts parts = passes_of(r);
+    parts.dp_exposed += exposed;
+    parts.optimizer = optimizer;
     if (parts.total() > most) most = parts.total(), busiest = r, e.parts = parts;
   }
   StepParts& parts = e.parts;
