@@ -16,7 +16,6 @@
 namespace echelon {
 namespace {
 
-constexpr double day = 86'400;  // seconds
 constexpr const char* legal_sweeps = "legal: gpus=, seq-len= or global-batch=, then A..B or A,B,C";
 
 std::vector<std::int64_t> sweep_values(const std::string& text) {
@@ -103,7 +102,7 @@ std::string sweep_table(const Sweep& sweep) {
     text += fmt::format("{:>12} {:>10.3f} {:>12.0f} {:>6.1f}% {:>9}{}  {}\n", p.value, e.seconds,
                         e.tokens_per_second_per_gpu, 100 * e.mfu,
                         format_device_memory(static_cast<double>(e.memory.total())),
-                        run_columns(fmt::format("{:.4g}", run.wall_seconds / day),
+                        run_columns(fmt::format("{:.4g}", run.wall_seconds / seconds_a_day),
                                     fmt::format("{:.4g}", run.gpu_hours), fmt::format("{:.4g}", run.money)),
                         summary(e.plan));
   }
@@ -128,7 +127,7 @@ std::string sweep_csv(const Sweep& sweep) {
                         c.mesh.dp(), c.mesh.tp(), c.mesh.pp(), c.mesh.cp(), c.mesh.ep, c.zero, c.schedule,
                         std::max(1, c.chunks), c.micro_batch, recompute_name(c.recompute));
     if (p.run) {
-      text += fmt::format(",{:.6g},{:.6g},", p.run->wall_seconds / day, p.run->gpu_hours);
+      text += fmt::format(",{:.6g},{:.6g},", p.run->wall_seconds / seconds_a_day, p.run->gpu_hours);
       if (sweep.life->price > 0) text += fmt::format("{:.6g}", p.run->money);
     }
     text += "\n";

@@ -6,6 +6,8 @@
 
 namespace echelon {
 
+inline constexpr double seconds_a_day = 86'400;
+
 std::string format_bytes(double bytes);  // 1536 -> "1.50 KiB"
 // In powers of 1000, as devices' memories are sold: "78.1 GB", or "10.5 MB" below a tenth of one. Small
 // differences stay visible: "21.3 kB".

@@ -179,7 +179,7 @@ RunCost run_cost(const Estimate& e, const Workload& work, const RunRequest& requ
 }
 
 std::string run_text(const RunCost& cost, const RunRequest& request) {
-  constexpr double day = 86'400;
+  constexpr double day = seconds_a_day;
   std::string text = fmt::format("\n{:.4g} tokens are {}: {:.4g} days of training without a failure\n",
                                  request.tokens, counted(cost.steps, "step"), cost.training_seconds / day);
   if (cost.checkpoint_seconds > 0)
