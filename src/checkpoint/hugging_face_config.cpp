@@ -283,9 +283,8 @@ void add_state_space(const ModelSpec& m, ordered_json& config) {
   if (s.heads == 0 && config["model_type"] != "granitemoehybrid") return;
   if (s.width() % m.hidden != 0)
     refuse(
-        "model {}: transformers has state spaces of a multiple of hidden = {} channels alone, and ssm_heads "
-        "x "
-        "ssm_head_dim = {} x {}; legal: a product that is one",
+        "model {}: transformers has state spaces of a multiple of hidden = {} channels alone, and "
+        "ssm_heads x ssm_head_dim = {} x {}; legal: a product that is one",
         m.name, m.hidden, s.heads, s.head_dim);
   if (s.heads > 0) {
     add_mamba_sizes(s, config);
@@ -430,9 +429,8 @@ ordered_json mamba2_config(const ModelSpec& m) {
   const StateSpaceSpec& s = m.state_space;
   if (s.width() % m.hidden != 0)
     refuse(
-        "model {}: transformers has state spaces of a multiple of hidden = {} channels alone, and ssm_heads "
-        "x "
-        "ssm_head_dim = {} x {}; legal: a product that is one",
+        "model {}: transformers has state spaces of a multiple of hidden = {} channels alone, and "
+        "ssm_heads x ssm_head_dim = {} x {}; legal: a product that is one",
         m.name, m.hidden, s.heads, s.head_dim);
   return {{"num_hidden_layers", m.num_layers},
           {"hidden_size", m.hidden},
