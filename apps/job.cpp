@@ -39,8 +39,7 @@ bool Job::wants_processes() const {
   if (comm_ == "threads" && launched_rank() >= 0 && launched_processes() > 1)
     refuse(
         "--comm threads: {} processes were started, and each would run all ranks by itself; legal: --comm "
-        "mpi, "
-        "or one process",
+        "mpi, or one process",
         launched_processes());
   return comm_ == "mpi";
 }
@@ -171,8 +170,7 @@ std::string Job::describe(const Mesh& mesh) const {
   if (split > 0)
     text += fmt::format(
         "warning {} of {} tp groups leave a node ({}): each layer's activations cross the network several "
-        "times; "
-        "with tp {} start a multiple of {} ranks on each node\n",
+        "times; with tp {} start a multiple of {} ranks on each node\n",
         split, groups, example, mesh.size(Axis::tp), mesh.size(Axis::tp));
   return text;
 }

@@ -143,8 +143,7 @@ const std::vector<Topic>& topics() {
          {"model"},
          models,
          "--model names a preset, a directory in Hugging Face's layout, or a TOML file like those of the "
-         "presets "
-         "(share/echelon/configs/models)."},
+         "presets (share/echelon/configs/models)."},
         {{"blocks"},
          "the ops of a layer, and their drawing",
          "blocks",
@@ -189,8 +188,7 @@ const std::vector<Topic>& topics() {
          {"machine", "software"},
          machines,
          "--machine names a preset, or a TOML file: one of your own, or what echelon calibrate measured "
-         "here. "
-         "--software is the training program that a plan is for."},
+         "here. --software is the training program that a plan is for."},
         {{"devices", "device", "cuda", "nvidia"},
          "what computes, and CUDA",
          "devices",

@@ -41,8 +41,7 @@ const std::string nccl_head =
     "#                                                              out-of-place                       "
     "in-place\n"
     "#       size         count      type   redop    root     time   algbw   busbw #wrong     time   algbw   "
-    "busbw "
-    "#wrong\n"
+    "busbw #wrong\n"
     "#        (B)    (elements)                               (us)  (GB/s)  (GB/s)            (us)  (GB/s)  "
     "(GB/s)\n";
 

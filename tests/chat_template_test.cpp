@@ -292,8 +292,7 @@ TEST(ChatTemplates, CallsOfToolsCountWhole) {
       "endfor %}"
       "{% set asked = messages | selectattr('role', 'equalto', 'user') | list %}"
       "{% for m in messages %}{% if m.role == 'user' %}{{ '[T]' if m == asked[-1] }}[I]{{ m.content }}[/I]{% "
-      "elif "
-      "m.tool_calls %}" +
+      "elif m.tool_calls %}" +
       calls +
       "</s>{% elif m.role == 'tool' %}[R]{{ m.content }}[/R]{% else %} {{ m.content }}</s>{% endif %}{% "
       "endfor %}";
@@ -306,8 +305,7 @@ TEST(ChatTemplates, CallsOfToolsCountWhole) {
   const std::string thinks =
       "{% for m in messages %}{% if m.role == 'assistant' and m.content is none %}<A>" + calls +
       "<end>{% elif m.role == 'assistant' %}<A>{{ m.content }}<end>{% else %}<U>{{ m.content }}{% endif %}{% "
-      "endfor "
-      "%}{% if add_generation_prompt %}<A><think>\n{% endif %}";
+      "endfor %}{% if add_generation_prompt %}<A><think>\n{% endif %}";
   EXPECT_EQ(counted(thinks, call), "<U>a<A>[<call>f {\"z\": 1}</call><end>]<U>c<A>[d<end>]");
   ordered_json empty = call;
   empty[1]["content"] = "";

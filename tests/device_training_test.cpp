@@ -670,16 +670,14 @@ TEST_F(DeviceRuns, WhatADeviceCannotDoIsRefused) {
         r.plan.precision = recipe("fp8");
       },
       "--precision fp8: device 0 (a fake device) has compute capability 8.0, and products of fp8 come with "
-      "8.9; "
-      "legal: bf16");
+      "8.9; legal: bf16");
   refused(
       [](TrainRequest& r) {
         r.run.driver = std::make_shared<FakeDriver>(FakeDriver::Options{
             .devices = 2, .last_capability = std::pair{7, 5}, .least_capability = {8, 0}});
       },
       "--device cuda: device 1 (a fake device) has compute capability 7.5, and this build has kernels for "
-      "8.0 "
-      "on; legal: cpu, or devices that it has, named by CUDA_VISIBLE_DEVICES");
+      "8.0 on; legal: cpu, or devices that it has, named by CUDA_VISIBLE_DEVICES");
   // What no rank uses may be what it is.
   TrainRequest fp8 = request("fp8", nullptr);
   fp8.plan.precision = recipe("fp8");

@@ -281,8 +281,7 @@ std::string torchtitans_log(const Files& files, const Estimate& e) {
       "Building device mesh with parallelism: pp={}, dp_replicate={}, dp_shard={}, cp={}, tp={}, ep=1, "
       "etp=1\n"
       "Trainer is initialized with local batch size {}, global batch size {}, gradient accumulation steps "
-      "{}, "
-      "sequence length {}, total steps 100 (warmup 2)\n",
+      "{}, sequence length {}, total steps 100 (warmup 2)\n",
       pp, size("data_parallel_replicate_degree"), size("data_parallel_shard_degree"),
       size("context_parallel_degree"), size("tensor_parallel_degree"), local, global,
       pp > 1 ? 1 : e.microbatches, job["training"]["seq_len"].value_or(std::int64_t{0}));

@@ -256,8 +256,7 @@ TEST_F(PlanCommand, SaysWhatItsNumbersAreOf) {
 TEST_F(PlanCommand, APlanIsPricedAgainForWhatItWasMadeFor) {
   const std::string made =
       "--model mixtral-8x7b --machine b200 --nodes-of 4 --software torchtitan --precision fp8 --gpus 16 --tp "
-      "4 "
-      "--etp 1 "
+      "4 --etp 1 "
       "--global-batch 64 --seq-len 4096 --top 1 ";
   const json first = object(made + "--out plan.toml")["plans"][0];
   const json again = object("--plan plan.toml --top 1")["plans"][0];

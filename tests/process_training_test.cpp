@@ -35,8 +35,7 @@ class ProcessTraining : public testing::Test {
                        const char* model = "llama-tiny") const {
     return fmt::format(
         "train --model {5} --data {0}/text {1} --precision {2} --global-batch 8 --micro-batch 1 --seq-len "
-        "24 "
-        "--steps {4} --threads 1 --sample 4 --checkpoint {0}/{3} --log {0}/{3}.jsonl",
+        "24 --steps {4} --threads 1 --sample 4 --checkpoint {0}/{3} --log {0}/{3}.jsonl",
         std::string(directory_.path()), flags, ECHELON_TEST_DTYPE, name, steps, model);
   }
   // What does not depend on the clock.

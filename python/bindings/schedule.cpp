@@ -208,8 +208,7 @@ void bind_schedules(nb::module_& m) {
           "ranks"_a, nb::kw_only(), "num_stages"_a.none() = nb::none(),
           "num_microbatches"_a.none() = nb::none(), "name"_a = "mine", "vocabulary_parts"_a = 0,
           "Of one's own: a list of instructions for each rank. Numbers of stages and microbatches that are "
-          "not "
-          "given are as many as the instructions have.")
+          "not given are as many as the instructions have.")
       .def_static(
           "named",
           [](const std::string& name, int pp, int microbatches, int chunks, int steps) {

@@ -574,8 +574,7 @@ std::string hugging_face_config(const ModelSpec& m, DType dtype, const TextBound
         !granite_moe && !hunyuan_moe && !exaone_moe && !afmoe && !lfm2_moe && !cohere_moe && !hy_v3)
       refuse(
           "model {}: transformers has no class of experts as in deepseek without its latent attention; "
-          "legal: "
-          "kv_rank above 0, qk_norm = true and num_shared_experts = 0 (Qwen3's), shared_gate = true "
+          "legal: kv_rank above 0, qk_norm = true and num_shared_experts = 0 (Qwen3's), shared_gate = true "
           "(Qwen2's), or router_scores = \"sigmoid\" (GLM-4.5's)",
           m.name);
     refuse_uneven_heads(m, type);

@@ -22,8 +22,7 @@ std::vector<int> Messages::leaving() const { return {}; }
 bool have_message_passing() { return false; }
 std::string how_to_get_message_passing() {
   return "this build has no MPI: install libopenmpi-dev and openmpi-bin (or another MPI), run cmake again "
-         "and "
-         "build";
+         "and build";
 }
 
 Processes start_message_passing() { refuse("--comm mpi: {}", how_to_get_message_passing()); }

@@ -192,8 +192,7 @@ std::vector<TextPart> ChatTemplate::parts(const ordered_json& messages, const or
   const auto refuse_message = [&](std::size_t number) {
     refuse(
         "{}: {} writes message {} otherwise than it asks for it, so that what counts cannot be told; legal: "
-        "a "
-        "record with \"prompt\" and \"completion\"",
+        "a record with \"prompt\" and \"completion\"",
         where, name_, number + 1);
   };
   // What is asked with is what an answer is given to.

@@ -504,8 +504,7 @@ Split split_tokens(std::int64_t num_tokens, double validation_fraction, std::int
   if (cut <= seq_len) {
     refuse(
         "--data: text of {} tokens, {} of them left for training after a --val-fraction of {}, is shorter "
-        "than "
-        "one sequence of {} + 1",
+        "than one sequence of {} + 1",
         num_tokens, cut, validation_fraction, seq_len);
   }
   return {{0, cut}, {cut, num_tokens}};

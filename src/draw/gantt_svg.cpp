@@ -60,8 +60,7 @@ class SvgGantt {
     fmt::format_to(
         out_,
         "<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"{0:.0f}\" height=\"{1:.0f}\" viewBox=\"0 0 "
-        "{0:.0f} "
-        "{1:.0f}\" font-family=\"Inter, 'Segoe UI', 'DejaVu Sans', Helvetica, Arial, sans-serif\">\n"
+        "{0:.0f} {1:.0f}\" font-family=\"Inter, 'Segoe UI', 'DejaVu Sans', Helvetica, Arial, sans-serif\">\n"
         "<rect width=\"100%\" height=\"100%\" fill=\"#ffffff\"/>\n",
         std::max(left + chart_width_, legend_end_) + margin, y - track_gap + margin / 2);
     return text_ + body + "</svg>\n";

@@ -130,8 +130,7 @@ void check_slowness(const Machine& machine, const MeasuredProduct& p) {
   if (least < next_to_none || each <= far * least) return;
   refuse(
       "{}: {:.4g} s a product are {:.4g} times what {} needs at least; is the time in the unit that its "
-      "column "
-      "says?",
+      "column says?",
       p.where, each, each / least, machine.name);
 }
 

@@ -194,8 +194,7 @@ class NcclTests {
     if (std::abs(has - expected) > printed * (1 + factor) + 0.01 * expected)
       refuse(
           "{}, column {}: busbw {} is not {:.4g} times algbw {}, as of {} over {}; is this another test, or "
-          "of "
-          "other ranks?",
+          "of other ranks?",
           place(line), *bus + 1, words[*bus], factor, words[*algorithm], name, counted(one.ranks, "rank"));
   }
 
@@ -288,8 +287,7 @@ void read_products(const CsvTable& table, const std::string& file, Measurements&
     if (!known.contains(name))
       refuse(
           "--from {}: column {} is not known; a table of products has m, n, k, one of {}, and perhaps batch "
-          "and "
-          "precision",
+          "and precision",
           file, name, fmt::join(units, ", "));
   const auto unit = std::find_if(units.begin(), units.end(), [&](const auto& one) { return table.has(one); });
   if (unit != units.end())
@@ -356,8 +354,7 @@ void read_measurements(const std::string& text, const std::string& file, const s
   if (names_products(table.names) && !(table.has("m") && table.has("n") && table.has("k")))
     refuse(
         "--from {}: has columns {}; a table of products names them m, n, k, one of seconds, ms, us, tflops, "
-        "and "
-        "perhaps batch and precision",
+        "and perhaps batch and precision",
         file, fmt::join(table.names, ", "));
   if (table.has("m") && table.has("n") && table.has("k")) return read_products(table, file, into);
   if (table.has("seconds")) return read_steps(table, file, model, into);

@@ -173,8 +173,7 @@ void check_layer_pattern(const ModelSpec& m) {
   if (const auto at = pattern.find_first_not_of("M*-E"); at != std::string::npos)  // which may be part of one
     refuse(
         "model {}: letter {} of layer_pattern is not legal: give M (a state space), * (attention), - (an "
-        "MLP) "
-        "or E (experts)",
+        "MLP) or E (experts)",
         m.name, at + 1);
   if (std::ssize(pattern) != m.num_layers)
     refuse("model {}: layer_pattern has {} letters, and num_layers = {}; give a letter for each layer",
@@ -377,8 +376,7 @@ void check_router(const ModelSpec& m) {
   if (r.most_groups < least || r.most_groups > r.groups)
     refuse(
         "model {}: router_most_groups = {} is not legal: {} experts of a token are in groups of {}; give a "
-        "whole "
-        "number from {} to {}",
+        "whole number from {} to {}",
         m.name, r.most_groups, m.experts_per_token, size, least, r.groups);
   if (r.group_best < 0 || r.group_best > size)
     refuse("model {}: router_group_best = {} is not legal: a group has {} experts; give 0 to {}", m.name,
@@ -527,15 +525,13 @@ void check_scales(const ModelSpec& m) {
   if (!(plain == m.scales) && !m.state_space.beside_attention)
     refuse(
         "model {}: attention_out_scale, ssm_out_scale, mlp_out_scale, mlp_gate_scale and ssm_scales are "
-        "legal "
-        "beside ssm_beside_attention = true alone; give 1",
+        "legal beside ssm_beside_attention = true alone; give 1",
         m.name);
   if (m.state_space.beside_attention &&
       (m.qkv_bias || m.attention_out_bias || m.mlp_bias || m.scales.residual != 1 || !is_gated(m.activation)))
     refuse(
         "model {}: qkv_bias, attention_out_bias, mlp_bias, residual_scale and an activation without a gate "
-        "are "
-        "not legal beside ssm_beside_attention = true; give false, false, false, 1 and \"swiglu\"",
+        "are not legal beside ssm_beside_attention = true; give false, false, false, 1 and \"swiglu\"",
         m.name);
   check_positive(m, "attention_out_scale", m.scales.attention_out);
   check_positive(m, "ssm_out_scale", m.scales.state_space_out);
@@ -588,8 +584,7 @@ void validate(const ModelSpec& m) {
     if (m.num_kv_heads != m.num_heads) {
       refuse(
           "model {}: num_kv_heads = {} is not legal for the {} family, whose heads all have their own keys "
-          "and "
-          "values; give {}",
+          "and values; give {}",
           m.name, m.num_kv_heads, name_of(m.family), m.num_heads);
     }
     if (m.attention_width() != m.hidden) {

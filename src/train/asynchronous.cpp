@@ -66,8 +66,7 @@ void refuse_asynchronous(const Plan& plan, const AsynchronousOptions& options) {
   if (plan.balancing.has_losses() || plan.balancing.bias_rate > 0)
     refuse(
         "{}: the balance losses and biases of experts look at the tokens of all workers' batches, which do "
-        "not "
-        "meet; legal: --aux-loss, --device-loss, --communication-loss, --z-loss and --bias-rate 0",
+        "not meet; legal: --aux-loss, --device-loss, --communication-loss, --z-loss and --bias-rate 0",
         flag);
   if (!flushes(plan))
     refuse("{}: --schedule {} has stale gradients of its own; legal: a schedule that flushes, as 1f1b", flag,

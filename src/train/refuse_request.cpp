@@ -368,8 +368,7 @@ static void refuse_other_data(const CheckpointInfo& resumed, const TokenData& da
   if (resumed.data.empty() || resumed.data == data.fingerprint()) return;
   refuse(
       "--data: is not what {} was trained on: its fingerprint is {}, and the checkpoint's {}; legal: the "
-      "same "
-      "files in the same order, or without --resume",
+      "same files in the same order, or without --resume",
       resumed.path, data.fingerprint(), resumed.data);
 }
 
@@ -387,8 +386,7 @@ void refuse_different_data(ProcessWorld* processes, const TokenData& data) {
                             fmt::join(ranks, ", "));
   refuse(
       "--data: other files, or others of these names, are what {} read than rank 0 ({}); legal: the same on "
-      "every "
-      "host",
+      "every host",
       others, processes->nodes().front());
 }
 
@@ -480,8 +478,7 @@ CheckpointInfo find_resumed(const TrainRequest& request, const std::string& path
       std::erase_if(legal, [&](const std::string& name) { return recipe(name).master != info.dtype; });
       refuse(
           "--precision {}: its weights are in {}, and those of --resume {} in {}; legal: {}, or --from "
-          "instead "
-          "of --resume",
+          "instead of --resume",
           request.plan.precision.name, dtype_name(request.plan.precision.master), info.path,
           dtype_name(info.dtype), fmt::join(legal, ", "));
     }

@@ -85,8 +85,7 @@ void Comparison::judge_proof(std::int64_t step, std::size_t num_hidden, const st
     return;
   unproved_ = fmt::format(
       "step {}: {} of {} gradients could be rounding in {} as a whole, that of {} first: wrong ones would "
-      "not "
-      "show; legal: a wider --precision, fewer layers, or more tokens",
+      "not show; legal: a wider --precision, fewer layers, or more tokens",
       step, num_hidden, num_trained, precision.name, first);
 }
 
