@@ -86,7 +86,8 @@ TEST(Schedules, ReproduceTheTable) {
 
 TEST(Schedules, AgreeWithTheClosedForms) {
   const StageTimes uneven{1.0, 1.5, 0.5};
-  const double all = 3.0;  // F+B+W of both sets of times
+  const StageTimes short_f{0.5, 1.5, 1.0}, short_b{1.5, 0.5, 1.0};
+  const double all = 3.0;  // F+B+W of all these times
   for (int p = 2; p <= 16; ++p)
     for (int m = p; m <= 64; ++m) {
       if (!checks::is_taken(6)) continue;
@@ -106,11 +107,16 @@ TEST(Schedules, AgreeWithTheClosedForms) {
         }
       }
       const Schedule h1 = zb_h1(p, m);
-      expect_close(bubble(h1, uneven), (p - 1) * 2.0, h1, "bubble");
+      for (const auto& [f, b, w] : {uneven, short_f, short_b})
+        expect_close(bubble(h1, {f, b, w}), (p - 1) * std::max({f, b, f + b - w}), h1, "bubble");
       expect_close(largest(peak_activations(h1)), p, h1, "peak");
       if (m >= 2 * p - 1) {
         for (const Schedule& s : {zb_h2(p, m), zb_v(p, m)})
           expect_close(run(s).timeline.local_bubble(), 0, s, "local bubble");
+        const Schedule h2 = zb_h2(p, m);
+        for (const auto& [f, b, w] : {uneven, short_f, short_b})
+          expect_close(run(h2, {f, b, w}).timeline.local_bubble(),
+                       (p - 1) * std::max({0.0, b - f, f + b - 2 * w}), h2, "local bubble");
         expect_close(largest(peak_activations(zb_h2(p, m))), 2 * p - 1, h1, "peak of ZB-H2");
         expect_close(largest(peak_activations(zb_v(p, m))), p, h1, "peak of ZB-V");
       }

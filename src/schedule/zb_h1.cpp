@@ -1,5 +1,6 @@
 // ZB-H1 (Qi et al. 2023, https://arxiv.org/abs/2401.10241): 1F1B with the backward split; rank r runs W(j)
-// right after B(j+r), so every rank holds P activations. Bubble (P-1)(F+B-W) for W <= B and M >= P.
+// right after B(j+r), so every rank holds P activations. Bubble (P-1) max(F, B, F+B-W) for M >= P: the
+// paper's F+B-W unless W is longer than F or B.
 #include <algorithm>
 
 #include "schedule/schedules.h"

@@ -1,6 +1,6 @@
 // ZB-H2 (Qi et al. 2023, https://arxiv.org/abs/2401.10241): twice the warm-up of 1F1B, with W delayed so that
-// rank r has 2r of them pending: no idle time between a rank's first and last computation at F = B = W and M
-// >= 2P-1. Peak 2P-1 activations on every rank.
+// rank r has 2r of them pending: idle (P-1) max(0, B-F, F+B-2W) between a rank's first and last computation
+// for M >= 2P-1, which is nothing at F = B = W. Peak 2P-1 activations on every rank.
 #include <algorithm>
 
 #include "schedule/schedules.h"
