@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstdlib>
 
 #include "apps/terminal.h"
 #include "apps/text_rows.h"
@@ -18,10 +19,16 @@
 namespace echelon {
 namespace {
 
-// Removes rounding errors from the last digits of sums of times.
-double rounded(double x) {
-  const double y = std::round(x * 1e9) / 1e9;
+// Removes rounding errors from the last digits.
+double rounded(double x, int decimals = 9) {
+  const double y = std::strtod(fmt::format("{:.{}f}", x, decimals).c_str(), nullptr);
   return y == 0 ? 0 : y;  // no -0
+}
+
+// Of sums of times, which have any unit: the errors grow and shrink with the longest of them.
+double rounded_time(double time, double makespan) {
+  const int decimals = 10 - static_cast<int>(std::floor(std::log10(makespan)));
+  return rounded(time, std::max(decimals, 0));
 }
 
 std::vector<double> rounded(std::vector<double> values) {
@@ -66,9 +73,9 @@ SimulationReport report_on(Schedule schedule, const SimulationCosts& costs) {
 }
 
 static void add_search(nlohmann::ordered_json& json, const AutoResult& search) {
-  json["span"] = rounded(search.span);
-  json["lower_bound"] = rounded(search.lower_bound);
-  json["makespan_lower_bound"] = rounded(search.makespan_lower_bound);
+  json["span"] = rounded_time(search.span, search.makespan);
+  json["lower_bound"] = rounded_time(search.lower_bound, search.makespan);
+  json["makespan_lower_bound"] = rounded_time(search.makespan_lower_bound, search.makespan);
   json["gap"] = rounded(search.gap());
   json["optimal"] = search.optimal;
   json["makespan_optimal"] = search.makespan_optimal;
@@ -82,23 +89,25 @@ nlohmann::ordered_json to_json(const SimulationReport& r) {
     json["reason"] = r.unfit;
     return json;
   }
-  json["makespan"] = rounded(r.makespan);
-  json["work_per_rank"] = rounded(r.work);
-  json["bubble_time"] = rounded(r.bubble());
+  json["makespan"] = rounded_time(r.makespan, r.makespan);
+  json["work_per_rank"] = rounded_time(r.work, r.makespan);
+  json["bubble_time"] = rounded_time(r.bubble(), r.makespan);
   json["bubble_fraction"] = rounded(r.bubble_fraction);
-  json["local_bubble_time"] = rounded(r.local_bubble);
+  json["local_bubble_time"] = rounded_time(r.local_bubble, r.makespan);
   json["peak_activations"] = rounded(r.simulation.peak_activations);
   json["weight_versions"] = r.simulation.weight_versions;
   json["staleness"] = staleness(r.schedule);
   json["parameter_copies"] = r.simulation.parameter_copies;
   json["messages"] = r.simulation.messages;
   if (r.search) add_search(json, *r.search);
-  if (r.better)
+  if (r.better) {
+    const double makespan = r.better->simulation.timeline.makespan();
     json["better_grouping"] = {{"schedule", r.better->schedule},
                                {"groups", r.better->groups},
-                               {"makespan", rounded(r.better->simulation.timeline.makespan())},
-                               {"bubble_time", rounded(r.better->simulation.timeline.makespan() - r.work)},
+                               {"makespan", rounded_time(makespan, makespan)},
+                               {"bubble_time", rounded_time(makespan - r.work, makespan)},
                                {"peak_activations", rounded(r.better->simulation.peak_activations)}};
+  }
   return json;
 }
 
@@ -113,15 +122,15 @@ std::string table(const std::vector<SimulationReport>& reports, int columns) {
   std::vector<TextRow> rows{{"schedule", "makespan", "bubble", "", "local bubble",
                              "peak activations of a rank", "weight versions", "copies", "messages"}};
   for (const SimulationReport& r : reports)
-    rows.push_back(
-        !r.unfit.empty()
-            ? TextRow{r.name, r.unfit}
-            : TextRow{r.name, fmt::format("{:.6g}", r.makespan), fmt::format("{:.6g}", rounded(r.bubble())),
-                      fmt::format("{:.1f}%", 100 * r.bubble_fraction),
-                      fmt::format("{:.6g}", rounded(r.local_bubble)),
-                      over_ranks(r.simulation.peak_activations), over_ranks(r.simulation.weight_versions),
-                      fmt::format("{}", r.simulation.parameter_copies),
-                      fmt::format("{}", r.simulation.messages)});
+    rows.push_back(!r.unfit.empty() ? TextRow{r.name, r.unfit}
+                                    : TextRow{r.name, fmt::format("{:.6g}", r.makespan),
+                                              fmt::format("{:.6g}", rounded_time(r.bubble(), r.makespan)),
+                                              fmt::format("{:.1f}%", 100 * r.bubble_fraction),
+                                              fmt::format("{:.6g}", rounded_time(r.local_bubble, r.makespan)),
+                                              over_ranks(r.simulation.peak_activations),
+                                              over_ranks(r.simulation.weight_versions),
+                                              fmt::format("{}", r.simulation.parameter_copies),
+                                              fmt::format("{}", r.simulation.messages)});
   const std::string text = aligned(rows);
   if (std::ssize(text.substr(0, text.find('\n'))) <= columns) return text;
   rows.front() = {"schedule", "makespan", "bubble", "", "local", "peak", "versions", "copies", "messages"};
@@ -155,7 +164,7 @@ static std::string remark(const SimulationReport& r, const BetterGrouping& bette
       "{:.6g}, bubble "
       "{:.6g}, peak activations {}\n",
       r.name, r.ranks, r.microbatches, better.schedule, over_ranks(better.groups), makespan,
-      rounded(makespan - r.work), over_ranks(better.simulation.peak_activations));
+      rounded_time(makespan - r.work, makespan), over_ranks(better.simulation.peak_activations));
 }
 
 std::string remarks(const std::vector<SimulationReport>& reports) {
@@ -171,11 +180,11 @@ std::vector<Track> tracks_of(std::vector<SimulationReport>& reports) {
   std::vector<Track> tracks;
   for (SimulationReport& r : reports) {
     if (!r.unfit.empty()) continue;
-    tracks.push_back(
-        {r.name,
-         fmt::format("makespan {:.6g}, bubble {:.6g} ({:.1f}%), peak {} activations", r.makespan,
-                     rounded(r.bubble()), 100 * r.bubble_fraction, over_ranks(r.simulation.peak_activations)),
-         {}});
+    tracks.push_back({r.name,
+                      fmt::format("makespan {:.6g}, bubble {:.6g} ({:.1f}%), peak {} activations", r.makespan,
+                                  rounded_time(r.bubble(), r.makespan), 100 * r.bubble_fraction,
+                                  over_ranks(r.simulation.peak_activations)),
+                      {}});
     tracks.back().timeline = std::move(r.simulation.timeline);
   }
   return tracks;

@@ -52,6 +52,19 @@ TEST_F(SimulateCommand, AnswersInOneObject) {
   EXPECT_EQ(uneven["bubble_fraction"], 0.4);
 }
 
+// Times have any unit: what is rounded away is a share of them.
+TEST_F(SimulateCommand, RoundsShortAndLongTimesAlike) {
+  for (const std::string unit : {"1e-15", "1e-12", "1", "1e9"}) {
+    const std::string flags = "--pp 3 --microbatches 7 --times " + unit + "," + unit + "," + unit;
+    const json answer = object(flags);
+    EXPECT_EQ(answer["makespan"], std::stod("27" + unit.substr(1))) << unit;
+    EXPECT_EQ(answer["work_per_rank"], std::stod("21" + unit.substr(1))) << unit;
+    EXPECT_EQ(answer["bubble_time"], std::stod("6" + unit.substr(1))) << unit;
+    EXPECT_EQ(answer["local_bubble_time"], answer["bubble_time"]) << unit;
+    EXPECT_EQ(run(flags).output.find("bubble 0 ("), std::string::npos) << unit;
+  }
+}
+
 // A page says in its drawing what it says in its table.
 TEST_F(SimulateCommand, APageHasOneBubble) {
   EXPECT_EQ(run("--stage-times '2,2,2;1,1,1;1,1,1;1,1,1' --out u.html").status, 0);
