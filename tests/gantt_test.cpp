@@ -45,6 +45,16 @@ TEST(GanttText, TellsSplitBackwardAndChunks) {
             "small letters: every other chunk\n");
 }
 
+// A pass of both gradients is not taken for one of the input's, however short it is.
+TEST(GanttText, NamesAreWhole) {
+  const Track both{"", "", {{{{{Op::B, 0, 0}, 0, 1}, {{Op::BW, 0, 1}, 1, 2}, {{Op::W, 0, 0}, 2, 3}}}}};
+  EXPECT_NE(gantt_text({both}, {80, false}).find("rank 0  B0  BW1 W0\n"), std::string::npos)
+      << gantt_text({both}, {80, false});
+  const Track part{"", "", {{{{{Op::V, 0, 10}, 0, 1}, {{Op::VW, 0, 10}, 1, 2}}}}};
+  EXPECT_NE(gantt_text({part}, {80, false}).find("rank 0  V10  VW10\n"), std::string::npos)
+      << gantt_text({part}, {80, false});
+}
+
 TEST(GanttText, FoldsToTheWidth) {
   const std::string text = gantt_text({track(gpipe(2, 4))}, {30, false});
   EXPECT_EQ(text,
@@ -166,6 +176,12 @@ TEST(GanttSvg, IsWellFormed) {
   EXPECT_EQ(svg.find("nan"), std::string::npos);
   expect_well_formed(gantt_svg({{"empty", "", Timeline{}}}));
   EXPECT_LT(gantt_svg({track(one_f_one_b(64, 256))}).size(), 2u << 20);
+}
+
+TEST(GanttSvg, LabelsTheEndOnce) {
+  const std::string svg = gantt_svg({track(one_f_one_b(1, 1))});
+  const std::regex label(">3</text>");
+  EXPECT_EQ(std::distance(std::sregex_iterator(svg.begin(), svg.end(), label), {}), 1) << svg;
 }
 
 // As the name of a schedule's file may be.

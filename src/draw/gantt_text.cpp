@@ -57,18 +57,20 @@ class TextGantt {
  private:
   int room() const { return std::max(options_.width - prefix_, 10); }
 
-  // Columns per unit such that the shortest bar has room for its label; or, where that folds too often, one
+  // Columns per unit such that every bar has room for its label; or, where that folds too often, one
   // part without labels.
   void choose_scale() {
     unit_ = unit_of(bars_);
-    const int label = digits_ + (options_.is_colour ? 1 : 2);  // with the gap that follows
-    double shortest = makespan_;
+    double narrowest = 0;  // columns per time
     for (const Bars& bars : bars_)
       for (const auto& row : bars.ranks)
-        for (const Bar& bar : row)
-          if (bar.end > bar.begin)
-            shortest = std::min(shortest, (bar.end - bar.begin) / (bar.part == Part::whole ? 1 : 2));
-    if (unit_ > 0) columns_per_unit_ = static_cast<int>(std::ceil(label * unit_ / shortest - 1e-6));
+        for (const Bar& bar : row) {
+          if (!(bar.end > bar.begin)) continue;
+          // The label, with the gap that follows. A name is shown whole: B is another pass than BW.
+          const double label = digits_ + 1 + (options_.is_colour ? 0 : static_cast<double>(mark(bar).size()));
+          narrowest = std::max(narrowest, label / (bar.end - bar.begin) * (bar.part == Part::whole ? 1 : 2));
+        }
+    if (unit_ > 0) columns_per_unit_ = static_cast<int>(std::ceil(narrowest * unit_ - 1e-6));
     units_per_fold_ = columns_per_unit_ > 0 ? room() / columns_per_unit_ : 0;
     is_squeezed_ = unit_ <= 0 || units_per_fold_ < 1 ||
                    std::ceil(makespan_ / unit_ / units_per_fold_ - 1e-6) > most_folds;
@@ -135,8 +137,6 @@ class TextGantt {
     std::string label = mark(bar) + (bar.instruction.op == Op::step ? "" : number);
     if (options_.is_colour && bar.instruction.op != Op::step) label = number;
     const int room = std::max(size - (bar.part == Part::first ? 0 : 1), 1);
-    if (static_cast<int>(label.size()) > room && label.starts_with("BW")) label.erase(1, 1);
-    if (static_cast<int>(label.size()) > room && label.starts_with("bw")) label.erase(1, 1);
     label.resize(std::min(label.size(), static_cast<size_t>(room)));
     // A label is not torn where the drawing folds.
     int at = begin;
