@@ -149,13 +149,16 @@ class SvgGantt {
   void draw_axis(double left, double top, double bottom, double makespan) {
     const double step = round_step(makespan_ / (chart_width_ / 70));
     const double end_x = left + makespan * scale_;
+    const double end_letters = static_cast<double>(fmt::formatted_size("{:.6g}", makespan));
     fmt::format_to(out_, "<g font-size=\"11\" fill=\"#666666\" text-anchor=\"middle\">\n");
     for (double k = 0; k * step <= makespan * (1 + 1e-9); ++k) {
       const double x = left + k * step * scale_;
       fmt::format_to(out_, "<path d=\"M{:.2f} {:.1f}v5\" stroke=\"#999999\"/>", x, bottom + 1);
       // The end of the track is labelled too, and has the right of way.
-      if (end_x - x > 34 || end_x - x < 0.5)
-        fmt::format_to(out_, "<text x=\"{:.2f}\" y=\"{:.1f}\">{:.6g}</text>\n", x, bottom + 17, k * step);
+      const std::string label = fmt::format("{:.6g}", k * step);
+      if (end_x - x >
+          std::max(34.0, 11 * letter_width * (static_cast<double>(label.size()) / 2 + end_letters)))
+        fmt::format_to(out_, "<text x=\"{:.2f}\" y=\"{:.1f}\">{}</text>\n", x, bottom + 17, label);
     }
     fmt::format_to(
         out_,
