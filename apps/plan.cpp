@@ -6,6 +6,7 @@
 #include <memory>
 #include <optional>
 
+#include "apps/file_kind.h"
 #include "apps/plan_flags.h"
 #include "apps/plan_page.h"
 #include "apps/plan_sweep.h"
@@ -79,6 +80,8 @@ int run_plan(const PlanSearchFlags& f) {
   for (const auto& [flag, path] :
        {std::pair{"--out", f.out}, {"--sweep-out", f.sweep_out}, {"--html", f.html}})
     if (!path.empty()) check_output(flag, path);
+  check_kind("--out", f.out, "a plan for train and verify", ".toml");
+  check_kind("--html", f.html, "a page", ".html");
   ProgressLine line("plan", f.json);
   request.progress = line.progress();
   // People read standard output; with --json it has only the object.

@@ -1,8 +1,8 @@
 #include "apps/simulate_block.h"
 
 #include <algorithm>
-#include <filesystem>
 
+#include "apps/file_kind.h"
 #include "apps/flag_values.h"
 #include "apps/help.h"
 #include "base/error.h"
@@ -60,9 +60,7 @@ void BlockFlags::draw() const {
       sequence_parallel_.empty() ? tp_ > 1 : parse_on_or_off("--sp", sequence_parallel_);
   if (shards_sequence && tp_ == 1)
     refuse("--sp on: has no ranks to cut the sequence over, with --tp 1; legal: --tp 2 or more, or --sp off");
-  if (const std::string ending = std::filesystem::path(out_).extension(); !ending.empty() && ending != ".svg")
-    refuse("--block {}: is an SVG, whose name cannot end in {}; legal: {}", out_, ending,
-           std::filesystem::path(out_).replace_extension(".svg").string());
+  check_kind("--block", out_, "an SVG", ".svg");
   BlockSetting setting{tp_, shards_sequence, parse_recompute(recompute_, "--recompute")};
   if (const std::string stranger = not_in_model(setting.recompute, model); !stranger.empty())
     refuse("--recompute {}: no layer of {} has an op {}", recompute_, model.name, stranger);

@@ -1,6 +1,7 @@
 #include "apps/timeline_flags.h"
 
 #include "apps/command_text.h"
+#include "apps/file_kind.h"
 #include "base/error.h"
 #include "base/output_file.h"
 #include "draw/page.h"
@@ -21,6 +22,8 @@ void TimelineFlags::check() const {
            trace_, trace_);
   if (timeline_.ends_with(".json"))
     refuse("--timeline {}: is a page; legal: a name that ends in .html, or --trace {}", timeline_, timeline_);
+  check_kind("--trace", trace_, "JSON", ".json");
+  check_kind("--timeline", timeline_, "a page", ".html");
   if (!trace_.empty()) check_output("--trace", trace_);
   if (!timeline_.empty()) check_output("--timeline", timeline_);
 }

@@ -6,6 +6,7 @@
 #include <memory>
 
 #include "apps/command_text.h"
+#include "apps/file_kind.h"
 #include "apps/flag_needs.h"
 #include "apps/help.h"
 #include "apps/launched.h"
@@ -724,6 +725,7 @@ void add_train(CLI::App& program, int& status) {
     flags->timeline.check();
     flags->colour.check();
     if (!flags->report.empty()) check_output("--report", flags->report);
+    check_kind("--report", flags->report, "a page", ".html");
     StopSignals signals;  // before MPI's threads
     status = flags->job.run(flags->run, [&] { return run_train(*flags, signals); });
   });

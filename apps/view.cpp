@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "apps/command_text.h"
+#include "apps/file_kind.h"
 #include "apps/flag_needs.h"
 #include "apps/flag_values.h"
 #include "apps/help.h"
@@ -167,6 +168,7 @@ void add_view(CLI::App& program, int& status) {
     status = 0;
     if (flags->out.empty()) return serve(*flags, command_text(app));
     check_output("--out", flags->out);
+    check_kind("--out", flags->out, "a page", ".html");
     const std::string log = log_at(flags->log);
     if (log.empty())
       refuse(

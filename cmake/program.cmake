@@ -5,6 +5,7 @@
 set(planner_requests
   colours
   command_text
+  file_kind
   flag_needs
   flag_values
   help

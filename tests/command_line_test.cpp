@@ -43,6 +43,8 @@ TEST_F(CommandLine, WrongWordsAreRefusedByName) {
   refused(training({"--dp", "x"}), {"--dp x", "whole number"});
   refused(training({"--timeline", "step.json"}), {"--timeline step.json", "--trace step.json"});
   refused(training({"--trace", "step.html"}), {"--trace step.html", "--timeline step.html"});
+  refused(training({"--timeline", "step.svg"}), {"--timeline step.svg", "legal: step.html"});
+  refused(training({"--report", "run.json"}), {"--report run.json", "legal: run.html"});
   refused(training({"--steps", "2.5"}), {"--steps 2.5", "whole number", "1e9"});
   refused(training({"--steps", "8k"}), {"--steps 8k", "legal: 8000, 8192"});
   refused(training({"--steps", "99999999999999999999"}), {"--steps 99999999999999999999"});
