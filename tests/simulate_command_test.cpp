@@ -270,6 +270,7 @@ TEST_F(SimulateCommand, RefusesBrokenSchedulesWithRankInstructionAndWhy) {
   broken("0F0 0BW0 1S@0\n1F0 1BW0 1S@0\n",
          {"rank 0, instruction 2 (step of stage 1", "of which rank 0 runs nothing"});
   broken("0F0 0BW0 0S@0\n1F0 1BW0\n", {"rank 1", "stage 1 has no optimizer step", "every stage, or none"});
+  broken("0F0 0BW0 0S@0 0F1@1 0B1@1 0W1\n", {"rank 0, instruction 5 (0W1)", "no step of stage 0 follows"});
   broken("0F0 0Q0\n", {"mine.txt, line 1 (rank 0)", "0Q0", "F, B, W or BW"});
   write("mine.txt", "0F0 0BW0\n");
   refused("--schedule mine.txt --pp 2", {"--pp 2", "1 rank"});

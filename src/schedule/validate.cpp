@@ -33,8 +33,8 @@ class Rules {
     });
     each([&](int r, int k, const Instruction& i) { check_parts(r, k, i); });
     check_holders();
-    check_steps();
     check_versions();
+    check_steps();
   }
 
  private:
@@ -200,14 +200,14 @@ class Rules {
             holders[s].back(), s);
   }
 
-  // Every stage has steps on every rank that runs it, or none does; and each step uses gradients that no
-  // other has used.
+  // Every stage has steps on every rank that runs it, or none does; each step uses gradients that no other
+  // has used, and none are left over.
   void check_steps() const {
     if (is_synchronous(schedule_)) return;
     for (int r = 0; r < schedule_.num_ranks(); ++r) {
       struct Stage {
         int steps = 0;
-        bool has_gradients = false;  // since its last step
+        int gradients = -1;  // the last instruction that made some since its last step; -1: none
       };
       std::map<int, Stage> stages;
       const auto& list = schedule_.ranks[static_cast<size_t>(r)];
@@ -216,21 +216,24 @@ class Rules {
       for (int k = 0; k < static_cast<int>(list.size()); ++k) {
         const Instruction& i = list[static_cast<size_t>(k)];
         const auto stage = stages.find(i.stage);
-        if (i.op == Op::BW || i.op == Op::W) stage->second.has_gradients = true;
+        if (i.op == Op::BW || i.op == Op::W) stage->second.gradients = k;
         if (i.op != Op::step) continue;
         if (stage == stages.end())
           refuse_at(r, k, "steps stage {}, of which rank {} runs nothing", i.stage, r);
-        if (!stage->second.has_gradients)
+        if (stage->second.gradients < 0)
           refuse_at(r, k, "there are no gradients of stage {}: no BW or W of it {}", i.stage,
                     stage->second.steps > 0 ? "since its last step" : "comes before");
-        stage->second = {stage->second.steps + 1, false};
+        stage->second = {stage->second.steps + 1};
       }
-      for (const auto& [number, stage] : stages)
+      for (const auto& [number, stage] : stages) {
         if (stage.steps == 0)
           refuse(
               "schedule {}: rank {}: stage {} has no optimizer step, and others have; legal: steps of every "
               "stage, or none",
               schedule_.name, r, number);
+        if (stage.gradients >= 0)
+          refuse_at(r, stage.gradients, "no step of stage {} follows: these gradients would be lost", number);
+      }
     }
   }
 
