@@ -66,6 +66,12 @@ Schedule schedule_of(std::vector<std::vector<Instruction>> ranks, std::optional<
 struct SimulationAnswer {
   SimulationReport report;
 
+  // What only a schedule that fits its numbers has: a makespan of 0 would be the least of several.
+  const SimulationReport& found() const {
+    if (!report.unfit.empty()) refuse("{}", report.unfit);
+    return report;
+  }
+
   std::vector<Track> tracks() const {
     std::vector<SimulationReport> copies{report};
     return tracks_of(copies);
@@ -269,24 +275,26 @@ void bind_simulation(nb::module_& m) {
       .def_prop_ro("valid", [](const SimulationAnswer& a) { return a.report.unfit.empty(); })
       .def_prop_ro(
           "reason", [](const SimulationAnswer& a) { return in_pythons_words(a.report.unfit); },
-          "Of compare(): why these numbers do not fit the schedule; then there is nothing else.")
-      .def_prop_ro("makespan", [](const SimulationAnswer& a) { return a.report.makespan; })
+          "Of compare(): why these numbers do not fit the schedule. What it comes to is then a RequestError "
+          "that "
+          "says so.")
+      .def_prop_ro("makespan", [](const SimulationAnswer& a) { return a.found().makespan; })
       .def_prop_ro(
-          "bubble_time", [](const SimulationAnswer& a) { return a.report.bubble(); },
+          "bubble_time", [](const SimulationAnswer& a) { return a.found().bubble(); },
           "Idle time of a rank, in the mean over ranks.")
-      .def_prop_ro("bubble_fraction", [](const SimulationAnswer& a) { return a.report.bubble_fraction; })
-      .def_prop_ro("local_bubble_time", [](const SimulationAnswer& a) { return a.report.local_bubble; })
+      .def_prop_ro("bubble_fraction", [](const SimulationAnswer& a) { return a.found().bubble_fraction; })
+      .def_prop_ro("local_bubble_time", [](const SimulationAnswer& a) { return a.found().local_bubble; })
       .def_prop_ro(
-          "peak_activations", [](const SimulationAnswer& a) { return a.report.simulation.peak_activations; },
+          "peak_activations", [](const SimulationAnswer& a) { return a.found().simulation.peak_activations; },
           "Of each rank, in activations of one full stage.")
       .def_prop_ro("weight_versions",
-                   [](const SimulationAnswer& a) { return a.report.simulation.weight_versions; })
+                   [](const SimulationAnswer& a) { return a.found().simulation.weight_versions; })
       .def_prop_ro("parameter_copies",
-                   [](const SimulationAnswer& a) { return a.report.simulation.parameter_copies; })
-      .def_prop_ro("messages", [](const SimulationAnswer& a) { return a.report.simulation.messages; })
-      .def_prop_ro("timeline", [](const SimulationAnswer& a) { return a.report.simulation.timeline; })
+                   [](const SimulationAnswer& a) { return a.found().simulation.parameter_copies; })
+      .def_prop_ro("messages", [](const SimulationAnswer& a) { return a.found().simulation.messages; })
+      .def_prop_ro("timeline", [](const SimulationAnswer& a) { return a.found().simulation.timeline; })
       .def_prop_ro(
-          "schedule", [](const SimulationAnswer& a) { return a.report.schedule; }, nb::rv_policy::copy)
+          "schedule", [](const SimulationAnswer& a) { return a.found().schedule; }, nb::rv_policy::copy)
       .def("to_dict", numbers, "As `echelon simulate --json`.")
       .def("to_svg", [](const SimulationAnswer& a) { return gantt_svg(a.tracks()); })
       .def("to_html",

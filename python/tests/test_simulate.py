@@ -113,6 +113,13 @@ def test_several_at_once(told):
     assert [one.valid for one in answers] == [True, True, False]
     assert answers[2].reason.startswith("pp") or answers[2].reason.startswith("microbatches"), answers[2].reason
     assert "--" not in repr(answers[2]) and "--" in answers[2].to_dict()["reason"]
+    # It has no makespan of 0, which would be the least.
+    with pytest.raises(echelon.RequestError) as refusal:
+        min(answers, key=lambda one: one.makespan)
+    assert str(refusal.value) == answers[2].reason
+    for name in ["bubble_fraction", "peak_activations", "messages", "timeline", "schedule"]:
+        with pytest.raises(echelon.RequestError):
+            getattr(answers[2], name)
     assert echelon.draw(answers[0]).to_svg().startswith("<svg")
     assert "gpipe" in echelon.draw(answers).to_svg()
     assert echelon.draw(answers).to_html().lstrip().lower().startswith("<!doctype html>")
