@@ -167,10 +167,13 @@ def simulate(
         return _core._simulate(words)
 
 
-def compare(*schedules: str, **arguments: Unpack[SimulateArguments]) -> List[Simulation]:
-    """Simulates several by name. One that the numbers do not fit says why (``reason``) and is not ``valid``. Schedules
-    that are objects stand side by side in ``draw([simulate(one), simulate(other)])``."""
-    with words_of({**arguments, "compare": texts_of("compare", schedules)}) as words:
+def compare(
+    *schedules: Union[str, os.PathLike[str]], **arguments: Unpack[SimulateArguments]
+) -> List[Simulation]:
+    """Simulates several, published ones or files. One that the numbers do not fit says why (``reason``) and is not
+    ``valid``. Schedules that are objects stand side by side in ``draw([simulate(one), simulate(other)])``."""
+    names = [os.fsdecode(one) if isinstance(one, os.PathLike) else one for one in schedules]
+    with words_of({**arguments, "compare": texts_of("compare", names)}) as words:
         return _core._compare(words)
 
 

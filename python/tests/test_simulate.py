@@ -125,6 +125,13 @@ def test_several_at_once(told):
     assert echelon.draw(answers).to_html().lstrip().lower().startswith("<!doctype html>")
 
 
+def test_files_stand_beside_published_ones(tmp_path):
+    rows = tmp_path / "mine.txt"
+    rows.write_text(Schedule.named("gpipe", 2, 3).to_text())
+    mine, gpipe = echelon.compare(rows, "gpipe", pp=2, microbatches=3)
+    assert mine.name == "mine" and mine.makespan == gpipe.makespan
+
+
 def test_what_is_no_schedule_is_refused_in_public_words():
     schedule = Schedule.named("1f1b", 4, 8)
     assert echelon.simulate(None).to_dict() == echelon.simulate().to_dict()
