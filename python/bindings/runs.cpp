@@ -39,6 +39,10 @@ struct TrainAnswer {
   std::vector<std::string> checkpoints;
   std::optional<std::vector<std::int32_t>> sample;
   TrainSummary summary;
+
+  std::optional<double> final_loss() const {
+    return steps.empty() ? std::optional<double>() : summary.final_loss;
+  }
 };
 
 // Calls Python from rank 0's thread. The first exception ends the run after its step, and is raised then.
@@ -351,7 +355,7 @@ void bind_train(nb::module_& m) {
       .def_ro("checkpoints", &TrainAnswer::checkpoints, "Paths of those that were written.")
       .def_ro("sample", &TrainAnswer::sample, "Tokens generated at the end; None: there were none.")
       .def_prop_ro("last_step", of(&TrainSummary::last_step))
-      .def_prop_ro("final_loss", of(&TrainSummary::final_loss))
+      .def_prop_ro("final_loss", &TrainAnswer::final_loss, "Of the last step; None: there was none.")
       .def_prop_ro(
           "validation_loss",
           [](const TrainAnswer& a) {
@@ -381,7 +385,9 @@ void bind_train(nb::module_& m) {
           "to_dict", [](const TrainAnswer& a) { return from_json(to_json(a.summary)); },
           "As `echelon train --json`.")
       .def("__repr__", [](const TrainAnswer& a) {
-        return fmt::format("<TrainAnswer: step {}, loss {:.4f}>", a.summary.last_step, a.summary.final_loss);
+        const auto loss = a.final_loss();
+        return fmt::format("<TrainAnswer: step {}, {}>", a.summary.last_step,
+                           loss ? fmt::format("loss {:.4f}", *loss) : "no step was done");
       });
   m.def(
       "_train",

@@ -52,6 +52,8 @@ def test_resumes_to_the_same_bits(tiny, text, tmp_path):
     assert first.stopped and first.last_step == 2 and saved == first.checkpoints == [first.checkpoint]
     rest = echelon.train(text, steps=9, sample=0, checkpoint=tmp_path, resume=True, **tiny)
     assert [one.loss for one in first.steps + rest.steps] == [one.loss for one in whole.steps]
+    done = echelon.train(text, steps=9, sample=0, checkpoint=tmp_path, resume=True, **tiny)
+    assert done.complete and done.final_loss is None and repr(done) == "<TrainAnswer: step 9, no step was done>"
 
 
 @pytest.mark.parametrize("said, steps", [(np.False_, 1), (0, 1), (None, 3), (np.True_, 3), ("go", 3)])
