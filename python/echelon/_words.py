@@ -10,6 +10,9 @@ from typing import Any, Dict, Iterator, List, Mapping
 from ._errors import RequestError
 
 
+_LEGAL = "a text, a number, True, False, a path, a Model, Machine, Software or Plan, or a list of these"
+
+
 def _word(value: Any, directory: List[str]) -> str:
     if isinstance(value, bool):
         return "on" if value else "off"
@@ -73,10 +76,12 @@ def words_of(arguments: Mapping[str, Any]) -> Iterator[Dict[str, List[str]]]:
                 else:
                     words[name] = [_word(one, directory) for one in value]
             except TypeError as error:
-                raise RequestError(
-                    f"--{name.replace('_', '-')}: a value of type {error}; legal: a text, a number, True, False, a path, "
-                    "a Model, Machine, Software or Plan, or a list of these"
-                ) from None
+                legal = _LEGAL
+                if callable(value):
+                    legal += "; on_step, on_start, on_evaluation, on_checkpoint and on_text take functions"
+                elif hasattr(value, "to_text"):  # a Schedule: what is saved of a run names its file
+                    legal = "the path of a file that holds its to_text()"
+                raise RequestError(f"--{name.replace('_', '-')}: a value of type {error}; legal: {legal}") from None
         yield words
     finally:
         for path in directory:

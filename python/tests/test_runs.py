@@ -193,12 +193,18 @@ def test_runs_beside_another(tiny, text):
         ({"resume": "maybe"}, "resume"),
         ({"comm": "mpi"}, "comm"),
         ({"model": "gpt3-tiny"}, "model"),
+        ({"on_steps": print}, "on_steps"),
+        ({"pp": 2, "schedule": echelon.Schedule.named("1f1b", 2, 2)}, "schedule"),
     ],
 )
 def test_train_refuses(tiny, text, arguments, field):
     with pytest.raises(echelon.RequestError) as refusal:
         echelon.train(**{"data": text, "steps": 2, **tiny, **arguments})
     assert refusal.value.field == field
+    if field == "on_steps":
+        assert "on_step," in refusal.value.legal
+    if field == "schedule":
+        assert "to_text()" in refusal.value.legal
 
 
 def test_a_run_that_fails_is_a_run_error(tiny, text):
