@@ -317,7 +317,10 @@ void bind_train(nb::module_& m) {
       .def_ro("drop_rate", &ExpertLoad::drop_rate)
       .def_ro("balance_loss", &ExpertLoad::balance_loss)
       .def_ro("tokens", &ExpertLoad::tokens, "Sent to each expert.")
-      .def_ro("dropped", &ExpertLoad::dropped);
+      .def_ro("dropped", &ExpertLoad::dropped)
+      .def("__repr__", [](const ExpertLoad& l) {
+        return fmt::format("<ExpertLoad of layer {}: {:.3g} times the mean>", l.layer, l.imbalance);
+      });
   nb::class_<StepRecord>(m, "StepRecord", "One step of a training.")
       .def_ro("step", &StepRecord::step, "Counts from 1.")
       .def_ro("loss", &StepRecord::loss)
@@ -343,7 +346,11 @@ void bind_train(nb::module_& m) {
       .def_ro("predicted_memory", &StartInfo::predicted_memory)
       .def_ro("predicted_step_seconds", &StartInfo::predicted_step_seconds)
       .def_ro("resumed_from", &StartInfo::resumed_from)
-      .def_ro("notes", &StartInfo::notes);
+      .def_ro("notes", &StartInfo::notes)
+      .def("__repr__", [](const StartInfo& s) {
+        return fmt::format("<StartInfo: {}, {} parameters, after step {}>", counted(s.ranks, "rank"),
+                           s.num_params, s.first_step);
+      });
   const auto of = [](const auto TrainSummary::*member) {
     return [member](const TrainAnswer& a) { return a.summary.*member; };
   };

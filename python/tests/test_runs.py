@@ -42,6 +42,8 @@ def test_the_summary(tiny, text):
     assert started[0].num_params == echelon.Model("gpt2-tiny").num_parameters
     assert answer.validation_loss == list(answer.evaluations.values())[-1]
     assert answer.timeline.makespan > 0
+    parameters = started[0].num_params
+    assert repr(started[0]) == f"<StartInfo: 4 ranks, {parameters} parameters, after step 0>"
 
 
 def test_resumes_to_the_same_bits(tiny, text, tmp_path):
