@@ -31,6 +31,15 @@ void add_pickling(nb::class_<T>& type, T (*from_toml)(const std::string& text, c
            [from_toml](T& at, const std::string& text) { new (&at) T(from_toml(text, "the pickle")); });
 }
 
+// Equal as its file, so that what was copied is equal to what it was copied from.
+template <class T>
+void add_equality(nb::class_<T>& type) {
+  type.def(
+      "__eq__", [](const T& a, const T& b) { return to_toml(a) == to_toml(b); }, nb::is_operator(),
+      compared_with_anything);
+  type.def("__hash__", [](const T& one) { return hash_of(to_toml(one)); });
+}
+
 std::string name_of_family(const ModelSpec& model) { return std::string(name_of(model.family)); }
 
 void bind_model(nb::module_& m) {
@@ -81,8 +90,13 @@ void bind_model(nb::module_& m) {
       .def_prop_ro("num_active_parameters", &num_active_parameters,
                    "Those that one token meets: of a mixture the experts it is sent to.")
       .def("parameters", &all_parameters, "In the order of the model.")
-      .def("flops_per_token", &model_flops_per_token, "seq_len"_a,
-           "Training FLOPs of one token, forward and backward, nothing made again.")
+      .def(
+          "flops_per_token",
+          [](const ModelSpec& model, std::int64_t seq_len) {
+            if (seq_len < 1) refuse("--seq-len {}: must be at least 1", seq_len);
+            return model_flops_per_token(model, seq_len);
+          },
+          "seq_len"_a, "Training FLOPs of one token, forward and backward, nothing made again.")
       .def(
           "__eq__", [](const ModelSpec& a, const ModelSpec& b) { return differences(a, b).empty(); },
           nb::is_operator(), compared_with_anything)
@@ -96,6 +110,7 @@ void bind_machine(nb::module_& m) {
   nb::class_<Machine> machines(m, "Machine",
                                "What a plan is for: a device's numbers, and the links between devices.");
   add_pickling(machines, &machine_from_toml);
+  add_equality(machines);
   machines
       .def(
           "__init__",
@@ -122,6 +137,7 @@ void bind_machine(nb::module_& m) {
       .def("__repr__", [](const Machine& machine) { return fmt::format("<Machine {}>", machine.name); });
   nb::class_<Software> programs(m, "Software", "How a training program runs a plan, as data.");
   add_pickling(programs, &software_from_toml);
+  add_equality(programs);
   programs
       .def(
           "__init__",
@@ -158,6 +174,7 @@ void bind_plan_data(nb::module_& m) {
       "What is run: model, mesh, batch, precision. Every flag of the command line that belongs "
       "to a plan is an attribute: plan.tp, plan.global_batch, plan.schedule, ...");
   add_pickling(plans, &plan_from_toml);
+  add_equality(plans);
   plans
       .def_static(
           "from_toml", [](const std::string& text) { return plan_from_toml(text, "the text"); }, "text"_a)
