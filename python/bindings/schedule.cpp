@@ -1,12 +1,14 @@
 // Schedules as data, their simulation and their drawings.
 #include "schedule/schedule.h"
 
+#include <algorithm>
 #include <memory>
 
 #include "apps/simulate_flags.h"
 #include "apps/simulate_report.h"
 #include "base/error.h"
 #include "base/json_text.h"
+#include "base/units.h"
 #include "bindings/bindings.h"
 #include "bindings/words.h"
 #include "draw/page.h"
@@ -182,7 +184,8 @@ void bind_timeline(nb::module_& m) {
           "to_svg", [](const Timeline& t, const std::string& title) { return gantt_svg(track(title, t)); },
           "title"_a = "")
       .def(
-          "to_html", [](const Timeline& t, const std::string& title) {
+          "to_html",
+          [](const Timeline& t, const std::string& title) {
             Page page;
             page.kind = "timeline";
             page.title = title.empty() ? "Timeline" : title;
@@ -193,12 +196,15 @@ void bind_timeline(nb::module_& m) {
       .def(
           "to_perfetto",
           [](const Timeline& t, double microseconds) {
+            if (!(microseconds > 0 && microseconds <= 1e12))
+              refuse("--microseconds-per-unit {}: must be above 0, up to 1e12", microseconds);
             return perfetto_json(track("timeline", t), microseconds);
           },
           "microseconds_per_unit"_a = 1000.0, "For ui.perfetto.dev.")
       .def("_repr_svg_", [](const Timeline& t) { return gantt_svg(track("", t)); })
       .def("__repr__", [](const Timeline& t) {
-        return fmt::format("<Timeline of {} ranks, makespan {:.6g}>", t.ranks.size(), t.makespan());
+        return fmt::format("<Timeline of {}, makespan {:.6g}>",
+                           counted(static_cast<std::int64_t>(t.ranks.size()), "rank"), t.makespan());
       });
 }
 
@@ -252,7 +258,16 @@ void bind_schedules(nb::module_& m) {
           "to_csv", [](const Schedule& s) { return to_csv(s); }, "As torch.distributed.pipelining reads it.")
       .def(
           "_simulate", [](const Schedule& s, const Words& words) { return simulated(s, words); }, "words"_a)
-      .def("_repr_svg_", [](const Schedule& s) { return gantt_svg(simulated(s, {}).tracks()); })
+      .def("_repr_svg_",
+           [](const Schedule& s) -> std::optional<std::string> {
+             const auto is_message = [](const Instruction& i) {
+               return i.op == Op::send || i.op == Op::recv;
+             };
+             for (const auto& list : s.ranks)
+               if (std::any_of(list.begin(), list.end(), is_message))
+                 return std::nullopt;  // lowered: a notebook shows its repr
+             return gantt_svg(simulated(s, {}).tracks());
+           })
       .def(
           "__eq__",
           [](const Schedule& a, const Schedule& b) {
@@ -263,8 +278,8 @@ void bind_schedules(nb::module_& m) {
       .def("__hash__", [](const Schedule& s) { return hash_of(to_text(s)); })
       .def("__str__", [](const Schedule& s) { return to_text(s); })
       .def("__repr__", [](const Schedule& s) {
-        return fmt::format("<Schedule {}: {} ranks, {} stages, {} microbatches>", s.name, s.num_ranks(),
-                           s.num_stages, s.num_microbatches);
+        return fmt::format("<Schedule {}: {}, {}, {}>", s.name, counted(s.num_ranks(), "rank"),
+                           counted(s.num_stages, "stage"), counted(s.num_microbatches, "microbatch"));
       });
 }
 

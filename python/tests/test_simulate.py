@@ -163,6 +163,12 @@ def test_drawings(told):
     assert "0F0" in Schedule.named("1f1b", pp=4, microbatches=8).to_csv()
     with pytest.raises(echelon.RequestError, match="width"):
         answer.timeline.to_text(width=3)
+    for unit in [0, -1, float("nan"), float("inf")]:
+        with pytest.raises(echelon.RequestError, match="microseconds_per_unit"):
+            answer.timeline.to_perfetto(unit)
+    assert schedule.lower()._repr_svg_() is None
+    assert repr(schedule) == "<Schedule zb-h1: 4 ranks, 4 stages, 8 microbatches>"
+    assert repr(Schedule.from_text("0F0 0BW0")) == "<Schedule mine: 1 rank, 1 stage, 1 microbatch>"
 
 
 def test_costs_that_a_schedule_cannot_have():
