@@ -103,6 +103,8 @@ def test_what_is_a_file_is_pickled():
             assert type(other) is type(one) and other.to_toml() == one.to_toml()
             assert other == one and hash(other) == hash(one) and one != one.to_toml()
     assert plan != echelon.Plan.from_toml(plan.to_toml().replace("global-batch = 64", "global-batch = 128"))
+    with pytest.raises(echelon.RequestError, match="seq_len 0"):
+        plan.model.flops_per_token(0)
     answer = echelon.dry_run(model="llama-tiny", dp=2)
     with pytest.raises(TypeError, match="pickle"):
         pickle.dumps(answer)
