@@ -8,7 +8,7 @@ them. Answers are objects; ``to_dict()`` of one is what ``--json`` prints.
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING, Any, Callable, List, NamedTuple, Optional, Sequence, Union, overload
+from typing import TYPE_CHECKING, Any, Callable, List, NamedTuple, Optional, Sequence, Tuple, Union, overload
 
 from ._checkpoint import Checkpoint, Tensor, Tensors, open_checkpoint, save_safetensors
 from ._core import (
@@ -167,9 +167,7 @@ def simulate(
         return _core._simulate(words)
 
 
-def compare(
-    *schedules: Union[str, os.PathLike[str]], **arguments: Unpack[SimulateArguments]
-) -> List[Simulation]:
+def compare(*schedules: Union[str, os.PathLike[str]], **arguments: Unpack[SimulateArguments]) -> List[Simulation]:
     """Simulates several, published ones or files. One that the numbers do not fit says why (``reason``) and is not
     ``valid``. Schedules that are objects stand side by side in ``draw([simulate(one), simulate(other)])``."""
     names = [os.fsdecode(one) if isinstance(one, os.PathLike) else one for one in schedules]
@@ -205,6 +203,9 @@ class Drawing:
     def _repr_svg_(self) -> str:
         return self.to_svg()
 
+    def __repr__(self) -> str:
+        return f"<Drawing of {', '.join(one.name for one in self._simulations)}>"
+
 
 def draw(simulations: Union[Simulation, Sequence[Simulation]]) -> Drawing:
     """Draws one, or several on one time axis; those that are not ``valid`` are left out."""
@@ -222,21 +223,21 @@ def train(
     *,
     on_step: Optional[Callable[[StepRecord], Any]] = None,
     on_start: Optional[Callable[[StartInfo], Any]] = None,
-    on_evaluation: Optional[Callable[[Any], Any]] = None,
+    on_evaluation: Optional[Callable[[Tuple[int, float]], Any]] = None,
     on_checkpoint: Optional[Callable[[str], Any]] = None,
     **arguments: Unpack[TrainArguments],
 ) -> TrainAnswer:
     """Trains a model on ranks that are threads of this process.
 
     ``data`` is a path, or several, of text, .jsonl, directories or token files. ``on_step`` is called with the
-    record of every step, ``on_evaluation`` with (step, validation loss), ``on_checkpoint`` with its path. When
-    ``on_step`` returns False, or whatever else is false but None, no rank begins another step, and the training ends
-    with its checkpoint. What the other functions say, and Ctrl-C, is heard after the step that is under way. (A
-    schedule without a flush has begun the next step by then, and empties its pipeline with one more.) What a
-    function raises ends the training too, and is raised then, as KeyboardInterrupt is; its attribute ``answer`` is
-    what would have been returned. With ``staleness`` no step is common to all workers: that training ends at once,
-    without a checkpoint. Other threads of Python run on meanwhile. RequestError before any rank starts, RunError or
-    CommError afterwards.
+    record of every step, ``on_evaluation`` with the pair of the step and its validation loss, ``on_checkpoint``
+    with its path. When ``on_step`` returns False, or whatever else is false but None, no rank begins another step,
+    and the training ends with its checkpoint. What the other functions say, and Ctrl-C, is heard after the step
+    that is under way. (A schedule without a flush has begun the next step by then, and empties its pipeline with
+    one more.) What a function raises ends the training too, and is raised then, as KeyboardInterrupt is; its
+    attribute ``answer`` is what would have been returned. With ``staleness`` no step is common to all workers: that
+    training ends at once, without a checkpoint. Other threads of Python run on meanwhile. RequestError before any
+    rank starts, RunError or CommError afterwards.
     """
     paths = list(data) if isinstance(data, (list, tuple)) else [data]
     with words_of({**arguments, "data": paths}) as words:

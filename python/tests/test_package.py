@@ -47,6 +47,7 @@ def test_types_check(tmp_path):
         "def show(record: echelon.StepRecord) -> None:\n"
         "    print(record.loss, record.experts[0].tokens)\n"
         "echelon.train('text', from_='weights', steps=3, on_step=show)\n"
+        "echelon.train('text', on_evaluation=lambda one: print(one[0] + 1, one[1] / 2))\n"
         "peaks: list[float] = echelon.simulate('1f1b', pp=4, times=(1, 1, 1)).peak_activations\n"
         "from pathlib import Path\n"
         "model = echelon.Model(Path('mine.toml'))\n"

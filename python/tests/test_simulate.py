@@ -121,6 +121,7 @@ def test_several_at_once(told):
         with pytest.raises(echelon.RequestError):
             getattr(answers[2], name)
     assert echelon.draw(answers[0]).to_svg().startswith("<svg")
+    assert repr(echelon.draw(answers)) == "<Drawing of gpipe, 1f1b, dualpipe>"
     assert "gpipe" in echelon.draw(answers).to_svg()
     assert echelon.draw(answers).to_html().lstrip().lower().startswith("<!doctype html>")
 
