@@ -124,7 +124,8 @@ TEST_F(PlanCommand, RefusesWhatCannotBe) {  // long
   refused("--sweep gpus=8,16 --out plan.toml", {"--out plan.toml", "--sweep"});
   refused("--sweep gpus=8,16 --against tp=2", {"--against tp=2", "--sweep"});
   refused("--sweep-out sweep.csv", {"--sweep-out sweep.csv", "without --sweep"});
-  refused("--out plan.html", {"--out plan.html", "a plan for train", "legal: plan.toml"});
+  refused("--out plan.html", {"--out plan.html", "a plan for train", ".toml", "--html plan.html"});
+  refused("--out plan.svg", {"--out plan.svg", "a plan for train", "legal: plan.toml"});
   refused("--html plan.toml", {"--html plan.toml", "a page", "legal: plan.html"});
   refused("--against tp=3", {"--tp 3", "--gpus 8"});
   refused("--memory-margin nan", {"--memory-margin nan"});
