@@ -2,7 +2,7 @@
 // Stage s is on rank s for those that enter at rank 0 (0 .. M/2-1) and on rank P-1-s for the others, so
 // parameters are held twice. A forward pass of one direction runs together with a backward pass of the other,
 // each hiding the other's communication. P and M are even, M >= 2P. Peak P+1 activations; bubble (P/2-1)(F&B
-// + B+W - 3W) where F = B and W <= B.
+// + B+W - 3W) where F = B, W <= B and F&B = F+B+W.
 #include <algorithm>
 
 #include "base/error.h"
