@@ -4,8 +4,8 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
+#include <charconv>
 #include <cmath>
-#include <cstdlib>
 
 #include "apps/terminal.h"
 #include "apps/text_rows.h"
@@ -19,16 +19,19 @@
 namespace echelon {
 namespace {
 
-// Removes rounding errors from the last digits.
+// Removes rounding errors from the last digits. By way of the digits, which powers of ten above 10^22 are too
+// inexact for; read as they are written, whatever the locale.
 double rounded(double x, int decimals = 9) {
-  const double y = std::strtod(fmt::format("{:.{}f}", x, decimals).c_str(), nullptr);
+  const std::string digits = fmt::format("{:.{}f}", x, decimals);
+  double y = 0;
+  std::from_chars(digits.data(), digits.data() + digits.size(), y);
   return y == 0 ? 0 : y;  // no -0
 }
 
 // Of sums of times, which have any unit: the errors grow and shrink with the longest of them.
 double rounded_time(double time, double makespan) {
-  const int decimals = 10 - static_cast<int>(std::floor(std::log10(makespan)));
-  return rounded(time, std::max(decimals, 0));
+  if (!(makespan > 0)) return rounded(time);
+  return rounded(time, std::clamp(10 - static_cast<int>(std::floor(std::log10(makespan))), 0, 300));
 }
 
 std::vector<double> rounded(std::vector<double> values) {

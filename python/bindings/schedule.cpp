@@ -291,8 +291,7 @@ void bind_simulation(nb::module_& m) {
       .def_prop_ro(
           "reason", [](const SimulationAnswer& a) { return in_pythons_words(a.report.unfit); },
           "Of compare(): why these numbers do not fit the schedule. What it comes to is then a RequestError "
-          "that "
-          "says so.")
+          "that says so.")
       .def_prop_ro("makespan", [](const SimulationAnswer& a) { return a.found().makespan; })
       .def_prop_ro(
           "bubble_time", [](const SimulationAnswer& a) { return a.found().bubble(); },
