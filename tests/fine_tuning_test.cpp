@@ -17,6 +17,7 @@
 #include "refusals.h"
 #include "spec/block_passes.h"
 #include "train/asynchronous.h"
+#include "train/refuse_request.h"
 #include "transformers_tensors.h"
 #include "verify/verify.h"
 
@@ -841,6 +842,14 @@ TEST(Adapters, StartFromWeights) {
   expect_refusal([&] { learned.refuse_other_model(adapted(weights.model(), "rank=3")); },
                  {"--lora rank=3,alpha=3", "adapters of --lora rank=2,alpha=2"});
   expect_refusal([&] { learned.refuse_other_model(weights.model()); }, {"--lora none", "leave out --lora"});
+  // What the resumed run is told to do instead is no other refusal.
+  const CheckpointInfo run = read_checkpoint_info(learned.path());
+  expect_refusal([&] { refuse_other_model(run, adapted(weights.model(), "rank=3")); },
+                 {"--lora rank=3,alpha=3", "with --lora rank=2,alpha=2; legal: that, or leave it out"});
+  CheckpointInfo plain = run;
+  plain.model = weights.model();
+  expect_refusal([&] { refuse_other_model(plain, plan.model); },
+                 {"--lora rank=2,alpha=2", "with --lora none; legal: that, or --from instead of --resume"});
 }
 
 }  // namespace

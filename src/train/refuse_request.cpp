@@ -449,9 +449,10 @@ void refuse_different_kernels(const RunOptions& options, const Plan& plan) {
 
 void refuse_other_model(const CheckpointInfo& resumed, const ModelSpec& model) {
   const ModelSpec& before = resumed.model;
-  if (!(before.tuning.lora == model.tuning.lora))
-    refuse("--lora {}: {} was trained with --lora {}; legal: that, or --from instead of --resume",
-           lora_text(model.tuning.lora), resumed.path, lora_text(before.tuning.lora));
+  if (!(before.tuning.lora == model.tuning.lora))  // --from goes on with the adapters that it finds
+    refuse("--lora {}: {} was trained with --lora {}; legal: {}", lora_text(model.tuning.lora), resumed.path,
+           lora_text(before.tuning.lora),
+           before.tuning.lora.rank > 0 ? "that, or leave it out" : "that, or --from instead of --resume");
   if (before.tuning.freeze != model.tuning.freeze)
     refuse(
         "--freeze {}: {} was trained with --freeze {}, and has no optimizer state of what that froze; legal: "
