@@ -19,6 +19,7 @@
 #include <fstream>
 #include <optional>
 #include <regex>
+#include <set>
 #include <sstream>
 #include <string>
 #include <vector>
@@ -459,16 +460,20 @@ TEST(Documents, TheQuickStartGoesOnAsItSays) {  // long
   EXPECT_EQ(others, 3);
 }
 
+std::vector<fs::path> documents() {
+  std::vector<fs::path> list{fs::path(ECHELON_SOURCE_DIR) / "CONTRIBUTING.md",
+                             fs::path(ECHELON_SOURCE_DIR) / "README.md"};
+  for (const auto& entry : fs::directory_iterator(fs::path(ECHELON_SOURCE_DIR) / "docs"))
+    if (entry.path().extension() == ".md") list.push_back(entry.path());
+  std::sort(list.begin(), list.end());
+  return list;
+}
+
 // This is slow: the fast suite sees that commands are marked as what they are, and whole.
 TEST(Documents, EveryCommandRuns) {
   if (!has_f32()) GTEST_SKIP() << "this build has f64 alone";
-  std::vector<fs::path> documents{fs::path(ECHELON_SOURCE_DIR) / "CONTRIBUTING.md",
-                                  fs::path(ECHELON_SOURCE_DIR) / "README.md"};
-  for (const auto& entry : fs::directory_iterator(fs::path(ECHELON_SOURCE_DIR) / "docs"))
-    if (entry.path().extension() == ".md") documents.push_back(entry.path());
-  std::sort(documents.begin(), documents.end());
   std::size_t count = 0;
-  for (const fs::path& document : documents) {
+  for (const fs::path& document : documents()) {
     count += commands_of(document).size();
     for (const File& file : files_of(document))
       if (file.is_of_repository()) {
@@ -479,6 +484,48 @@ TEST(Documents, EveryCommandRuns) {
     if (runs_all()) run_document(document);
   }
   EXPECT_GT(count, 90u);
+}
+
+// The files and tests that the documents call by name are there.
+TEST(Documents, WhatIsNamedIsThere) {
+  const fs::path root = ECHELON_SOURCE_DIR;
+  std::set<std::string> tests, files;
+  static const std::regex declared("\nTEST(?:_[FP])?\\((\\w+), (\\w+)\\)");
+  for (const auto& entry : fs::recursive_directory_iterator(root / "tests")) {
+    if (entry.path().extension() != ".cpp") continue;
+    files.insert(entry.path().stem());
+    const std::string text = read_bytes(entry.path());
+    for (std::sregex_iterator at(text.begin(), text.end(), declared), end; at != end; ++at)
+      tests.insert((*at)[1].str() + "." + (*at)[2].str());
+  }
+  // `src/plan/memory` is a header and its source; a name with NAME or * stands for many.
+  static const std::regex path("`((?:src|apps|tests|bench|configs|examples|site)/[A-Za-z0-9_/.]+)`"),
+      test("`([A-Z]\\w+\\.[A-Z]\\w+)`"), suite("`ctest -R (\\w+)`");
+  std::size_t paths = 0, named = 0, suites = 0;
+  for (const fs::path& document : documents()) {
+    const std::string text = read_bytes(document);
+    const auto each = [&](const std::regex& form, const auto& visit) {
+      for (std::sregex_iterator at(text.begin(), text.end(), form), end; at != end; ++at)
+        visit((*at)[1].str());
+    };
+    each(path, [&](const std::string& name) {
+      ++paths;
+      EXPECT_TRUE(name.find("NAME") != std::string::npos || fs::exists(root / name) ||
+                  fs::exists(root / (name + ".h")))
+          << document << ": " << name;
+    });
+    each(test, [&](const std::string& name) {
+      ++named;
+      EXPECT_TRUE(tests.contains(name)) << document << ": " << name;
+    });
+    each(suite, [&](const std::string& name) {
+      ++suites;
+      EXPECT_TRUE(files.contains(name + "_test")) << document << ": " << name;
+    });
+  }
+  EXPECT_GT(paths, 100u);
+  EXPECT_GT(named, 10u);
+  EXPECT_GT(suites, 5u);
 }
 
 // docs/extending.md lists the places that know of a kind of thing: each of them is there, and knows all that there are.
