@@ -145,7 +145,8 @@ TEST_F(CommandLine, WrongValuesAreRefusedWithTheLegalOnes) {  // long
   refused(training({"--dp", "2000000000", "--tp", "6"}), {"--dp 2000000000"});
   refused(training({"--pp", "3"}), {"--pp 3", "1f1b", "2 layers"});
   refused(training({"--pp", "2", "--schedule", "dualpipe"}),
-          {"--global-batch 2", "dualpipe needs at least 2P = 4"});
+          {"--global-batch 2",
+           "makes 1 microbatch: dualpipe needs at least 2P = 4; legal: 1f1b, or --global-batch 16"});
   refused(training({"--pp", "2", "--schedule", "pipedream", "--clip", "1"}),
           {"--clip 1", "pipedream", "legal: 0"});
   refused(training({"--pp", "2", "--layers-per-stage", "1,2"}), {"--layers-per-stage", "3", "2 layers"});

@@ -133,6 +133,35 @@ Schedule with_output_layer(const Plan& plan, Schedule schedule) {
   return with_vocabulary_parallelism(schedule, flops_of(plan, cut_layers(plan, schedule)));
 }
 
+// What a published schedule itself refuses: too few microbatches, or an odd number of them or of ranks.
+[[noreturn]] void refuse_shape(const Plan& plan, int ranks, int microbatches, std::string problem) {
+  const auto runs = [&](int count) {
+    try {
+      if (is_stream(plan.schedule))
+        (void)StepPrograms(plan.schedule, ranks, count);
+      else
+        (void)make_schedule(plan.schedule, ranks, count, plan.chunks);
+      return true;
+    } catch (const RequestError&) {
+      return false;
+    }
+  };
+  const int dp = plan.mesh.size(Axis::dp), most = microbatches + 2 * ranks;  // DualPipe needs 2P
+  int enough = microbatches + 1;
+  while (enough <= most && !runs(enough)) ++enough;
+  std::vector<Remedy> remedies{{"schedule", "1f1b"}};
+  if (const std::int64_t all = std::int64_t{enough} * dp; enough <= most) {
+    remedies.push_back(remedy("global-batch", all * plan.micro_batch));
+    remedies.push_back(remedy("micro-batch", (plan.global_batch + all - 1) / all));
+  } else {
+    remedies.push_back(remedy("pp", ranks + 1));
+  }
+  if (problem.starts_with("--microbatches ")) problem.erase(0, problem.find(": ") + 2);  // no flag of a plan
+  refuse_field(plan, "schedule", std::move(remedies),
+               "with --pp {}, --global-batch {} over --dp {} in --micro-batch {} makes {}: {}", ranks,
+               plan.global_batch, dp, plan.micro_batch, counted(microbatches, "microbatch"), problem);
+}
+
 // One rank needs only "forward, backward": every schedule at P = 1, without a second chunk.
 StepPrograms planned_programs(const Plan& plan, int microbatches) {
   const int ranks = plan.mesh.size(Axis::pp);
@@ -151,11 +180,7 @@ StepPrograms planned_programs(const Plan& plan, int microbatches) {
   } catch (const PlanRefusal&) {
     throw;
   } catch (const RequestError& error) {
-    refuse(
-        "--schedule {} --pp {} with {} a step (--global-batch {} over --dp {} in --micro-batch "
-        "{}): {}",
-        plan.schedule, ranks, counted(microbatches, "microbatch"), plan.global_batch,
-        plan.mesh.size(Axis::dp), plan.micro_batch, error.what());
+    refuse_shape(plan, ranks, microbatches, error.what());
   }
 }
 
