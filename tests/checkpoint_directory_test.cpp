@@ -174,6 +174,12 @@ TEST_F(OfCheckpoints, WhatARunDoesOtherwiseIsSaid) {
   request_.optimizer.total_steps = 5;
   train(request_, *data_, observer);
   EXPECT_TRUE(seen.notes.empty());
+  request_.optimizer.total_steps = 6;
+  request_.plan.mask = AttentionMask::document;
+  request_.plan.document_end = 10;
+  train(request_, *data_, observer);
+  ASSERT_EQ(seen.notes.size(), 1u);
+  EXPECT_EQ(seen.notes.front(), "goes on with --mask document (it was causal)");
 }
 
 // Balance losses and capacities are no part of the model, and a run without them diverges from what it was.

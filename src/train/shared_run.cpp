@@ -125,6 +125,8 @@ static std::map<std::string, std::string> kept_settings(const TrainRequest& requ
        {"mask", "document-end", "precision", "numerics", "seq-len", "global-batch", "compress", "aux-loss",
         "device-loss", "communication-loss", "z-loss", "bias-rate", "balance-scope", "capacity", "drop"})
     settings[std::string("--") + name] = text_of(*find_field(name), request.plan);
+  // Without the mask nothing ends, and its number is no value of the flag.
+  if (request.plan.mask != AttentionMask::document) settings.erase("--document-end");
   return settings;
 }
 
