@@ -107,6 +107,10 @@ TEST(SearchRefusals, RefusesWhatCannotBe) {
   refused([](SearchRequest& r) { r.pin("layers-per-stage", "81,-1"); },
           "81,-1: a stage has 0 to 80 layers; legal: auto");
   refused([](SearchRequest& r) { r.pin("schedule", "best"); }, "--schedule best");
+  for (const char* name : {"pipedream", "2bw"})
+    refused([&](SearchRequest& r) { r.pin("schedule", name); },
+            "is not priced, by plan or with --machine: it does not flush, so it trains otherwise than the "
+            "others; legal: 1f1b");
   refused([](SearchRequest& r) { r.work.plan.seq_len = (1 << 24) + 1; }, "--seq-len");
   refused(
       [](SearchRequest& r) { r.work.machine = load_machine("a100-80"), r.work.precision = Precision::fp8; },

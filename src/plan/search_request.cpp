@@ -93,6 +93,10 @@ Objective parse_objective(const std::string& text, const std::string& field) {
 
 std::optional<Refusal> unpriced(const Plan& plan, const Workload& work) {
   const Software& software = work.software;
+  if (is_stream(plan.schedule))
+    return refused("schedule", {{"schedule", "1f1b"}},
+                   "is not priced, by plan or with --machine: it does not flush, so it trains otherwise than "
+                   "the others");
   if (plan.vocabulary_parallel && !software.is_this_trainer)
     return refused("vocabulary-parallel", {{"vocabulary-parallel", "off"}},
                    "{} does not cut its output layer over the pipeline; --software echelon does",

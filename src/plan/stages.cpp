@@ -212,8 +212,6 @@ const Schedule& Stages::schedule(const Plan& c) {
 }
 
 std::string Stages::schedule_problem(const Plan& c) {
-  if (c.mesh.pp() > 1 && is_stream(c.schedule))
-    return c.schedule + ": does not flush, so it trains otherwise than the others";
   const ScheduleFacts& facts = this->facts(c);
   if (!facts.problem.empty()) return facts.problem;
   if (c.cuts_vocabulary() && !facts.vocabulary_problem.empty())
