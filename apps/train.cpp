@@ -514,13 +514,12 @@ int run_train(TrainFlags& f, StopSignals& signals) {
     std::fflush(out);
   };
   observer.on_spread = [&](const WorkSpread& s) {
-    std::vector<double> sorted = s.seconds;
-    std::sort(sorted.begin(), sorted.end());
-    const double middle = sorted[sorted.size() / 2];
-    fmt::print(out, "{}ranks   steps {} to {}: {} to {} of work each; rank {} most, {:.2f}x median{}\n",
-               fresh, s.first_step, s.last_step, format_seconds(sorted.front()),
-               format_seconds(sorted.back()), s.slowest(), middle > 0 ? sorted.back() / middle : 1.0,
-               shares_cores ? " (waits for cores included)" : "");
+    const auto [least, most] = std::minmax_element(s.seconds.begin(), s.seconds.end());
+    fmt::print(
+        out,
+        "{}ranks   steps {} to {}: {} to {} of work each; rank {} most, {:.2f}x the median of the others{}\n",
+        fresh, s.first_step, s.last_step, format_seconds(*least), format_seconds(*most), s.slowest(),
+        s.slowdown(), shares_cores ? " (waits for cores included)" : "");
   };
   observer.on_checkpoint = [&](const std::string& path) { fmt::print(out, "{}saved   {}\n", fresh, path); };
   observer.on_sample = [&](const std::vector<std::int32_t>& prompt, const std::vector<std::int32_t>& text) {

@@ -54,6 +54,14 @@ StepRecord step_400() {
   return r;
 }
 
+// Of two ranks, too: the slower one is no yardstick of itself.
+TEST(Metrics, ASlowRankIsComparedWithTheOthers) {
+  EXPECT_EQ((WorkSpread{1, 2, {0.5, 2}}.slowdown()), 4);
+  EXPECT_EQ((WorkSpread{1, 2, {3, 0.5, 1, 1}}.slowdown()), 3);
+  EXPECT_EQ((WorkSpread{1, 2, {1, 1, 1}}.slowdown()), 1);
+  EXPECT_EQ((WorkSpread{1, 2, {0, 0.5}}.slowdown()), 1);
+}
+
 TEST(Metrics, AProgressLineFitsTheTerminal) {
   EXPECT_EQ(step_line(step_400(), 400, 99, 79),
             "step 399/400  loss 1.2346  grad 0.410  lr 5.00e-03   12346 tokens/s  ETA 1m39s");

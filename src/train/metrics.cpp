@@ -8,6 +8,7 @@
 #include <cmath>
 #include <nlohmann/json.hpp>
 
+#include "base/median.h"
 #include "base/units.h"
 #include "train/account_json.h"
 
@@ -115,6 +116,13 @@ std::string to_json(const StepRecord& r) {
 
 int WorkSpread::slowest() const {
   return static_cast<int>(std::max_element(seconds.begin(), seconds.end()) - seconds.begin());
+}
+
+double WorkSpread::slowdown() const {
+  std::vector<double> others = seconds;
+  others.erase(others.begin() + slowest());
+  const double usual = median(others);
+  return usual > 0 ? seconds[static_cast<std::size_t>(slowest())] / usual : 1;
 }
 
 std::string to_json(const WorkSpread& spread) {

@@ -131,6 +131,8 @@ struct WorkSpread {
   std::int64_t first_step = 0, last_step = 0;
   std::vector<double> seconds;  // per step, by rank
   int slowest() const;
+  // The slowest rank's time over the median of the others'; 1 if these took none.
+  double slowdown() const;
 };
 
 std::string to_json(const WorkSpread& spread);
