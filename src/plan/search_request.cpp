@@ -147,7 +147,6 @@ std::optional<Refusal> unpriced(const Plan& plan, const Workload& work) {
 
 bool makes_possible(const Remedy& remedy, SearchRequest request) {
   if (find_field(remedy.field) == nullptr) return true;  // of another flag
-  if (remedy.field == "schedule" && is_stream(remedy.value)) return false;
   request.pin(remedy.field, remedy.value, remedy.field);
   return legality(request).is_possible;
 }
