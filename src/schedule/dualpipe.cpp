@@ -15,10 +15,9 @@ Schedule dualpipe(int ranks, int microbatches) {
   if (ranks < 2 || ranks % 2 != 0)
     refuse("--pp {}: dualpipe needs an even number, the next is {}", ranks, std::max(2, ranks + 1));
   if (microbatches < 2 * ranks)
-    refuse("--microbatches {}: dualpipe needs at least 2P = {}", microbatches, 2 * ranks);
+    refuse_microbatches(microbatches, "dualpipe needs at least 2P = {}", 2 * ranks);
   if (microbatches % 2 != 0)
-    refuse("--microbatches {}: dualpipe needs an even number, the next is {}", microbatches,
-           microbatches + 1);
+    refuse_microbatches(microbatches, "dualpipe needs an even number, the next is {}", microbatches + 1);
   Schedule schedule{"dualpipe", ranks, microbatches, {}};
   for (int r = 0; r < ranks; ++r) {
     const DualPipePhase down{r, 0}, up{ranks - 1 - r, microbatches / 2};

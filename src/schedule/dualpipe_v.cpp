@@ -2,7 +2,6 @@
 // folded at its middle. Two half stages a rank in a V (rank r holds stages r and 2P-1-r), all microbatches
 // enter at rank 0, and parameters are held once. M >= 2P. Peak P + 1/2 activations; bubble (P-1)(F&B + B+W -
 // 3W)/2 where F = B, W <= B and F&B = F+B+W, in times of a full stage.
-#include "base/error.h"
 #include "schedule/dualpipe_steps.h"
 #include "schedule/schedules.h"
 
@@ -10,7 +9,7 @@ namespace echelon {
 
 Schedule dualpipe_v(int ranks, int microbatches) {
   if (microbatches < 2 * ranks)
-    refuse("--microbatches {}: dualpipev needs at least 2P = {}", microbatches, 2 * ranks);
+    refuse_microbatches(microbatches, "dualpipev needs at least 2P = {}", 2 * ranks);
   Schedule schedule{"dualpipev", 2 * ranks, microbatches, {}};
   for (int r = 0; r < ranks; ++r)
     schedule.ranks.push_back(dualpipe_steps({r, 0}, {2 * ranks - 1 - r, 0}, r, ranks, microbatches));

@@ -134,7 +134,7 @@ Schedule with_output_layer(const Plan& plan, Schedule schedule) {
 }
 
 // What a published schedule itself refuses: too few microbatches, or an odd number of them or of ranks.
-[[noreturn]] void refuse_shape(const Plan& plan, int ranks, int microbatches, std::string problem) {
+[[noreturn]] void refuse_shape(const Plan& plan, int ranks, int microbatches, const std::string& problem) {
   const auto runs = [&](int count) {
     try {
       if (is_stream(plan.schedule))
@@ -156,7 +156,6 @@ Schedule with_output_layer(const Plan& plan, Schedule schedule) {
   } else {
     remedies.push_back(remedy("pp", ranks + 1));
   }
-  if (problem.starts_with("--microbatches ")) problem.erase(0, problem.find(": ") + 2);  // no flag of a plan
   refuse_field(plan, "schedule", std::move(remedies),
                "with --pp {}, --global-batch {} over --dp {} in --micro-batch {} makes {}: {}", ranks,
                plan.global_batch, dp, plan.micro_batch, counted(microbatches, "microbatch"), problem);
@@ -179,6 +178,8 @@ StepPrograms planned_programs(const Plan& plan, int microbatches) {
         plan.optimizer_barrier);
   } catch (const PlanRefusal&) {
     throw;
+  } catch (const MicrobatchesError& error) {
+    refuse_shape(plan, ranks, microbatches, error.problem);
   } catch (const RequestError& error) {
     refuse_shape(plan, ranks, microbatches, error.what());
   }

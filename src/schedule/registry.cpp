@@ -21,7 +21,7 @@ void check_request(const std::string& name, int ranks, int microbatches, int chu
   if (std::find(names.begin(), names.end(), name) == names.end())
     refuse("--schedule {}: unknown{}; legal: {}", name, did_you_mean(name, names), fmt::join(names, ", "));
   if (ranks < 1) refuse("--pp {}: {} needs at least 1", ranks, name);
-  if (microbatches < 1) refuse("--microbatches {}: {} needs at least 1", microbatches, name);
+  if (microbatches < 1) refuse_microbatches(microbatches, "{} needs at least 1", name);
   if (chunks < 0) refuse("--chunks {}: {} needs at least 1", chunks, name);
   const bool folded = name == "zb-v" || name == "v-half" || name == "v-min" || name == "dualpipev";
   if (!name.starts_with("interleaved") && chunks > (folded ? 2 : 1))

@@ -3,8 +3,10 @@
 #pragma once
 
 #include <string>
+#include <utility>
 #include <vector>
 
+#include "base/error.h"
 #include "schedule/schedule.h"
 
 namespace echelon {
@@ -31,6 +33,20 @@ Schedule v_min(int ranks, int microbatches);
 Schedule zb_auto(int ranks, int microbatches);
 Schedule dualpipe(int ranks, int microbatches);
 Schedule dualpipe_v(int ranks, int microbatches);
+
+// A schedule does not have this number of microbatches. `problem` says it without the flag --microbatches,
+// for commands that have the number from others.
+struct MicrobatchesError : RequestError {
+  MicrobatchesError(int microbatches, std::string why)
+      : RequestError(fmt::format("--microbatches {}: {}", microbatches, why)), problem(std::move(why)) {}
+  std::string problem;
+};
+
+// Throws MicrobatchesError with a formatted problem.
+template <class... Args>
+[[noreturn]] void refuse_microbatches(int microbatches, fmt::format_string<Args...> form, Args&&... args) {
+  throw MicrobatchesError(microbatches, fmt::format(form, std::forward<Args>(args)...));
+}
 
 // The names that --schedule accepts.
 const std::vector<std::string>& schedule_names();

@@ -12,7 +12,7 @@ namespace echelon {
 
 Schedule two_bw(int ranks, int microbatches, int step_microbatches) {
   if (step_microbatches < ranks)
-    refuse("--microbatches {}: 2bw needs at least P = {} a step", step_microbatches, ranks);
+    refuse_microbatches(step_microbatches, "2bw needs at least P = {} a step", ranks);
   check(microbatches % step_microbatches == 0, "2bw: whole steps");
   Schedule schedule{"2bw", ranks, microbatches, {}};
   for (int r = 0; r < ranks; ++r) {

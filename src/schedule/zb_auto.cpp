@@ -28,7 +28,7 @@ void check_count(const char* flag, const std::vector<T>& list, int ranks) {
 
 Problem make_problem(int ranks, int microbatches, const AutoCosts& costs) {
   if (ranks < 1) refuse("--pp {}: zb-auto needs at least 1", ranks);
-  if (microbatches < 1) refuse("--microbatches {}: zb-auto needs at least 1", microbatches);
+  if (microbatches < 1) refuse_microbatches(microbatches, "zb-auto needs at least 1");
   check_count("--stage-times", costs.times.stages, ranks);
   check_count("--stage-memory", costs.memory, ranks);
   if (!costs.limit.empty()) check_count("--activation-limit", costs.limit, ranks);
