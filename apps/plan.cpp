@@ -80,11 +80,8 @@ int run_plan(const PlanSearchFlags& f) {
   for (const auto& [flag, path] :
        {std::pair{"--out", f.out}, {"--sweep-out", f.sweep_out}, {"--html", f.html}})
     if (!path.empty()) check_output(flag, path);
-  if (f.out.ends_with(".html"))
-    refuse("--out {}: is a plan for train and verify; legal: a name that ends in .toml, or --html {}", f.out,
-           f.out);
-  check_kind("--out", f.out, "a plan for train and verify", ".toml");
-  check_kind("--html", f.html, "a page", ".html");
+  check_kind("--out", f.out, {"a plan for train and verify", ".toml", "--html", ".html"});
+  check_kind("--html", f.html, {"a page", ".html", "--out", ".toml"});
   ProgressLine line("plan", f.json);
   request.progress = line.progress();
   // People read standard output; with --json it has only the object.

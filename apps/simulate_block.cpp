@@ -60,7 +60,7 @@ void BlockFlags::draw() const {
       sequence_parallel_.empty() ? tp_ > 1 : parse_on_or_off("--sp", sequence_parallel_);
   if (shards_sequence && tp_ == 1)
     refuse("--sp on: has no ranks to cut the sequence over, with --tp 1; legal: --tp 2 or more, or --sp off");
-  check_kind("--block", out_, "an SVG", ".svg");
+  check_kind("--block", out_, {"an SVG", ".svg"});
   BlockSetting setting{tp_, shards_sequence, parse_recompute(recompute_, "--recompute")};
   if (const std::string stranger = not_in_model(setting.recompute, model); !stranger.empty())
     refuse("--recompute {}: no layer of {} has an op {}", recompute_, model.name, stranger);

@@ -17,13 +17,8 @@ void TimelineFlags::add_to(CLI::App& app) {
 }
 
 void TimelineFlags::check() const {
-  if (trace_.ends_with(".html"))
-    refuse("--trace {}: is what ui.perfetto.dev reads, JSON; legal: a name that ends in .json, or --timeline {}",
-           trace_, trace_);
-  if (timeline_.ends_with(".json"))
-    refuse("--timeline {}: is a page; legal: a name that ends in .html, or --trace {}", timeline_, timeline_);
-  check_kind("--trace", trace_, "JSON", ".json");
-  check_kind("--timeline", timeline_, "a page", ".html");
+  check_kind("--trace", trace_, {"JSON for ui.perfetto.dev", ".json", "--timeline", ".html"});
+  check_kind("--timeline", timeline_, {"a page", ".html", "--trace", ".json"});
   if (!trace_.empty()) check_output("--trace", trace_);
   if (!timeline_.empty()) check_output("--timeline", timeline_);
 }

@@ -724,7 +724,7 @@ void add_train(CLI::App& program, int& status) {
     flags->timeline.check();
     flags->colour.check();
     if (!flags->report.empty()) check_output("--report", flags->report);
-    check_kind("--report", flags->report, "a page", ".html");
+    check_kind("--report", flags->report, {"a page", ".html"});
     StopSignals signals;  // before MPI's threads
     status = flags->job.run(flags->run, [&] { return run_train(*flags, signals); });
   });

@@ -168,7 +168,7 @@ void add_view(CLI::App& program, int& status) {
     status = 0;
     if (flags->out.empty()) return serve(*flags, command_text(app));
     check_output("--out", flags->out);
-    check_kind("--out", flags->out, "a page", ".html");
+    check_kind("--out", flags->out, {"a page", ".html"});
     const std::string log = log_at(flags->log);
     if (log.empty())
       refuse(
