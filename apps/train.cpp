@@ -348,6 +348,7 @@ DryRunOptions TrainFlags::dry_options(const Plan& of, const PipelineLayout& pipe
   DryRunOptions options{.keeps_copy = request.check_every > 0,
                         .graphs = parse_on_or_off("--cuda-graphs", cuda_graphs),
                         .device = run.imagined_device()};
+  refuse_on_kind(of, options.device);
   if (request.check_every < 0) refuse("--check-replicas {}: must be at least 0", request.check_every);
   if (options.keeps_copy)
     refuse_running_again(of, pipeline, options.device,

@@ -159,6 +159,18 @@ TEST_F(IdleFlags, OfADryRun) {
             {words.front(), "has no effect with --dry-run"});
 }
 
+// What training refuses of every device of a kind.
+TEST_F(IdleFlags, ADryRunIsOfItsDevice) {
+  const auto dry = [](const Words& words) {
+    return joined({"train", "--dry-run", "--model", "llama-tiny"}, words);
+  };
+  refused(dry({"--precision", "tf32"}), {"--precision tf32", "legal with --device cpu: f32"});
+  refused(
+      dry({"--dp", "2", "--zero", "1", "--offload", "optimizer", "--offload-dir", ".", "--device", "cuda"}),
+      {"--offload-dir .", "host's memory"});
+  EXPECT_EQ(run(dry({"--precision", "tf32", "--device", "cuda"})).status, 0);
+}
+
 TEST_F(IdleFlags, OfTheOtherVerbs) {
   const std::vector<Line> generating{{{"--top-k", "3", "--temperature", "0"}, "with --temperature 0"},
                                      {{"--top-p", "0.9", "--temperature", "0"}, "with --temperature 0"},

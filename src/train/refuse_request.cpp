@@ -188,6 +188,19 @@ static void refuse_without_fp8(const Plan& plan, const RunOptions& run) {
           fp8_name, device, p.name, p.major, p.minor, needs_major, needs_minor);
 }
 
+void refuse_on_kind(const Plan& plan, Device device) {
+  if (device == Device::cpu && multiplies_in_tf32(plan.precision))
+    refuse(
+        "--precision {}: is what a device multiplies in; legal with --device cpu: f32, bf16, bf16-lean, fp8, "
+        "f64",
+        tf32_name);
+  if (device == Device::cuda && !plan.offload_directory.empty())
+    refuse(
+        "--offload-dir {}: what a device offloads is in the host's memory, not in a file; legal with "
+        "--device cuda: without it",
+        plan.offload_directory);
+}
+
 void refuse_on_device(const Plan& plan, const RunOptions& run) {
   if (plan.numerics == Numerics::invariant && run.collectives != Collectives::direct)
     refuse(
@@ -195,11 +208,7 @@ void refuse_on_device(const Plan& plan, const RunOptions& run) {
         "changes; legal: direct",
         collectives_name(run.collectives));
   if (run.collectives == Collectives::nccl) refuse_nccl(plan, run);
-  if (!run.driver && multiplies_in_tf32(plan.precision))
-    refuse(
-        "--precision {}: is what a device multiplies in; legal with --device cpu: f32, bf16, bf16-lean, fp8, "
-        "f64",
-        tf32_name);
+  refuse_on_kind(plan, run.device());
   if (!run.driver) return;
   for (const int device : run.own_devices(plan.mesh.num_ranks()))
     if (const std::string why = no_kernels(*run.driver, device); !why.empty())
@@ -209,11 +218,6 @@ void refuse_on_device(const Plan& plan, const RunOptions& run) {
     refuse_wide_sums(plan, run);
     refuse_devices_apart(plan, run);
   }
-  if (!plan.offload_directory.empty())
-    refuse(
-        "--offload-dir {}: what a device offloads is in the host's memory, not in a file; legal with "
-        "--device cuda: without it",
-        plan.offload_directory);
 }
 
 void refuse_running_again(const Plan& plan, const PipelineLayout& pipeline, Device device,

@@ -10,7 +10,9 @@ namespace echelon {
 // RequestError if numbers of the plan, the optimizer or the run are out of range or do not fit together.
 void refuse_impossible(const TrainRequest& request, const PipelineLayout& pipeline);
 
-// RequestError if a device cannot run the plan in this way.
+// RequestError if no device of this kind runs the plan.
+void refuse_on_kind(const Plan& plan, Device device);
+// RequestError if the devices of this run cannot run the plan in this way.
 void refuse_on_device(const Plan& plan, const RunOptions& run);
 // RequestError if its passes are not replayed as graphs.
 void refuse_graphs(const Plan& plan, Device device);
