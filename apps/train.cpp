@@ -504,7 +504,7 @@ int run_train(TrainFlags& f, StopSignals& signals) {
     last_line = Clock::now();
   };
   observer.on_evaluation = [&](std::int64_t step, double loss) {
-    fmt::print(out, "{}step {}  validation loss {:.4f}\n", fresh, step, loss);
+    fmt::print(out, "{}step {}  validation loss {}\n", fresh, step, loss_text(loss));
   };
   observer.on_fingerprint = [&](std::int64_t step, const std::string& fingerprint) {
     fmt::print(out, "{}step {}  fingerprint {}\n", fresh, step, fingerprint);
@@ -604,9 +604,9 @@ int run_train(TrainFlags& f, StopSignals& signals) {
   if (!plan.optimizer_barrier)
     fmt::print(out, "optimizer without a barrier: {} of {} guessed wrongly and taken back\n",
                summary.taken_back, counted(summary.steps, "step"));
-  std::string last = fmt::format("{:.0f} tokens/s, MFU {:.1f}%, final loss {:.4f}", summary.tokens_per_second,
-                                 100 * summary.mfu, summary.final_loss);
-  if (summary.validation_loss >= 0) last += fmt::format(", validation loss {:.4f}", summary.validation_loss);
+  std::string last = fmt::format("{:.0f} tokens/s, MFU {:.1f}%, final loss {}", summary.tokens_per_second,
+                                 100 * summary.mfu, loss_text(summary.final_loss));
+  if (!(summary.validation_loss < 0)) last += ", validation loss " + loss_text(summary.validation_loss);
   fmt::print(out, "{}\n", colours(Tint::strong, last));
   if (f.json) fmt::print("{}\n", to_json(summary));
   std::fflush(stdout);  // printed, even if writing files fails

@@ -87,5 +87,13 @@ TEST(Metrics, TheTimeLeftIsNoNonsense) {
   EXPECT_EQ(step_line(last, 400, 0, 200).find("grad"), std::string::npos);
 }
 
+TEST(Metrics, NoNumberHasASign) {
+  StepRecord lost = step_400();
+  for (const double nan : {std::nan(""), -std::nan("")}) {
+    lost.loss = nan;
+    EXPECT_TRUE(step_line(lost, 400, 99, 200).starts_with("step 399/400  loss nan  "));
+  }
+}
+
 }  // namespace
 }  // namespace echelon::metrics_test

@@ -75,6 +75,8 @@ std::string expert_note(const std::vector<ExpertLoad>& loads) {
                      dropped > 0 ? fmt::format(", {:.1f}% dropped", 100 * dropped) : "");
 }
 
+std::string loss_text(double loss) { return std::isnan(loss) ? "nan" : fmt::format("{:.4f}", loss); }
+
 std::string step_line(const StepRecord& r, std::int64_t last_step, double seconds_left, int columns) {
   const std::string last = fmt::format("{}", last_step);
   struct Field {
@@ -83,7 +85,7 @@ std::string step_line(const StepRecord& r, std::int64_t last_step, double second
   };
   const std::vector<Field> fields{
       {fmt::format("step {:>{}}/{}", r.step, last.size(), last), 0},
-      {fmt::format("  loss {:.4f}", r.loss), 0},
+      {"  loss " + loss_text(r.loss), 0},
       {r.mtp_loss > 0 ? fmt::format("  next {:.4f}", r.mtp_loss) : "", 3},
       {std::isfinite(r.grad_norm) ? fmt::format("  grad {:.3f}", r.grad_norm) : "", 4},
       {fmt::format("  lr {:.2e}", r.lr), 5},
@@ -202,7 +204,7 @@ std::string to_json(const TrainSummary& s) {
                                    {"beside_seconds", s.gathers->beside_seconds},
                                    {"wait_seconds", s.gathers->wait_seconds}};
   if (!s.experts.empty()) object["experts"] = json_of(s.experts);
-  if (s.validation_loss >= 0) object["validation_loss"] = s.validation_loss;
+  if (!(s.validation_loss < 0)) object["validation_loss"] = s.validation_loss;
   if (!s.checkpoint.empty()) {
     object["checkpoint"] = s.checkpoint;
     object["checkpoint_seconds"] = s.checkpoint_seconds;

@@ -82,8 +82,7 @@ struct TrainSummary {
   std::int64_t num_params = 0, trained_params = 0;
   Memory predicted_memory, measured_memory;     // peak of rank 0
   // Of rank 0, with --offload activations: predicted of a step; measured, the most of all steps.
-  HostActivations predicted_host,
-      measured_host;  // of rank 0: of a step, and the most of all; --offload activations
+  HostActivations predicted_host, measured_host;
   Traffic predicted_traffic, measured_traffic;  // what rank 0 sends in one step
   // Assumptions of the predictions. traffic_by_data: rank 0's traffic given what the data decided, equal to
   // the measured one.
@@ -135,6 +134,8 @@ struct WorkSpread {
   double slowdown() const;
 };
 
+// A loss to four decimals, or "nan": processors give their NaN a sign, which says nothing.
+std::string loss_text(double loss);
 std::string to_json(const WorkSpread& spread);
 std::string to_json(const StepRecord& record);
 std::string to_json(const TrainSummary& summary);
