@@ -178,6 +178,14 @@ TEST(GanttSvg, IsWellFormed) {
   EXPECT_LT(gantt_svg({track(one_f_one_b(64, 256))}).size(), 2u << 20);
 }
 
+TEST(GanttSvg, HasNoCharactersThatXmlLacks) {
+  Track named = track(gpipe(1, 1));
+  named.title = "a\x01\xef\xbf\xbe\xef\xbf\xbf";
+  const std::string svg = gantt_svg({named});
+  for (const char* absent : {"\x01", "\xef\xbf\xbe", "\xef\xbf\xbf"})
+    EXPECT_EQ(svg.find(absent), std::string::npos);
+}
+
 TEST(GanttSvg, LabelsTheEndOnce) {
   const std::string svg = gantt_svg({track(one_f_one_b(1, 1))});
   const std::regex label(">3</text>");

@@ -192,8 +192,11 @@ std::string describe_shades(const std::vector<Bars>& tracks) {
 }
 
 std::string escape_markup(const std::string& text) {
-  std::string out;
-  for (char c : valid_utf8(text))
+  std::string valid = valid_utf8(text), out;
+  for (const std::string_view absent_in_xml : {"\xEF\xBF\xBE", "\xEF\xBF\xBF"})  // U+FFFE and U+FFFF
+    for (std::size_t at; (at = valid.find(absent_in_xml)) != std::string::npos;)
+      valid.replace(at, absent_in_xml.size(), "\xEF\xBF\xBD");
+  for (char c : valid)
     if (c == '&')
       out += "&amp;";
     else if (c == '<')
