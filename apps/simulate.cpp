@@ -66,6 +66,11 @@ class Simulate {
       costs.vocabulary_part = part_of_head(schedule.num_ranks());
       schedule = with_vocabulary_parallelism(schedule, costs);
     } else if (schedule.vocabulary_parts > 0) {
+      if (f_.output_layer.empty())
+        refuse(
+            "{}: has parts of the output layer (V, VW), and no times for it; legal: with --output-layer "
+            "1,1,1",
+            schedule.name);
       costs.vocabulary_part = part_of_head(schedule.vocabulary_parts);
     } else {
       add_head(costs, schedule.num_stages);

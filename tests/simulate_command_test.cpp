@@ -52,6 +52,19 @@ TEST_F(SimulateCommand, AnswersInOneObject) {
   EXPECT_EQ(uneven["bubble_fraction"], 0.4);
 }
 
+// A file with parts of the output layer says nothing of how long they take.
+TEST_F(SimulateCommand, PartsOfTheOutputLayerNeedItsTimes) {
+  ASSERT_EQ(run("--schedule 1f1b --pp 2 --microbatches 2 --output-layer 1,1,1 --vocabulary-parallel "
+                "--format rows --out parts.txt")
+                .status,
+            0);
+  refused("--schedule parts.txt", {"parts", "V, VW", "legal: with --output-layer 1,1,1"});
+  EXPECT_EQ(
+      object("--schedule parts.txt --output-layer 1,1,1")["makespan"],
+      object(
+          "--schedule 1f1b --pp 2 --microbatches 2 --output-layer 1,1,1 --vocabulary-parallel")["makespan"]);
+}
+
 // Times have any unit: what is rounded away is a share of them.
 TEST_F(SimulateCommand, RoundsShortAndLongTimesAlike) {
   for (const std::string unit : {"1e-15", "1e-12", "1", "1e9"}) {
