@@ -497,7 +497,12 @@ TEST_F(ModelFiles, RefusesWhatItCannotLoad) {
         {"openai-community/gpt2-xl", "gpt2-1.5b"},
         {"mistralai/Mixtral-8x7B-v0.1", "mixtral-8x7b"},
         {"meta-llama/Llama-3.1-405B", "llama-3.1-405b"},  // of which two are made
-        {"somebody/qwen3_8b", "qwen3-8b"}})
+        {"somebody/qwen3_8b", "qwen3-8b"},
+        // variants
+        {"meta-llama/Llama-3.1-8B-Instruct", "llama-3.1-8b"},
+        {"Meta-Llama-3-70B-Instruct", "llama-3-70b"},
+        {"mistralai/Mixtral-8x7B-Instruct-v0.1", "mixtral-8x7b"},
+        {"Qwen/Qwen3-8B-Base", "qwen3-8b"}})
     expect_refusal([&name = name] { load_model(name); },
                    {std::string("--model ") + name, std::string("(did you mean ") + preset + "?)"});
   expect_refusal([this] { load_model(directory_.path().string()); }, {"config.json"});

@@ -5,13 +5,14 @@
 #include <iterator>
 
 namespace echelon {
-namespace {
 
 std::string in_small_letters(std::string_view text) {
   std::string small(text);
   for (char& c : small) c = static_cast<char>(std::tolower(static_cast<unsigned char>(c)));
   return small;
 }
+
+namespace {
 
 std::size_t common_beginning(std::string_view a, std::string_view b) {
   const std::size_t most = std::min(a.size(), b.size());

@@ -7,6 +7,9 @@
 
 namespace echelon {
 
+// ASCII letters only.
+std::string in_small_letters(std::string_view text);
+
 // The edit distance: the least number of insertions, deletions, replacements or swaps of neighbouring letters
 // that turn one text into the other, with no part edited twice. (Damerau 1964; optimal string alignment
 // distance.)

@@ -4,13 +4,13 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
-#include <cctype>
 #include <cmath>
 #include <filesystem>
 #include <map>
 #include <set>
 #include <sstream>
 
+#include "base/edits.h"
 #include "base/error.h"
 #include "base/parse_number.h"
 #include "base/units.h"
@@ -52,8 +52,7 @@ std::optional<Verb> verb_in(const std::string& text) {
       {"all_gather", Verb::all_gather},         {"allgather", Verb::all_gather},
       {"reduce_scatter", Verb::reduce_scatter}, {"reducescatter", Verb::reduce_scatter},
       {"alltoall", Verb::all_to_all},           {"all_to_all", Verb::all_to_all}};
-  std::string lower = text;
-  std::transform(lower.begin(), lower.end(), lower.begin(), [](unsigned char c) { return std::tolower(c); });
+  const std::string lower = in_small_letters(text);
   for (const auto& [name, verb] : names)
     if (lower.find(name) != std::string::npos) return verb;
   return {};
@@ -246,10 +245,7 @@ struct CsvTable {
 // In small or capital letters.
 bool names_products(const std::vector<std::string>& names) {
   std::set<std::string> small;
-  for (std::string name : names) {
-    for (char& c : name) c = static_cast<char>(std::tolower(static_cast<unsigned char>(c)));
-    small.insert(std::move(name));
-  }
+  for (const std::string& name : names) small.insert(in_small_letters(name));
   return small.contains("m") && small.contains("n") && small.contains("k");
 }
 

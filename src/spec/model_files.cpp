@@ -619,8 +619,18 @@ std::vector<std::string> model_preset_names() {
   return names;
 }
 
+// The preset that a model is a variant of, as Llama-3.1-8B-Instruct is of llama-3.1-8b: the longest name that
+// the model's has in it, from dash to dash. Empty if there is none.
+static std::string preset_of_variant(std::string_view model) {
+  const std::string padded = "-" + in_small_letters(model) + "-";
+  std::string longest;
+  for (const std::string& name : model_preset_names())
+    if (name.size() > longest.size() && padded.find("-" + name + "-") != std::string::npos) longest = name;
+  return longest;
+}
+
 // For a name on the Hugging Face hub: the preset that was made of that model's configuration, which its file
-// says. For any other name or path: what is nearest to its last part.
+// says. For any other name or path, by its last part: the preset that it is a variant of, or what is nearest.
 static std::string preset_meant_by(const std::string& name_or_path) {
   const std::string source = "https://huggingface.co/" + name_or_path + "/blob/";
   std::vector<std::string> made_of_it;
@@ -628,7 +638,10 @@ static std::string preset_meant_by(const std::string& name_or_path) {
     if (std::string_view(embedded_models[i].text).find(source) != std::string_view::npos)
       made_of_it.emplace_back(embedded_models[i].name);
   if (made_of_it.size() == 1) return fmt::format(" (did you mean {}?)", made_of_it.front());
-  return did_you_mean(name_or_path.substr(name_or_path.rfind('/') + 1), model_preset_names());
+  const std::string model = name_or_path.substr(name_or_path.rfind('/') + 1);
+  if (const std::string preset = preset_of_variant(model); !preset.empty())
+    return fmt::format(" (did you mean {}?)", preset);
+  return did_you_mean(model, model_preset_names());
 }
 
 ModelSpec load_model(const std::string& name_or_path) {
