@@ -31,6 +31,7 @@ class VerbTest : public testing::Test {
   }
   void write(const std::string& name, const std::string& text) const { write_text(directory_ / name, text); }
   std::string read(const std::string& name) const { return read_bytes(directory_ / name); }
+  std::string path_of(const std::string& name) const { return directory_ / name; }
 
  private:
   std::string verb_;

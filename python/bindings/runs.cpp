@@ -17,6 +17,7 @@
 #include "base/units.h"
 #include "bindings/bindings.h"
 #include "bindings/words.h"
+#include "checkpoint/checkpoint_size.h"
 #include "plan/workload.h"
 #include "train/dry_report.h"
 #include "train/random_tokens.h"
@@ -297,6 +298,9 @@ void bind_dry_run(nb::module_& m) {
             return a.job.of(rank).traffic;
           },
           "rank"_a)
+      .def_prop_ro(
+          "checkpoint_bytes", [](const DryAnswer& a) { return checkpoint_bytes(a.plan); },
+          "Of a checkpoint's tensors on disk, written by all ranks.")
       .def("__len__", [](const DryAnswer& a) { return a.job.class_of.size(); })
       .def(
           "to_dict", [](const DryAnswer& a) { return from_json(dry_run_json(a.plan, a.pipeline, a.job)); },

@@ -112,6 +112,7 @@ def test_what_is_a_file_is_pickled():
 
 def test_objects_tell_what_they_are():
     dry = echelon.dry_run(model="llama-tiny", dp=2, tp=2)
+    assert dry.checkpoint_bytes == dry.to_dict()["checkpoint_bytes"] == 3 * 4 * 402_624
     sweep = echelon.sweep("gpus=4..16", model="llama-3-8b", global_batch=64)
     cost = echelon.plan(model="llama-3-8b", gpus=8, global_batch=64, tokens=1e12, top=1).run
     assert repr(dry).startswith("<DryRun of 4 ranks") and "tp 2" in repr(dry)

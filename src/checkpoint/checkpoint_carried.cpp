@@ -24,11 +24,11 @@ std::string factor_name(const std::string& parameter, int slice) {
 // Over the whole mesh, in the order of the file: calls visit_residuals(spec) for each parameter with
 // residuals on some rank, and visit_factor(spec, section) for each slice with a factor.
 template <class Residuals, class Factor>
-void for_each_carried(const Rank& rank, const ParameterStore& parameters, const Compression& compression,
+void for_each_carried(const Mesh& mesh, const std::vector<ParamSpec>& model, const Compression& compression,
                       const Residuals& visit_residuals, const Factor& visit_factor) {
-  const int tp = rank.size(Axis::tp);
-  if (rank.mesh().dp_cp_size() == 1 || !has_residuals(compression.kind)) return;
-  for (const ParamSpec& spec : parameters.model()) {
+  const int tp = mesh.size(Axis::tp);
+  if (mesh.dp_cp_size() == 1 || !has_residuals(compression.kind)) return;
+  for (const ParamSpec& spec : model) {
     if (spec.frozen) continue;
     std::vector<GradientSection> slices;  // that carry something
     for (int index = 0; index < tp; index += tp_replicas(spec, tp))
@@ -77,7 +77,7 @@ std::vector<OwnedTensor> owned_carried(const Rank& rank, const ParameterStore& p
     return rank.coordinate(Axis::pp) == parameters.owner_of(spec.name);
   };
   for_each_carried(
-      rank, parameters, compression,
+      rank.mesh(), parameters.model(), compression,
       [&](const ParamSpec& spec) {
         if (!is_here(spec)) return;
         const CarriedTensor* here = find(carried, spec.name, "residual");
@@ -97,6 +97,15 @@ std::vector<OwnedTensor> owned_carried(const Rank& rank, const ParameterStore& p
                         here->tensor.flat()});
       });
   return mine;
+}
+
+std::int64_t carried_bytes(const Plan& plan, const std::vector<ParamSpec>& model) {
+  std::int64_t numbers = 0;
+  for_each_carried(
+      plan.mesh, model, plan.compression,
+      [&](const ParamSpec& spec) { numbers += spec.numel() * plan.mesh.dp_cp_size(); },
+      [&](const ParamSpec&, const GradientSection& slice) { numbers += plan.compression.rank * slice.cols; });
+  return numbers * element_bytes(plan.precision.gradients);
 }
 
 void load_carried(const Rank& rank, const ParameterStore& parameters, CheckpointReader& reader,

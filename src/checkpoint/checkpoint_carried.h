@@ -9,6 +9,7 @@
 
 #include "checkpoint/checkpoint_parts.h"
 #include "checkpoint/checkpoint_reader.h"
+#include "spec/plan.h"
 
 namespace echelon {
 
@@ -16,6 +17,9 @@ namespace echelon {
 std::vector<OwnedTensor> owned_carried(const Rank& rank, const ParameterStore& parameters,
                                        const Compression& compression,
                                        const std::vector<CarriedTensor>& carried);
+
+// Bytes of what all ranks write of it.
+std::int64_t carried_bytes(const Plan& plan, const std::vector<ParamSpec>& model);
 
 // Fills what this rank carries, see residual_sources(). RequestError for a residual that would be lost
 // because this run carries none for the parameter; a factor that is missing or of another shape is no error.

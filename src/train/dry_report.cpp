@@ -9,6 +9,7 @@
 
 #include "base/json_text.h"
 #include "base/units.h"
+#include "checkpoint/checkpoint_size.h"
 #include "model/scratch_file.h"
 #include "plan/assumptions.h"
 #include "schedule/stage_flops.h"
@@ -143,6 +144,8 @@ std::string dry_run_text(const Plan& plan, const PipelineLayout& pipeline, const
   text += fmt::format("  beside it {} for each compute thread that runs on a cpu: its kernels' scratch\n",
                       format_bytes(static_cast<double>(kernel_scratch_bytes(plan.precision, 1))));
   const auto there = [](const RankClass& of) { return of.run.host.most; };
+  text += fmt::format("  a checkpoint takes {} on disk, written by all ranks\n",
+                      format_bytes(static_cast<double>(checkpoint_bytes(plan))));
   text += offload_table("most", most(job, there).run.host, "least", least(job, there).run.host);
   return text + "\n" + traffic_text(mesh, job) + assumption_note(assumptions_of(plan));
 }
@@ -187,6 +190,7 @@ std::string dry_run_json(const Plan& plan, const PipelineLayout& pipeline, const
       {"schedule", std::move(schedule)},
       {"memory_bytes", {{"largest", memory(most(job, held))}, {"smallest", memory(least(job, held))}}},
       {"scratch_bytes_of_a_thread", kernel_scratch_bytes(plan.precision, 1)},
+      {"checkpoint_bytes", checkpoint_bytes(plan)},
       {"traffic_bytes", {{"most", traffic(most(job, sent))}, {"least", traffic(least(job, sent))}}},
       {"assumes", assumption_names(assumptions_of(plan))},
       {"classes", std::move(classes)}};

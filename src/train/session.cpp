@@ -1,6 +1,7 @@
 #include "train/session.h"
 
 #include <algorithm>
+#include <filesystem>
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <optional>
@@ -8,6 +9,7 @@
 #include "base/error.h"
 #include "base/json_text.h"
 #include "checkpoint/checkpoint_directory.h"
+#include "checkpoint/checkpoint_size.h"
 #include "data/checksum.h"
 #include "plan/cost.h"
 
@@ -123,6 +125,20 @@ StartInfo start_info(const SharedRun& run, const JobMachine& machine) {
   const StepPrograms& programs = run.pipeline->programs(0);
   if (!programs.flushes()) start.staleness = staleness(programs.schedule());
   return start;
+}
+
+// If its checkpoints will not all find room. Of a file system that does not say, nothing.
+std::string note_on_disk(const SharedRun& run) {
+  const TrainRequest& request = run.request;
+  const std::string& directory = request.checkpoint_directory;
+  std::error_code unknown;
+  const auto free = std::filesystem::space(directory, unknown).available;
+  if (unknown) return "";
+  const std::int64_t first = run.resumed.step, last = request.optimizer.total_steps;
+  CheckpointDemand demand{.keep = request.keep, .there = std::ssize(list_checkpoints(directory))};
+  if (const std::int64_t every = request.save_every; every > 0) demand.written = last / every - first / every;
+  if (request.save_every == 0 || last % request.save_every != 0) ++demand.written;  // at the end
+  return small_disk_note(directory, static_cast<double>(free), checkpoint_bytes(request.plan), demand);
 }
 
 // By a straggler. Where all wait for it, it sleeps in proportion to what it computes in a step.
@@ -304,6 +320,7 @@ TrainSummary train(const TrainRequest& request, const TokenData& data, const Tra
     if (directory) {
       run.start.notes = directory->begin(world.job());
       if (!directory->warning().empty()) run.start.notes.push_back(directory->warning());
+      if (std::string small = note_on_disk(run); !small.empty()) run.start.notes.push_back(std::move(small));
     }
     if (std::string changes = changed_settings(run); !changes.empty())
       run.start.notes.push_back(std::move(changes));
