@@ -132,13 +132,13 @@ std::string note_on_disk(const SharedRun& run) {
   const TrainRequest& request = run.request;
   const std::string& directory = request.checkpoint_directory;
   std::error_code unknown;
-  const auto free = std::filesystem::space(directory, unknown).available;
-  if (unknown) return "";
+  const std::filesystem::space_info disk = std::filesystem::space(directory, unknown);
+  if (unknown || disk.capacity == 0) return "";
   const std::int64_t first = run.resumed.step, last = request.optimizer.total_steps;
   CheckpointDemand demand{.keep = request.keep, .there = std::ssize(list_checkpoints(directory))};
   if (const std::int64_t every = request.save_every; every > 0) demand.written = last / every - first / every;
   if (request.save_every == 0 || last % request.save_every != 0) ++demand.written;  // at the end
-  return small_disk_note(directory, static_cast<double>(free), checkpoint_bytes(request.plan), demand);
+  return small_disk_note(directory, static_cast<double>(disk.available), checkpoint_bytes(request.plan), demand);
 }
 
 // By a straggler. Where all wait for it, it sleeps in proportion to what it computes in a step.
