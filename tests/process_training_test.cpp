@@ -2,6 +2,8 @@
 // the same bounds of verify.
 #include <gtest/gtest.h>
 
+#include <filesystem>
+#include <fstream>
 #include <nlohmann/json.hpp>
 #include <sstream>
 #include <vector>
@@ -256,6 +258,24 @@ TEST_F(ProcessTraining, InvariantBitsAreNotThoseOfOtherKernels) {
 }
 
 // As where a file is missing on one host: the others do not wait for it.
+TEST_F(ProcessTraining, RanksThatRunAnotherBuildAreNamed) {
+  const std::string other = directory_ / "other";
+  std::filesystem::copy_file(ECHELON_BINARY, other);
+  std::ofstream(other, std::ios::app) << 'x';
+  const std::string flags = training("--dp 2", "builds", 1);
+  for (const std::string& second : {other, std::string(ECHELON_BINARY)}) {
+    const CommandResult r = run_command(fmt::format(
+        "OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 mpirun --oversubscribe -n 1 {0} {1} "
+        ": -n 1 {2} {1}",
+        ECHELON_BINARY, flags, second));
+    EXPECT_EQ(r.status, 0) << r.output;
+    EXPECT_EQ(r.output.find("runs another build of echelon than rank 0") != std::string::npos,
+              second == other)
+        << r.output;
+    std::filesystem::remove_all(directory_ / "builds");
+  }
+}
+
 TEST_F(ProcessTraining, WhatOneRankRefusesAllRefuse) {
   for (const char* verb : {"train --steps 1 --sample 0", "verify --steps 1"}) {
     const auto process = [&](const char* data) {

@@ -16,6 +16,7 @@
 #include "schedule/simulate.h"
 #include "train/account_json.h"
 #include "train/dry_run.h"
+#include "train/job_builds.h"
 #include "train/rank_run.h"
 #include "train/refuse_request.h"
 #include "train/rehearsal.h"
@@ -273,6 +274,7 @@ TrainSummary train(const TrainRequest& request, const TokenData& data, const Tra
   std::optional<SharedRun> prepared;
   std::optional<CheckpointDirectory> directory;  // in the hands of the process that leads
   std::string resumed;
+  const std::string other_builds = note_on_builds(options.processes);
   refuse_different_data(options.processes, data);
   refuse_different_settings(options.processes, plan, request.optimizer, request.seed,
                             common_settings(request));
@@ -322,6 +324,7 @@ TrainSummary train(const TrainRequest& request, const TokenData& data, const Tra
       if (!directory->warning().empty()) run.start.notes.push_back(directory->warning());
       if (std::string small = note_on_disk(run); !small.empty()) run.start.notes.push_back(std::move(small));
     }
+    if (!other_builds.empty()) run.start.notes.push_back(other_builds);
     if (std::string changes = changed_settings(run); !changes.empty())
       run.start.notes.push_back(std::move(changes));
     if (observer.on_start) observer.on_start(run.start);
