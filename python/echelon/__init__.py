@@ -142,7 +142,10 @@ def plan(**arguments: Unpack[PlanArguments]) -> PlanAnswer:
 def why_not(answer: PlanAnswer, **pins: Any) -> str:
     """Why a plan with these fields loses against the best of ``answer``: ``why_not(answer, tp=8, pp=4)``."""
     with words_of(pins) as words:
-        return answer._why_not(",".join(f"{key.replace('_', '-')}={','.join(value)}" for key, value in words.items()))
+        for key, values in words.items():
+            if len(values) > 1:
+                raise RequestError(f"{key}: has {len(values)} values; legal: one, since one plan is compared")
+        return answer._why_not(",".join(f"{key.replace('_', '-')}={value}" for key, [value] in words.items()))
 
 
 def sweep(sweep: str, **arguments: Unpack[PlanArguments]) -> Sweep:

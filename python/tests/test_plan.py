@@ -140,6 +140,8 @@ def test_equal_objects_have_equal_hashes():
 def test_why_not_and_launch_files():
     answer = echelon.plan(model="llama-3-8b", gpus=8, global_batch=64, top=1)
     assert "longer" in echelon.why_not(answer, tp=8, pp=1)
+    with pytest.raises(echelon.RequestError, match="tp: has 2 values; legal: one"):
+        echelon.why_not(answer, tp=[2, 4])
     assert "torchrun" in answer.best.launch_files("megatron-core")["launch.sh"]
     with pytest.raises(echelon.RequestError, match="megatron-core"):
         answer.best.launch_files("megatron")
