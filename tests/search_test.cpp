@@ -428,6 +428,21 @@ TEST(Search, FewestDevicesReachATime) {
   expect_refusal([&] { least_gpus(few, 1000); }, {"--gpus 4", "16 ranks"});
 }
 
+// Groups of six lie in one node where there is one of them, and over two nodes where there are several.
+TEST(Search, FewestDevicesTakeAsLongAsTheyDoAlone) {
+  SearchRequest r = request("gpt2-124m", 64, 180);
+  r.work.plan.seq_len = 1020;
+  r.pin("tp", 6);
+  r.pin("pp", 1);
+  r.top = 1;
+  const auto found = least_gpus(r, 0.15);
+  ASSERT_TRUE(found);
+  EXPECT_GT(found->gpus, 6);
+  SearchRequest alone = r;
+  alone.gpus = found->gpus;
+  EXPECT_EQ(found->result.plans.front().seconds, search(alone).plans.front().seconds);
+}
+
 // With one microbatch ZeRO 2 takes as long as ZeRO 1 where gradients are summed once a step, and less memory.
 TEST(Search, OfEqualPlansTheSmallerOneComesFirst) {
   SearchRequest r = request("gpt2-1.5b", 4, 4);

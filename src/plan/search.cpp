@@ -719,13 +719,13 @@ std::optional<LeastGpus> least_gpus(SearchRequest request, double target_seconds
   const std::int64_t all = request.given_ranks();
   const bool whole = request.gives_mesh();
   if (all > most) check_request(request);
-  // The cost of a layer does not depend on the number of devices: one model prices layers once.
-  StepModel model(request.work, request.shelf);
   for (std::int64_t gpus = all; gpus <= (whole ? std::min<std::int64_t>(all, most) : most); gpus += all) {
     request.gpus = static_cast<int>(gpus);
     SearchRequest one = request;
     one.top = 1;
     if (gpus == all) check_request(one);
+    // Each number has a model of its own: how the worst group of ranks lies on nodes depends on all of them.
+    StepModel model(request.work, request.shelf);
     if (!Search(one, model, target_seconds).run().plans.empty())
       return LeastGpus{request.gpus, Search(request, model, target_seconds).run()};
   }
