@@ -392,6 +392,23 @@ TEST(Search, SplitsNoMoreThanItMust) {
     EXPECT_TRUE(e.plan.zero > 0 || e.plan.mesh.tp() * e.plan.mesh.pp() > 1);
 }
 
+// Of a micro-batch of which no layer fits while at work, all plans are left out.
+TEST(Search, SaysWhatALayerNeedsOfALargeMicroBatch) {
+  SearchRequest r = request("llama-3-8b", 8, 512);
+  r.work.plan.seq_len = 8192;
+  r.pin("tp", 8);
+  r.pin("micro-batch", 512);
+  const SearchResult result = search(r);
+  EXPECT_EQ(result.rejected.at("memory").count, result.considered);
+  const std::string why = explain_nothing(result, r.gpus);
+  EXPECT_TRUE(why.starts_with("no configuration of 8 GPUs fits: one layer at work needs at least ")) << why;
+  EXPECT_TRUE(why.ends_with(" of 80.0 GB: dp 1 tp 8 pp 1, micro-batch 512")) << why;
+  // Some plans of this one are examined.
+  SearchRequest smaller = r;
+  smaller.pin("micro-batch", 128);
+  EXPECT_NE(explain_nothing(search(smaller), r.gpus).find("fits; the nearest needs"), std::string::npos);
+}
+
 TEST(Search, MemoryObjectiveAndMargin) {
   SearchRequest r = request("llama-3-8b", 8, 64);
   const double fast = static_cast<double>(search(r).plans.front().memory.total());

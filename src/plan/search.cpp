@@ -22,6 +22,8 @@ namespace {
 // Allows for rounding: bounds are summed in another order than the times that they bound.
 constexpr double below_rounding = 1 - 1e-9;
 
+constexpr double never = std::numeric_limits<double>::infinity();
+
 // The plans of a mesh. There are up to some 100,000, and many have the same lists.
 struct MeshPlans {
   MeshChoice choice;
@@ -248,8 +250,16 @@ class Search {
     const auto leaves = static_cast<std::int64_t>(mesh.pipelines->size() * mesh.shardings->size());
     result_.considered += leaves;
     reject("memory", leaves);
+    // Of a micro-batch that is given all may be left out. Otherwise smaller ones come nearer to fitting.
+    const bool is_given = r_.has("micro-batch");
+    if (!is_given && !r_.remembers) return;
+    const double bytes = model_.least_at_work(plan);
+    if (is_given && bytes < least_at_work_.bytes) {
+      least_at_work_ = {plan, bytes};
+      mesh.pipelines->front().place_in(least_at_work_.plan);
+    }
     if (!r_.remembers) return;
-    remember(plan, leaves, {Fate::memory, model_.least_at_work(plan), -1});
+    remember(plan, leaves, {Fate::memory, bytes, -1});
     result_.looked.back().micro_batch = plan.micro_batch;
     result_.looked.back().recompute = plan.recompute;
   }
@@ -466,7 +476,6 @@ class Search {
   // Computes the exact memory of waiting plans, and simulates plans that could be faster, fastest first: up
   // to `seconds`, and only what can be among the first.
   void advance(double seconds) {
-    constexpr double never = std::numeric_limits<double>::infinity();
     for (;; tell()) {
       const double waits = waiting_.empty() ? never : waiting_.begin()->first,
                    comes = later_.empty() ? never : later_.begin()->first * below_rounding,
@@ -497,7 +506,7 @@ class Search {
     later_.clear();
   }
   void settle() {
-    advance(std::numeric_limits<double>::infinity());
+    advance(never);
     waiting_.clear();
     later_.clear();
   }
@@ -613,6 +622,10 @@ class Search {
                       unfit.look.in_flight, format_device_memory(unfit.look.bytes), unfit.look.rank,
                       format_device_memory(unfit.look.bytes - usable_), format_device_memory(usable_),
                       summary(unfit.plan)));
+    if (unfit_.empty() && least_at_work_.bytes < never)
+      result_.rejected["memory"].examples.push_back(fmt::format(
+          "one layer at work needs at least {} of {}: {}", format_device_memory(least_at_work_.bytes),
+          format_device_memory(usable_), summary(least_at_work_.plan)));
   }
 
   struct Unfit {
@@ -620,6 +633,11 @@ class Search {
     Outlook look;
   };
   std::map<std::string, Unfit> unfit_;
+  struct AtWork {
+    Plan plan;
+    double bytes = never;
+  };
+  AtWork least_at_work_;  // of plans that are left out
 
   const SearchRequest& r_;
   const std::string what_ = counted(r_.gpus, "GPU");
