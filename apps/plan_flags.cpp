@@ -179,9 +179,8 @@ SearchRequest PlanSearchFlags::request() const {
   r.work.software = load("--software", load_software, software_, by.software);
   r.work.exact_memory = exact_memory();
   r.work.precision = parse_precision(made_for("--precision", dtype_, by.dtype), "--precision");
-  const std::int64_t axes = r.given_ranks();
-  r.gpus = gpus_.value_or(
-      static_cast<int>(r.gives_mesh() || axes > r.work.machine.node() ? axes : r.work.machine.node()));
+  const int axes = r.given_ranks(), node = r.work.machine.node();
+  r.gpus = gpus_.value_or(r.gives_mesh() || axes > node ? axes : node);
   try {
     std::vector<FlagNeed> needs = search_needs(r, sweep, objective_);
     const bool sweeps = !sweep.empty();

@@ -113,6 +113,8 @@ TEST_F(PlanCommand, RefusesWhatCannotBe) {  // long
           {"--dp 8", "only 4 sequences", "legal: up to 4, or --global-batch of at least 8"});
   refused("--model llama-3-70b --gpus 6 --tp 3", {"--tp 3", "64 heads", "legal: 1, 2\n"});
   refused("--gpus 8 --tp 16", {"--tp 16", "--gpus 8"});
+  refused("--dp 65536 --tp 65536", {"--tp 65536", "4294967296 ranks", "legal: up to 1000000"});
+  refused("--dp 1000000 --tp 1000000 --pp 1000000 --cp 1000000", {"ranks or more", "legal: up to 1000000"});
   refused("--machine tpu", {"--machine tpu", "h100"});
   refused("--software none", {"--software none", "current"});
   refused("--precision int4", {"--precision int4", "bf16"});

@@ -50,8 +50,9 @@ std::optional<NearSize> best_of(const std::vector<Size>& sizes, SearchRequest re
 std::optional<NearSize> best_of_fewer(const SearchRequest& request, double most_seconds) {
   const Size asked{request.gpus, request.work.plan.global_batch};
   // Beyond one node, whole nodes are used.
-  const std::int64_t step = std::lcm(
-      request.given_ranks(), asked.gpus > request.work.machine.node() ? request.work.machine.node() : 1);
+  const std::int64_t step =
+      std::lcm(std::int64_t{request.given_ranks()},
+               asked.gpus > request.work.machine.node() ? request.work.machine.node() : 1);
   std::vector<Size> sizes;
   for (std::int64_t gpus = (asked.gpus - 1) / step * step;
        gpus >= asked.gpus - asked.gpus / within && gpus > 0; gpus -= step)

@@ -74,11 +74,12 @@ void SearchRequest::pin_all(const Plan& plan) {
   if (plan.chunks == 0) pinned.erase("chunks");
 }
 
-std::int64_t SearchRequest::given_ranks() const {
-  std::int64_t ranks = 1;
+int SearchRequest::given_ranks() const {
+  Mesh given;
   for (Axis axis : all_axes)
-    if (has(axis_name(axis))) ranks *= work.plan.mesh.size(axis);
-  return ranks;
+    if (has(axis_name(axis))) given.set(axis, work.plan.mesh.size(axis));
+  validate(given);
+  return given.num_ranks();
 }
 
 bool SearchRequest::gives_mesh() const {
@@ -191,7 +192,7 @@ void check_request(const SearchRequest& r) {
       if (makes_possible(one, r)) legal.push_back(one);
     throw PlanRefusal(r.work.plan, *found.refusal).with(std::move(legal));
   }
-  const std::int64_t all = r.given_ranks();
+  const int all = r.given_ranks();
   if (r.gives_mesh() ? all != r.gpus : r.gpus % all != 0)
     refuse("--gpus {}: the axes that are given make {}", r.gpus, counted(all, "rank"));
   for (const std::string& name : r.work.software.schedules.value_or(std::vector<std::string>{}))

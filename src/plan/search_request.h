@@ -42,8 +42,9 @@ struct SearchRequest {
   }
   // Pins all fields to the values of this plan.
   void pin_all(const Plan& plan);
-  // The product of the given axes, and whether all axes are given.
-  std::int64_t given_ranks() const;
+  // The product of the given axes, and whether all axes are given. RequestError if it is more than a mesh
+  // has.
+  int given_ranks() const;
   bool gives_mesh() const;
 };
 
