@@ -273,18 +273,24 @@ TEST(Optimizer, IsAdamWWithDecayOnMatricesOnly) {
   });
 }
 
+// Also where those of later parameters are finite.
 TEST(Optimizer, AGradientThatIsNotFiniteIsNamedAndNothingIsUpdated) {
-  const Plan plan = odd_plan(odd_llama(), 1, 1, false);
-  on_mesh(plan, [&](const Rank& rank) {
-    Trainer trainer(rank, plan, {}, 1);
-    trainer.compute_gradients(0, random_samples(plan));
-    const LogicalTensors before = gather(rank, trainer, ParameterTensor::value);
-    const std::string name = "model.layers.1.mlp.up_proj.weight";
-    trainer.parameters().find(name).gradient.host<double>()[5] = std::numeric_limits<double>::infinity();
-    expect_contains(message_of<RunError>([&] { trainer.apply_gradients(0); }),
-                    {"step 1", name, "not finite"});
-    EXPECT_EQ(gather(rank, trainer, ParameterTensor::value), before);
-  });
+  for (const Numerics numerics : {Numerics::ordinary, Numerics::invariant})
+    for (const double value :
+         {std::numeric_limits<double>::infinity(), std::numeric_limits<double>::quiet_NaN()}) {
+      Plan plan = odd_plan(odd_llama(), 1, 1, false);
+      plan.numerics = numerics;
+      on_mesh(plan, [&](const Rank& rank) {
+        Trainer trainer(rank, plan, {}, 1);
+        trainer.compute_gradients(0, random_samples(plan));
+        const LogicalTensors before = gather(rank, trainer, ParameterTensor::value);
+        const std::string name = "model.layers.1.mlp.up_proj.weight";
+        trainer.parameters().find(name).gradient.host<double>()[5] = value;
+        expect_contains(message_of<RunError>([&] { trainer.apply_gradients(0); }),
+                        {"step 1", name, "not finite"});
+        EXPECT_EQ(gather(rank, trainer, ParameterTensor::value), before) << name_of(numerics) << " " << value;
+      });
+    }
 }
 
 TEST(LearningRate, WarmsUpThenFollowsACosine) {

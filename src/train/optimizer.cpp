@@ -156,7 +156,8 @@ double invariant_gradient_norm(const Rank& rank, const ParameterStore& parameter
   }
   double largest = 0;
   for (const Tensor& gradient : counted)
-    if (const double here = rank.kernels().largest(gradient); !(here <= largest)) largest = here;
+    if (const double here = rank.kernels().largest(gradient); here > largest || std::isnan(here))
+      largest = here;
   const std::array axes{Axis::tp, Axis::pp};
   largest = HostGroup(rank.dp_cp()).max(largest);
   for (Axis axis : axes) largest = HostGroup(rank.along(axis)).max(largest);
