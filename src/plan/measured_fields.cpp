@@ -17,8 +17,6 @@
 namespace echelon {
 namespace {
 
-constexpr std::int64_t most_devices = 1'000'000;
-
 std::string flag_name(std::string key) {
   std::replace(key.begin(), key.end(), '_', '-');
   return key;
@@ -114,8 +112,8 @@ MeasuredStep measured_step(const GivenFields& fields, const std::string& model, 
     const std::string place = fmt::format("{}: {}", field.where, name);
     if (name == "gpus") {
       gpus = parse_number<std::int64_t>(place, field.value);
-      if (gpus < 1 || gpus > most_devices)
-        refuse("{} {}: must be from 1 to {}", place, field.value, most_devices);
+      if (gpus < 1 || gpus > Mesh::most_ranks)
+        refuse("{} {}: must be from 1 to {}", place, field.value, Mesh::most_ranks);
     } else if (name == "precision") {
       step.precision = parse_precision(field.value, place);
     } else {

@@ -183,8 +183,8 @@ void check_links(const SearchRequest& r) {
 }
 
 void check_request(const SearchRequest& r) {
-  constexpr int most_gpus = 1'000'000;
-  if (r.gpus < 1 || r.gpus > most_gpus) refuse("--gpus {}: must be from 1 to {}", r.gpus, most_gpus);
+  if (r.gpus < 1 || r.gpus > Mesh::most_ranks)
+    refuse("--gpus {}: must be from 1 to {}", r.gpus, Mesh::most_ranks);
   check_links(r);
   if (const Legality found = legality(r); !found.is_possible && found.refusal) {
     std::vector<Remedy> legal;

@@ -4,8 +4,6 @@
 
 namespace echelon {
 
-constexpr std::int64_t most_ranks = 1'000'000;
-
 const char* axis_name(Axis axis) {
   switch (axis) {
     case Axis::pp:
@@ -76,9 +74,9 @@ void validate(const Mesh& mesh) {
     if (mesh.size(axis) < 1) refuse("--{} {}: an axis has at least 1 rank", axis_name(axis), mesh.size(axis));
   std::int64_t ranks = 1;
   for (Axis axis : all_axes)
-    if ((ranks *= mesh.size(axis)) > most_ranks)
+    if ((ranks *= mesh.size(axis)) > Mesh::most_ranks)
       refuse("--{} {}: the mesh would have {} ranks or more; legal: up to {}", axis_name(axis),
-             mesh.size(axis), ranks, most_ranks);
+             mesh.size(axis), ranks, Mesh::most_ranks);
   if (mesh.ep < 1) refuse("--ep {}: an axis has at least 1 rank", mesh.ep);
 }
 

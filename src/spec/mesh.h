@@ -25,6 +25,8 @@ struct Coordinates {
 };
 
 struct Mesh {
+  static constexpr int most_ranks = 1'000'000;
+
   std::array<int, 4> sizes{1, 1, 1, 1};  // indexed by Axis
   std::array<Axis, 4> order = default_axis_order;
   // The number of ranks that routed experts are spread over: blocks of `ep` neighbours in the dp x cp group.
