@@ -32,15 +32,7 @@ bool runs_apart(const Plan& c, const ScheduleFacts& facts) {
 }
 
 // Everything of a plan that determines its passes, but not their order.
-std::string passes_key(const Plan& c) {
-  std::string key;
-  for (const PlanField& field : plan_fields()) {
-    const std::string name = field.name();
-    if (name != "schedule" && name != "chunks" && name != "layers-per-stage" && name != "balance-layers")
-      key += text_of(field, c) + ' ';
-  }
-  return key;
-}
+std::string passes_key(const Plan& c) { return text_but({"schedule", "chunks", "layers-per-stage"}, c); }
 
 // The least time of a pipeline however its layers are split, in passes of one microbatch through all stages.
 // If each rank has one stage and backward passes are whole, a rank's M microbatches come after the first has

@@ -69,15 +69,7 @@ std::vector<int> WalkedRanks::not_walked() const {
   return ranks;
 }
 
-std::string WalkedMemory::shared_key(const Plan& c) {
-  std::string key;
-  for (const PlanField& field : plan_fields()) {
-    const std::string name = field.name();
-    if (name != "recompute" && name != "layers-per-stage" && name != "balance-layers")
-      key += text_of(field, c) + ' ';
-  }
-  return key;
-}
+std::string WalkedMemory::shared_key(const Plan& c) { return text_but({"recompute", "layers-per-stage"}, c); }
 
 std::string WalkedMemory::own_key(const Plan& c, const StageShape& s, int rank) {
   std::string key = fmt::format("rank {} ", rank);

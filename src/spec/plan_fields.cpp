@@ -264,6 +264,18 @@ std::string text_of(const PlanField& field, const Plan& plan) {
   });
 }
 
+std::string text_but(std::initializer_list<std::string_view> names, const Plan& plan) {
+  std::string text;
+  std::size_t left_out = 0;
+  for (const PlanField& field : plan_fields())
+    if (std::find(names.begin(), names.end(), field.name()) != names.end())
+      ++left_out;
+    else
+      text += text_of(field, plan) + ' ';
+  check(left_out == names.size(), "what a key leaves out are fields of a plan");
+  return text;
+}
+
 void read_text(const PlanField& field, Plan& plan, const std::string& text, const std::string& where) {
   std::visit(
       [&](const auto& member) {

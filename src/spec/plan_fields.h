@@ -2,6 +2,7 @@
 // read this list. A new field is a member of Plan and an entry here.
 #pragma once
 
+#include <initializer_list>
 #include <string>
 #include <string_view>
 #include <type_traits>
@@ -74,6 +75,8 @@ auto with_value(const PlanField& field, const Plan& plan, const Use& use) {
 
 // The value as its flag takes it; empty for one that has no text, such as the even split of layers.
 std::string text_of(const PlanField& field, const Plan& plan);
+// The texts of all fields but these, as a key of what does not depend on these.
+std::string text_but(std::initializer_list<std::string_view> names, const Plan& plan);
 // Sets the field from text. RequestError naming `where` if the text is of the wrong type; numbers are not
 // checked for range.
 void read_text(const PlanField& field, Plan& plan, const std::string& text, const std::string& where);
