@@ -11,6 +11,7 @@
 #include "apps/stop_signals.h"
 #include "base/error.h"
 #include "base/open_file.h"
+#include "base/start_thread.h"
 
 namespace echelon {
 namespace {
@@ -76,8 +77,8 @@ void serve_view(const ServedView& view, int port, const std::function<void(const
     return httplib::Server::HandlerResponse::Handled;
   });
   signals.listen();
-  std::thread serving([&server] { server.listen_after_bind(); });
-  begun(fmt::format("http://{}/", numbers));
+  begun(fmt::format("http://{}/", numbers));  // who calls before it listens is queued by the socket
+  auto serving = start_thread("view", [&server] { server.listen_after_bind(); });
   constexpr std::chrono::milliseconds look_again{50};
   while (!signals.asked()) std::this_thread::sleep_for(look_again);
   server.stop();

@@ -10,11 +10,12 @@
 
 namespace echelon {
 
-// RunError that begins with `what`, its purpose, if the system provides no thread.
-template <class Body>
-std::thread start_thread(const std::string& what, Body&& body) {
+// RunError that begins with `what`, its purpose, if the system provides no thread. Thread: std::thread or
+// std::jthread.
+template <class Thread = std::thread, class Body>
+Thread start_thread(const std::string& what, Body&& body) {
   try {
-    return std::thread(std::forward<Body>(body));
+    return Thread(std::forward<Body>(body));
   } catch (const std::system_error&) {  // whose own text is not helpful
   } catch (const std::bad_alloc&) {
   }

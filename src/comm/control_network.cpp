@@ -18,6 +18,7 @@
 #include <thread>
 
 #include "base/error.h"
+#include "base/start_thread.h"
 #include "comm/control_door.h"
 #include "comm/control_frames.h"
 #include "comm/control_sockets.h"
@@ -217,7 +218,8 @@ void ControlNetwork::connect(const std::vector<std::string>& invitations,
   const auto until = Clock::now() + patience;
   const auto me = static_cast<std::size_t>(s.rank);
   // Both at once: a rank that waits to be let in keeps nobody out.
-  std::jthread admits([&](const std::stop_token& stop) { s.door->admit(until, stop); });
+  auto admits = start_thread<std::jthread>("control network",
+                                           [&](const std::stop_token& stop) { s.door->admit(until, stop); });
   for (std::size_t r = 0; r < me; ++r) {
     s.lines[r].socket = knock(invitations[r], s.rank, nodes[r] == nodes[me], until);
     if (!s.lines[r].socket)
@@ -231,7 +233,7 @@ void ControlNetwork::connect(const std::vector<std::string>& invitations,
   for (std::size_t r = me + 1; r < admitted.size(); ++r) s.lines[r].socket = std::move(admitted[r]);
   s.door.reset();
   s.protocol = ControlProtocol(s.rank, s.size, s.time.now());
-  s.thread = std::thread([&s] { s.listen(); });
+  s.thread = start_thread("control network", [&s] { s.listen(); });
 }
 
 void ControlNetwork::fail(const Failure& failure) {
