@@ -37,10 +37,7 @@ class Pricer {
         narrow_(ops.operand_bytes() < 2) {}
 
   LayerSeconds layer(const BlockProgram& program) {
-    t_ = {};
-    kernels_ = collectives_ = waits_ = 0;
-    beside_ = {};
-    heads_there_ = {};
+    begin();
     std::vector<PassSeconds> forward;  // by op
     std::vector<LayerBytes> bytes;
     for (const BlockOp& op : program.ops) {
@@ -97,9 +94,7 @@ class Pricer {
 
   // For the embedding, or for final norm and output matrix.
   LayerSeconds end(const BlockProgram& program) {
-    t_ = {};
-    kernels_ = collectives_ = waits_ = 0;
-    beside_ = {};
+    begin();
     for (const BlockOp& op : program.ops) price(program, op);
     show_what_nothing_hides();
     wait_for_launches(0);
@@ -109,10 +104,8 @@ class Pricer {
   // Cross-entropy: casts logits to f32, finds the maximum, exponentials and their sum; writes the gradient in
   // place.
   LayerSeconds loss() {
-    t_ = {};
-    kernels_ = collectives_ = waits_ = 0;
-    // Maximum, difference, the target's logit, exponentials, sum, logarithm, quotient.
-    kernels_ += 7;
+    begin();
+    kernels_ = 7;  // maximum, difference, the target's logit, exponentials, sum, logarithm, quotient
     const double losses = real(1 + m_.num_mtp_layers);
     const double logits = losses * tokens_ * real(m_.vocab) / tp_ * w_.software.loss_passes;
     t_.forward.compute += ops_.elementwise(logits * 14);
@@ -127,7 +120,7 @@ class Pricer {
   // targets' rows, each summed over tp; VW computes the logits' gradient from the exponentials that were
   // kept.
   LayerSeconds vocabulary_part() {
-    t_ = {};
+    begin();
     const double columns = real(m_.vocab) / tp_ / mesh_.pp();
     enter(true);
     reduce_rows(t_.backward_input);
@@ -143,12 +136,19 @@ class Pricer {
 
   // Merges the results of the parts: reads two gradients for each, and writes one.
   LayerSeconds merge() {
-    t_ = {};
+    begin();
     t_.backward_input.compute += ops_.elementwise((2.0 * mesh_.pp() + 1) * here_ * real(m_.hidden) * width_);
     return t_;
   }
 
  private:
+  void begin() {
+    t_ = {};
+    kernels_ = collectives_ = waits_ = 0;
+    beside_ = {};
+    heads_there_ = {};
+  }
+
   static bool is_of_experts(const BlockProgram& program, int value) {
     return program.ops[static_cast<std::size_t>(program.producer(value))].kind == OpKind::experts_out;
   }
