@@ -2,9 +2,12 @@
 // that the configuration describes the model.
 #include <fmt/format.h>
 
+#include <algorithm>
+#include <array>
 #include <cmath>
 #include <nlohmann/json.hpp>
 #include <string>
+#include <string_view>
 #include <utility>
 
 #include "base/error.h"
@@ -49,6 +52,21 @@ void refuse_uneven_heads(const ModelSpec& m, const std::string& type) {
       "model {}: transformers loads a {} only where num_heads = {} divides hidden = {}; legal: a divisor of "
       "{}",
       m.name, type, m.num_heads, m.hidden, m.hidden);
+}
+
+// Types without latent attention that have experts as in deepseek.
+void refuse_experts_of_no_type(const ModelSpec& m, const std::string& type) {
+  constexpr std::array<std::string_view, 14> with_experts{
+      "olmoe",        "flex_olmo",      "qwen2_moe",  "qwen3_moe", "mellum",   "qwen3_next",  "glm4_moe",
+      "ernie4_5_moe", "hunyuan_v1_moe", "exaone_moe", "afmoe",     "lfm2_moe", "cohere2_moe", "hy_v3"};
+  if (m.experts != Experts::deepseek || m.latent_attention() || type.starts_with("granitemoe") ||
+      std::find(with_experts.begin(), with_experts.end(), type) != with_experts.end())
+    return;
+  refuse(
+      "model {}: transformers has no class of experts as in deepseek without its latent attention; "
+      "legal: kv_rank above 0, qk_norm = true and num_shared_experts = 0 (Qwen3's), shared_gate = true "
+      "(Qwen2's), or router_scores = \"sigmoid\" (GLM-4.5's)",
+      m.name);
 }
 
 // What transformers calls it: gpt-oss's clamped one is silu in a configuration.
@@ -519,6 +537,145 @@ ordered_json falcon_config(const ModelSpec& m) {
   return config;
 }
 
+// Whether the type's intermediate_size is that of an expert.
+bool names_experts_alone(const ModelSpec& m, const std::string& type) {
+  return type == "mixtral" || type == "minimax_m2" || type == "gpt_oss" || type == "olmoe" ||
+         type == "flex_olmo" || type == "hunyuan_v1_moe" || type == "cohere2_moe" ||
+         (type.starts_with("granitemoe") && m.experts != Experts::none);
+}
+
+// Which layers have experts, as most types say it.
+void add_kinds_of_mlps(const ModelSpec& m, ordered_json& config) {
+  config["mlp_layer_types"] = json::array();
+  for (std::int64_t layer = 0; layer < m.num_layers; ++layer)
+    config["mlp_layer_types"].push_back(m.has_experts(layer) ? "sparse" : "dense");
+}
+
+// Mixtures of a llama's layers, each under the names of its type.
+void add_experts(const ModelSpec& m, const std::string& type, ordered_json& config) {
+  const auto add = [&](const char* all, const char* of_token) {
+    config[all] = m.num_experts;
+    config[of_token] = m.experts_per_token;
+  };
+  const auto add_usual = [&] { add("num_experts", "num_experts_per_tok"); };
+  const bool gpt_oss = type == "gpt_oss", next = type == "qwen3_next", mellum = type == "mellum";
+  if (m.latent_attention() || type == "glm4_moe" || type == "exaone_moe") add_deepseek_experts(m, config);
+  if (type == "mixtral" || type == "minimax_m2" || gpt_oss || type == "granitemoe")
+    add("num_local_experts", "num_experts_per_tok");
+  if (gpt_oss) {
+    config.erase("mlp_bias");  // experts always have them
+    config["attention_bias"] = m.qkv_bias || m.attention_out_bias;
+    config["attention_dropout"] = 0.0;
+    config["swiglu_alpha"] = m.clamp.alpha;
+    config["swiglu_limit"] = m.clamp.limit;
+  }
+  if (type == "olmoe" || type == "flex_olmo") {
+    add_usual();
+    config["norm_topk_prob"] = m.router.normalise;
+  }
+  if (type == "qwen2_moe" || type == "qwen3_moe" || mellum || next) {
+    add_usual();
+    config["moe_intermediate_size"] = m.expert_hidden;
+    config["norm_topk_prob"] = m.router.normalise;
+    if (mellum) {
+      add_kinds_of_mlps(m, config);
+    } else {
+      config["decoder_sparse_step"] = 1;
+      config["mlp_only_layers"] = json::array();
+      for (std::int64_t layer = 0; layer < m.num_layers; ++layer)
+        if (!m.has_experts(layer)) config["mlp_only_layers"].push_back(layer);
+    }
+  }
+  if (type == "qwen2_moe") config["qkv_bias"] = m.qkv_bias;
+  if (type == "qwen2_moe" || next) config["shared_expert_intermediate_size"] = m.shared_width();
+  if (type == "hunyuan_v1_moe") add("num_experts", "moe_topk");
+  if (type == "exaone_moe") {
+    for (const char* other : {"n_routed_experts", "n_shared_experts", "num_nextn_predict_layers"})
+      config.erase(other);
+    config["num_experts"] = m.num_experts;
+    config["num_shared_experts"] = m.num_shared_experts;
+  }
+  if (type == "hy_v3") {
+    add_usual();
+    config["moe_intermediate_size"] = m.expert_hidden;
+    config["num_shared_experts"] = m.num_shared_experts;
+    config["router_scaling_factor"] = m.router.scale;
+    add_kinds_of_mlps(m, config);
+  }
+  if (type == "afmoe") {
+    add_usual();
+    config["moe_intermediate_size"] = m.expert_hidden;
+    config["num_shared_experts"] = m.num_shared_experts;
+    config["num_dense_layers"] = m.num_dense_layers;
+    config["route_scale"] = m.router.scale;
+    config["mup_enabled"] = m.scales.embedding != 1;
+  }
+  if (type == "cohere2_moe") {
+    add_usual();
+    config["num_shared_experts"] = m.num_shared_experts;
+    config["shared_expert_combination_strategy"] = "sum";
+    config["expert_selection_fn"] = m.router.scores == RouterScores::sigmoid ? "sigmoid" : "softmax";
+    config["norm_topk_prob"] = m.router.normalise;
+    config["mlp_layer_types"] = std::vector<std::string>(static_cast<std::size_t>(m.num_layers), "sparse");
+  }
+}
+
+// Caps of scores and logits, and the factors of Gemma's and Granite's types.
+void add_factors(const ModelSpec& m, const std::string& type, ordered_json& config) {
+  const auto cap = [](double value) { return value > 0 ? ordered_json(value) : ordered_json(); };
+  const bool capped = type == "gemma2" || type == "vaultgemma";
+  if (capped) config["attn_logit_softcapping"] = cap(m.caps.attention);
+  if (capped || type == "nanochat") config["final_logit_softcapping"] = cap(m.caps.logits);
+  if (capped || type == "gemma3_text") {
+    config["hidden_activation"] = config["hidden_act"];
+    config.erase("hidden_act");
+    const double scalar = m.scales.attention > 0 ? 1 / (m.scales.attention * m.scales.attention)
+                                                 : static_cast<double>(m.head_dim);
+    // transformers loads only whole numbers.
+    if (std::abs(scalar - std::round(scalar)) < 1e-9 * scalar)
+      config["query_pre_attn_scalar"] = std::llround(scalar);
+    else
+      config["query_pre_attn_scalar"] = scalar;
+  } else if (const bool hyperclovax = type == "hyperclovax"; type.starts_with("granite") || hyperclovax) {
+    config["embedding_multiplier"] = m.scales.embedding;
+    config["attention_multiplier"] =
+        m.scales.attention > 0 ? m.scales.attention : 1 / std::sqrt(static_cast<double>(m.head_dim));
+    config["residual_multiplier"] = m.scales.residual;
+    config["logits_scaling"] = hyperclovax ? inverse_of(m.scales.logits_divisor) : m.scales.logits_divisor;
+  }
+}
+
+ordered_json llama_config(const ModelSpec& m, const TransformersType& of) {
+  const std::string type = of.name;
+  const bool seed_oss = type == "seed_oss";
+  refuse_experts_of_no_type(m, type);
+  refuse_uneven_heads(m, type);
+  ordered_json config{{"model_type", type},
+                      {"architectures", {of.architecture}},
+                      {"num_hidden_layers", m.num_layers},
+                      {"hidden_size", m.hidden},
+                      {"intermediate_size", names_experts_alone(m, type) ? m.expert_hidden : m.mlp_hidden},
+                      {"num_attention_heads", m.num_heads},
+                      {"num_key_value_heads", m.num_kv_heads},
+                      {"head_dim", m.head_dim},
+                      {"max_position_embeddings", m.max_seq},
+                      {"rms_norm_eps", m.norm_eps},
+                      {"rope_theta", m.rope.theta},
+                      {"hidden_act", name_in_transformers(m.activation)},
+                      {"attention_bias", seed_oss ? m.qkv_bias : m.attention_out_bias},
+                      {"mlp_bias", m.mlp_bias}};
+  if (seed_oss) {
+    config["attention_out_bias"] = m.attention_out_bias;
+    config["attention_dropout"] = config["residual_dropout"] = 0.0;
+  }
+  if (m.latent_attention()) add_latent(m, config);
+  add_experts(m, type, config);
+  add_rope(m, config);
+  add_window(m, config);
+  add_factors(m, type, config);
+  return config;
+}
+
 }  // namespace
 
 std::string hugging_face_config(const ModelSpec& m, DType dtype, const TextBounds& bounds) {
@@ -561,140 +718,7 @@ std::string hugging_face_config(const ModelSpec& m, DType dtype, const TextBound
   } else if (!m.layer_pattern.empty()) {
     config = nemotron_h_config(m);
   } else {
-    const bool mixtral = type == "mixtral" || type == "minimax_m2", gpt_oss = type == "gpt_oss",
-               olmoe = type == "olmoe" || type == "flex_olmo", mellum = type == "mellum",
-               cohere_moe = type == "cohere2_moe", afmoe = type == "afmoe",
-               hyperclovax = type == "hyperclovax", next = type == "qwen3_next",
-               qwen_moe = type == "qwen2_moe" || type == "qwen3_moe" || mellum || next,
-               deepseek = m.latent_attention(), glm4_moe = type == "glm4_moe",
-               ernie_moe = type == "ernie4_5_moe", granite_moe = type.starts_with("granitemoe"),
-               hunyuan_moe = type == "hunyuan_v1_moe", exaone_moe = type == "exaone_moe",
-               lfm2_moe = type == "lfm2_moe", seed_oss = type == "seed_oss", hy_v3 = type == "hy_v3";
-    if (m.experts == Experts::deepseek && !deepseek && !olmoe && !qwen_moe && !glm4_moe && !ernie_moe &&
-        !granite_moe && !hunyuan_moe && !exaone_moe && !afmoe && !lfm2_moe && !cohere_moe && !hy_v3)
-      refuse(
-          "model {}: transformers has no class of experts as in deepseek without its latent attention; "
-          "legal: kv_rank above 0, qk_norm = true and num_shared_experts = 0 (Qwen3's), shared_gate = true "
-          "(Qwen2's), or router_scores = \"sigmoid\" (GLM-4.5's)",
-          m.name);
-    refuse_uneven_heads(m, type);
-    config = {{"model_type", type},
-              {"architectures", {of.architecture}},
-              {"num_hidden_layers", m.num_layers},
-              {"hidden_size", m.hidden},
-              {"intermediate_size", mixtral || gpt_oss || olmoe || hunyuan_moe || cohere_moe ||
-                                            (granite_moe && m.experts != Experts::none)
-                                        ? m.expert_hidden
-                                        : m.mlp_hidden},
-              {"num_attention_heads", m.num_heads},
-              {"num_key_value_heads", m.num_kv_heads},
-              {"head_dim", m.head_dim},
-              {"max_position_embeddings", m.max_seq},
-              {"rms_norm_eps", m.norm_eps},
-              {"rope_theta", m.rope.theta},
-              {"hidden_act", name_in_transformers(m.activation)},
-              {"attention_bias", seed_oss ? m.qkv_bias : m.attention_out_bias},
-              {"mlp_bias", m.mlp_bias}};
-    if (seed_oss) {
-      config["attention_out_bias"] = m.attention_out_bias;
-      config["attention_dropout"] = config["residual_dropout"] = 0.0;
-    }
-    if (olmoe) {
-      config["num_experts"] = m.num_experts;
-      config["num_experts_per_tok"] = m.experts_per_token;
-      config["norm_topk_prob"] = m.router.normalise;
-    }
-    if (deepseek) add_latent(m, config);
-    if (deepseek || glm4_moe) add_deepseek_experts(m, config);
-    if (mixtral || gpt_oss || type == "granitemoe") {
-      config["num_local_experts"] = m.num_experts;
-      config["num_experts_per_tok"] = m.experts_per_token;
-    }
-    if (gpt_oss) {
-      config.erase("mlp_bias");  // experts always have them
-      config["attention_bias"] = m.qkv_bias || m.attention_out_bias;
-      config["attention_dropout"] = 0.0;
-      config["swiglu_alpha"] = m.clamp.alpha;
-      config["swiglu_limit"] = m.clamp.limit;
-    }
-    if (qwen_moe) {
-      config["num_experts"] = m.num_experts;
-      config["num_experts_per_tok"] = m.experts_per_token;
-      config["moe_intermediate_size"] = m.expert_hidden;
-      config["norm_topk_prob"] = m.router.normalise;
-      const char* const kinds = mellum ? "mlp_layer_types" : "mlp_only_layers";
-      if (!mellum) config["decoder_sparse_step"] = 1;
-      config[kinds] = json::array();
-      for (std::int64_t layer = 0; layer < m.num_layers; ++layer)
-        if (mellum)
-          config[kinds].push_back(m.has_experts(layer) ? "sparse" : "dense");
-        else if (!m.has_experts(layer))
-          config[kinds].push_back(layer);
-    }
-    if (type == "qwen2_moe") config["qkv_bias"] = m.qkv_bias;
-    if (type == "qwen2_moe" || next) config["shared_expert_intermediate_size"] = m.shared_width();
-    if (hunyuan_moe) {
-      config["num_experts"] = m.num_experts;
-      config["moe_topk"] = m.experts_per_token;
-    }
-    if (exaone_moe) {
-      add_deepseek_experts(m, config);
-      for (const char* other : {"n_routed_experts", "n_shared_experts", "num_nextn_predict_layers"})
-        config.erase(other);
-      config["num_experts"] = m.num_experts;
-      config["num_shared_experts"] = m.num_shared_experts;
-    }
-    if (hy_v3) {
-      config["num_experts"] = m.num_experts;
-      config["num_experts_per_tok"] = m.experts_per_token;
-      config["moe_intermediate_size"] = m.expert_hidden;
-      config["num_shared_experts"] = m.num_shared_experts;
-      config["router_scaling_factor"] = m.router.scale;
-      config["mlp_layer_types"] = json::array();
-      for (std::int64_t layer = 0; layer < m.num_layers; ++layer)
-        config["mlp_layer_types"].push_back(m.has_experts(layer) ? "sparse" : "dense");
-    }
-    if (afmoe) {
-      config["num_experts"] = m.num_experts;
-      config["num_experts_per_tok"] = m.experts_per_token;
-      config["moe_intermediate_size"] = m.expert_hidden;
-      config["num_shared_experts"] = m.num_shared_experts;
-      config["num_dense_layers"] = m.num_dense_layers;
-      config["route_scale"] = m.router.scale;
-      config["mup_enabled"] = m.scales.embedding != 1;
-    }
-    if (cohere_moe) {
-      config["num_experts"] = m.num_experts;
-      config["num_experts_per_tok"] = m.experts_per_token;
-      config["num_shared_experts"] = m.num_shared_experts;
-      config["shared_expert_combination_strategy"] = "sum";
-      config["expert_selection_fn"] = m.router.scores == RouterScores::sigmoid ? "sigmoid" : "softmax";
-      config["norm_topk_prob"] = m.router.normalise;
-      config["mlp_layer_types"] = std::vector<std::string>(static_cast<std::size_t>(m.num_layers), "sparse");
-    }
-    add_rope(m, config);
-    add_window(m, config);
-    const auto cap = [](double value) { return value > 0 ? ordered_json(value) : ordered_json(); };
-    const bool capped = type == "gemma2" || type == "vaultgemma";
-    if (capped) config["attn_logit_softcapping"] = cap(m.caps.attention);
-    if (capped || type == "nanochat") config["final_logit_softcapping"] = cap(m.caps.logits);
-    if (type == "gemma2" || type == "gemma3_text" || type == "vaultgemma") {
-      config["hidden_activation"] = config["hidden_act"];
-      config.erase("hidden_act");
-      const double scalar = m.scales.attention > 0 ? 1 / (m.scales.attention * m.scales.attention)
-                                                   : static_cast<double>(m.head_dim);
-      // transformers loads only whole numbers.
-      if (std::abs(scalar - std::round(scalar)) < 1e-9 * scalar)
-        config["query_pre_attn_scalar"] = std::llround(scalar);
-      else
-        config["query_pre_attn_scalar"] = scalar;
-    } else if (type.starts_with("granite") || hyperclovax) {
-      config["embedding_multiplier"] = m.scales.embedding;
-      config["attention_multiplier"] =
-          m.scales.attention > 0 ? m.scales.attention : 1 / std::sqrt(static_cast<double>(m.head_dim));
-      config["residual_multiplier"] = m.scales.residual;
-      config["logits_scaling"] = hyperclovax ? inverse_of(m.scales.logits_divisor) : m.scales.logits_divisor;
-    }
+    config = llama_config(m, of);
   }
   if (m.family == Family::llama && m.layer_pattern.empty() && !m.learned_positions && !m.alibi) {
     add_later_families(m, config);
