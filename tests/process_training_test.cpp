@@ -239,6 +239,20 @@ TEST_F(ProcessTraining, RanksThatWereToldOtherThingsAreNamed) {
   }
 }
 
+// As where hosts share no file system: the first checkpoint, perhaps after days, was where it was found out.
+TEST_F(ProcessTraining, RanksThatSaveElsewhereAreNamed) {
+  const CommandResult r = run_command(fmt::format(
+      "OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 mpirun -n 2 --oversubscribe sh -c "
+      "'exec {} train --steps 1 --warmup 0 --model llama-tiny --dp 2 --global-batch 2 --seq-len 24 "
+      "--threads 1 --precision {} --data {} --checkpoint {}/saved-$OMPI_COMM_WORLD_RANK'",
+      ECHELON_BINARY, ECHELON_TEST_DTYPE, directory_ / "text", directory_.path().string()));
+  EXPECT_EQ(r.status, 2) << r.output;
+  for (const char* words : {"rank 1 (", "saved-1: is not the directory that rank 0 sees"})
+    EXPECT_NE(r.output.find(words), std::string::npos) << r.output;
+  EXPECT_EQ(r.output.find("step 1/1"), std::string::npos) << r.output;
+  for (const char* name : {"saved-0", "saved-1"}) EXPECT_FALSE(std::filesystem::exists(directory_ / name));
+}
+
 // As where one host has AMX and another does not.
 TEST_F(ProcessTraining, InvariantBitsAreNotThoseOfOtherKernels) {
   const PrecisionRecipe& precision = recipe(ECHELON_TEST_DTYPE);

@@ -1,6 +1,7 @@
 #include "checkpoint/checkpoint_directory.h"
 
 #include <fmt/format.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <cerrno>
@@ -22,6 +23,11 @@ std::string hidden_name(std::int64_t step, const char* what, const std::string& 
   return fmt::format(".{}.{}-{}", step_name(step), what, job);
 }
 
+// begin() removes it, also that of a run that died.
+static fs::path shown_at(const std::string& path, const std::string& job) {
+  return fs::path(path) / hidden_name(0, "unfinished", job);
+}
+
 CheckpointDirectory::CheckpointDirectory(const std::string& path, const char* what)
     : path_(path), what_(what) {
   const auto stop = [&](const std::string& why) { refuse("{} {}: cannot be written: {}", what, path, why); };
@@ -40,6 +46,7 @@ CheckpointDirectory::CheckpointDirectory(const std::string& path, const char* wh
 
 CheckpointDirectory::~CheckpointDirectory() {
   if (began_) return;
+  if (!shown_.empty()) ::rmdir(shown_.c_str());
   lock_->leave_no_trace();
   lock_.reset();
   // From the innermost outwards, as long as they are empty.
@@ -47,6 +54,19 @@ CheckpointDirectory::~CheckpointDirectory() {
   for (fs::path p = fs::absolute(path_, error); !made_.empty() && p.string().size() >= made_.size();
        p = p.parent_path())
     if (::rmdir(p.c_str()) != 0) break;
+}
+
+void CheckpointDirectory::show(const std::string& job) {
+  shown_ = shown_at(path_, job).string();
+  if (::mkdir(shown_.c_str(), 0777) != 0) fail("{}: cannot be made: {}", shown_, std::strerror(errno));
+}
+
+void refuse_other_directory(const std::string& path, const std::string& what, const std::string& job) {
+  std::error_code error;
+  if (!fs::is_directory(shown_at(path, job), error))
+    refuse("{} {}: is not the directory that rank 0 sees; legal: one that all ranks share", what, path);
+  if (::access(path.c_str(), W_OK | X_OK) != 0)
+    refuse("{} {}: cannot be written: {}", what, path, std::strerror(errno));
 }
 
 std::string CheckpointDirectory::find_last_whole(const Progress& progress) {

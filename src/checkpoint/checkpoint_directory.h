@@ -30,6 +30,9 @@ class CheckpointDirectory {
   CheckpointDirectory(const CheckpointDirectory&) = delete;
   CheckpointDirectory& operator=(const CheckpointDirectory&) = delete;
 
+  // Makes what the other processes of the run named `job` look for (refuse_other_directory), until it begins.
+  // RunError if it cannot be made.
+  void show(const std::string& job);
   // The last checkpoint that is intact, byte for byte; RequestError if there is none. Remembers the damaged
   // ones after it.
   std::string find_last_whole(const Progress& progress);
@@ -44,10 +47,16 @@ class CheckpointDirectory {
     std::string path, why;
   };
   std::string path_, what_;
-  std::string made_;  // the topmost directory that had to be created
+  std::string made_;   // the topmost directory that had to be created
+  std::string shown_;  // by show()
   std::optional<DirectoryLock> lock_;
   std::vector<Damaged> damaged_;
   bool began_ = false;
 };
+
+// In another process of the run, after show() in the leading one: RequestError if what is at `path` here is
+// not that directory, or cannot be written. On a host with a directory of its own, the parts of a checkpoint
+// would never come together, which would be found out only when the first one is saved.
+void refuse_other_directory(const std::string& path, const std::string& what, const std::string& job);
 
 }  // namespace echelon

@@ -268,6 +268,16 @@ static std::vector<std::string> common_settings(const TrainRequest& r) {
           fmt::format("--collectives {}", collectives_name(r.run.collectives))};
 }
 
+static void refuse_unshared_directory(const TrainRequest& request) {
+  if (request.run.leads() || request.checkpoint_directory.empty()) return;
+  const ProcessWorld& processes = *request.run.processes;
+  const int rank = processes.rank();
+  refuse_other_directory(
+      request.checkpoint_directory,
+      fmt::format("rank {} ({}): --checkpoint", rank, processes.nodes()[static_cast<std::size_t>(rank)]),
+      processes.job());
+}
+
 TrainSummary train(const TrainRequest& request, const TokenData& data, const TrainObserver& observer) {
   const Plan& plan = request.plan;
   const RunOptions& options = request.run;
@@ -295,11 +305,15 @@ TrainSummary train(const TrainRequest& request, const TokenData& data, const Tra
   refuse_together(options.processes, [&] {
     if (!options.leads() || request.checkpoint_directory.empty()) return;
     directory.emplace(request.checkpoint_directory, "--checkpoint");
+    if (options.processes != nullptr) directory->show(options.processes->job());
     if (request.resume) resumed = directory->find_last_whole(observer.on_progress);
   });
   if (options.processes != nullptr) resumed = options.processes->gather(resumed).front();
   SharedRun& run = *prepared;
-  refuse_together(options.processes, [&] { run.resumed = find_resumed(request, resumed, data); });
+  refuse_together(options.processes, [&] {
+    refuse_unshared_directory(request);
+    run.resumed = find_resumed(request, resumed, data);
+  });
   if (request.resume && run.resumed.step == request.optimizer.total_steps) return complete(run);
   std::optional<ThreadWorld> threads;
   if (options.processes == nullptr)
