@@ -85,10 +85,18 @@ TEST_F(SlurmJob, IsQueuedAgainWhenItsTimeIsOverAndGoesOn) {
   const std::string out_of_time = "trap 'exit 0' USR1\nwhile :; do kill -USR1 $PPID; sleep 0.05; done";
   EXPECT_EQ(run(out_of_time), 0);
   EXPECT_EQ(requeued(), "requeue 42\n");
-  fs::create_directory(place_ / "run");
+  fs::create_directories(place_ / "run/step-00000100");
   EXPECT_EQ(run("exit 0"), 0);
   EXPECT_NE(ran().find("\n--resume\n"), std::string::npos) << ran();
   EXPECT_EQ(requeued(), "requeue 42\n") << "only once";
+}
+
+// What it leaves is refused by --resume, and it could never begin again.
+TEST_F(SlurmJob, BeginsAnewWhereItDiedBeforeItsFirstCheckpoint) {
+  fs::create_directories(place_ / "run/.step-00000100.unfinished-0123");
+  write_text(place_ / "run/.lock", "");
+  EXPECT_EQ(run("exit 0"), 0);
+  EXPECT_EQ(ran().find("--resume"), std::string::npos) << ran();
 }
 
 TEST_F(SlurmJob, IsNotQueuedAgainWhenItsTrainingFailsWhileItEnds) {
@@ -104,6 +112,8 @@ TEST(ClusterExamples, TheKubernetesJobHasASlotForEachRank) {
   std::erase(plan, '\\');
   std::replace(plan.begin(), plan.end(), '\n', ' ');
   EXPECT_EQ(ranks_of(plan), processes);
+  EXPECT_NE(text.find("ls -d /work/run/step-* "), std::string::npos)
+      << "it may have died without a checkpoint";
   if (!is_here("python3") || output_of("python3 -c 'import yaml'").status != 0)
     GTEST_SKIP() << "python3 with yaml is not installed";
   const CommandResult read = run_command(
