@@ -7,6 +7,7 @@
 #include <deque>
 #include <map>
 
+#include "refusals.h"
 #include "schedule/lower.h"
 #include "schedule/schedules.h"
 #include "schedule/text.h"
@@ -203,6 +204,29 @@ TEST(Simulate, TheSteadyStateOfPairsHidesMessages) {
       EXPECT_NEAR(grows(dualpipe_v), 3 * p, 1e-9);
       EXPECT_NEAR(grows(one_f_one_b), 3 * p + 2 * (p - 1) * message, 1e-9);
     }
+}
+
+// Of a program that made it, without check_rules(): such an instruction was looked up outside of the tables.
+TEST(Simulate, WhatIsOfNoStageIsRefused) {
+  const Schedule good = one_f_one_b(2, 3);
+  const auto refused = [](const Schedule& schedule, const SimulationCosts& costs, const char* words) {
+    checks::expect_refusal([&] { simulate(schedule, costs); }, {words});
+  };
+  Schedule bad = good;
+  bad.ranks[0][0].stage = 2;
+  refused(bad, {}, "rank 0, instruction 0 (2F0): there is no such stage; legal: 0 to 1");
+  bad = good, bad.ranks[1][0].microbatch = -1;
+  refused(bad, {}, "there is no such microbatch; legal: 0 to 2");
+  bad = good, bad.ranks[0].push_back({.op = Op::send, .peer = 1});
+  refused(bad, {}, "no messages of its own");
+  bad = good, bad.vocabulary_parts = -2;
+  refused(bad, {}, "-2 parts of the output layer");
+  refused(Schedule{"none", 0, 0, {}}, {}, "0 ranks");
+  SimulationCosts costs;
+  costs.stages.clear();
+  refused(good, costs, "times of 0 stages; legal: of 2, or one entry for all");
+  costs.stages.resize(3);
+  refused(good, costs, "times of 3 stages");
 }
 
 // F took 2 and BW 5 by themselves. Side by side they took 6 together instead of 7.

@@ -9,6 +9,7 @@
 #include "base/error.h"
 #include "base/median.h"
 #include "schedule/per_peer.h"
+#include "schedule/validate.h"
 
 namespace echelon {
 namespace {
@@ -370,6 +371,10 @@ SimulationCosts measured_costs(const Timeline& timeline) {
 }
 
 Simulation simulate(const Schedule& schedule, const SimulationCosts& costs) {
+  check_shape(schedule);
+  if (costs.stages.size() != 1 && costs.stages.size() != static_cast<std::size_t>(schedule.num_stages))
+    refuse("schedule {}: times of {} stages; legal: of {}, or one entry for all", schedule.name,
+           costs.stages.size(), schedule.num_stages);
   Simulation result = Simulator(schedule, costs).run();
   result.peak_activations = peak_activations(schedule);
   result.weight_versions = weight_versions(schedule);

@@ -37,25 +37,13 @@ class Rules {
     check_steps();
   }
 
- private:
-  template <class Visit>
-  void each(Visit visit) const {
-    for (size_t r = 0; r < schedule_.ranks.size(); ++r)
-      for (size_t k = 0; k < schedule_.ranks[r].size(); ++k)
-        visit(static_cast<int>(r), static_cast<int>(k), schedule_.ranks[r][k]);
-  }
-
-  template <class... Args>
-  [[noreturn]] void refuse_at(int r, int k, fmt::format_string<Args...> why, Args&&... args) const {
-    const Instruction& i = schedule_.ranks[static_cast<size_t>(r)][static_cast<size_t>(k)];
-    refuse("schedule {}: rank {}, instruction {} ({}): {}", schedule_.name, r, k, to_string(i),
-           fmt::format(why, std::forward<Args>(args)...));
-  }
-
   void check_shape() const {
     if (schedule_.ranks.empty() || schedule_.num_stages < 1 || schedule_.num_microbatches < 1)
       refuse("schedule {}: {} ranks, {} stages, {} microbatches; each must be at least 1", schedule_.name,
              schedule_.num_ranks(), schedule_.num_stages, schedule_.num_microbatches);
+    if (schedule_.vocabulary_parts != 0 && schedule_.vocabulary_parts != schedule_.num_ranks())
+      refuse("schedule {}: {} parts of the output layer (V, VW) over {} ranks; legal: none, or one a rank",
+             schedule_.name, schedule_.vocabulary_parts, schedule_.num_ranks());
     each([&](int r, int k, const Instruction& i) {
       if (!is_compute(i.op) && i.op != Op::step)
         refuse_at(r, k, "a schedule has no messages of its own; lowering puts them in");
@@ -72,12 +60,24 @@ class Rules {
     });
   }
 
+ private:
+  template <class Visit>
+  void each(Visit visit) const {
+    for (size_t r = 0; r < schedule_.ranks.size(); ++r)
+      for (size_t k = 0; k < schedule_.ranks[r].size(); ++k)
+        visit(static_cast<int>(r), static_cast<int>(k), schedule_.ranks[r][k]);
+  }
+
+  template <class... Args>
+  [[noreturn]] void refuse_at(int r, int k, fmt::format_string<Args...> why, Args&&... args) const {
+    const Instruction& i = schedule_.ranks[static_cast<size_t>(r)][static_cast<size_t>(k)];
+    refuse("schedule {}: rank {}, instruction {} ({}): {}", schedule_.name, r, k, to_string(i),
+           fmt::format(why, std::forward<Args>(args)...));
+  }
+
   // Part k on rank k, with V and then VW for every microbatch.
   void check_output_layer() const {
     if (schedule_.vocabulary_parts == 0) return;
-    if (schedule_.vocabulary_parts != schedule_.num_ranks())
-      refuse("schedule {}: {} parts of the output layer (V, VW) over {} ranks; legal: none, or one a rank",
-             schedule_.name, schedule_.vocabulary_parts, schedule_.num_ranks());
     if (!is_synchronous(schedule_))
       refuse("schedule {}: has optimizer steps and parts of the output layer (V, VW); legal: one of the two",
              schedule_.name);
@@ -269,6 +269,8 @@ class Rules {
 };
 
 }  // namespace
+
+void check_shape(const Schedule& schedule) { Rules(schedule).check_shape(); }
 
 void check_rules(const Schedule& schedule) { Rules(schedule).check(); }
 
