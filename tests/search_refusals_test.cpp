@@ -27,6 +27,19 @@ TEST(SearchRefusals, RanksThatNoTierLinksHaveNoPrice) {
   EXPECT_FALSE(search(r).plans.empty());
 }
 
+// As in a program that forgot one of them.
+TEST(SearchRefusals, NamesWhatIsMissing) {
+  SearchRequest r = request("gpt2-1.5b", 4, 32);
+  r.work.machine = {};
+  expect_refusal([&] { search(r); }, {"machine", "no [[tier]]"});
+  r = request("gpt2-1.5b", 4, 32);
+  r.work.plan.model = {};
+  expect_refusal([&] { search(r); }, {"model", "num_layers = 0"});
+  r = request("gpt2-1.5b", 4, 32);
+  r.work.software = {};
+  expect_refusal([&] { search(r); }, {"software", "name is empty"});
+}
+
 TEST(SearchRefusals, PinsNothingButFieldsOfAPlan) {
   SearchRequest r = request("gpt2-1.5b", 4, 32);
   expect_refusal([&] { r.pin("micro_batch", 1); }, {"micro_batch", "no field"});

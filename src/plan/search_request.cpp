@@ -183,6 +183,9 @@ void check_links(const SearchRequest& r) {
 }
 
 void check_request(const SearchRequest& r) {
+  validate(r.work.plan.model);
+  validate(r.work.machine);
+  validate(r.work.software);
   if (r.gpus < 1 || r.gpus > Mesh::most_ranks)
     refuse("--gpus {}: must be from 1 to {}", r.gpus, Mesh::most_ranks);
   check_links(r);

@@ -60,7 +60,8 @@ bool makes_possible(const Remedy& remedy, SearchRequest request);
 std::vector<SearchRequest> offloading(const SearchRequest& request);
 
 // RequestError naming the flag if no configuration could have these sizes; the values that it calls legal
-// make some configuration possible.
+// make some configuration possible. And if model, machine or program are none, as where a caller has left one
+// out.
 void check_request(const SearchRequest& request);
 // RequestError if there are more devices than the machine's file says how to link.
 void check_links(const SearchRequest& request);

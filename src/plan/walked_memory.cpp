@@ -94,7 +94,8 @@ void WalkedMemory::lay_out(const Plan& c, const StageShape& s, const std::string
 }
 
 std::vector<StepMemory> WalkedMemory::of(const Plan& c, const StageShape& s, const std::vector<int>& ranks) {
-  if (!work_.exact_memory) throw InvariantError("a plan of this trainer is priced with what it holds");
+  if (!work_.exact_memory)
+    throw InvariantError("a plan of this trainer is priced with what it holds: Workload::exact_memory");
   const std::string shared = shared_key(c);
   std::vector<std::string> keys;
   std::vector<std::size_t> unknown;

@@ -20,7 +20,7 @@ struct Workload {
   Precision precision = Precision::bf16;
   Machine machine;
   Software software;
-  ExactMemory exact_memory = {};  // if the software is this repository's trainer
+  ExactMemory exact_memory = {};  // exact_memory() of train/dry_run.h, if the software is this trainer
   ExpertSkew expert_load = {};
   DocumentLengths documents = {};  // of documents packed into sequences, under a document mask
   // How often a token goes through final norm, output layer and loss: more than once if modules after the

@@ -1,4 +1,4 @@
-// What a run measures, in the formats that command-line.md promises to programs.
+// What a run measures, in the formats that docs/predictions.md promises to programs.
 #pragma once
 
 #include <algorithm>
