@@ -91,7 +91,9 @@ TEST_F(FlightRecord, APlaceThatIsNoneIsRefusedBeforeAnythingStarts) {
   refused("TMPDIR=", "", "TMPDIR (empty): there is no such directory");
   refused("TMPDIR=" + (directory_ / "text"), "",
           "TMPDIR " + (directory_ / "text") + ": it is not a directory");
-  refused("TMPDIR=/proc", "", "TMPDIR /proc: no directory for this run can be made there");
+  refused("TMPDIR=/proc", "",
+          "TMPDIR /proc: no directory for this run can be made there: No such file or directory; legal: a "
+          "directory where files can be made, as the TMPDIR of the environment");
   refused("", "--record " + (directory_ / "text"),
           "--record " + (directory_ / "text") + ": no directory for this run can be made there");
   refused("TMPDIR=/nonexistent", "--zero 1 --offload optimizer --record " + directory_.path().string(),

@@ -36,8 +36,11 @@ std::string make_private_directory(const std::string& place, const std::string& 
   if (!place.empty()) fs::create_directories(parent, error);
   if (!error && ::mkdtemp(path.data()) == nullptr) error = {errno, std::generic_category()};
   if (error)
-    refuse("{} {}: no directory for this run can be made there: {}", place.empty() ? "TMPDIR" : asked_by,
-           parent, error.message());
+    refuse(
+        "{} {}: no directory for this run can be made there: {}; legal: a directory where files can be "
+        "made{}",
+        place.empty() ? "TMPDIR" : asked_by, parent, error.message(),
+        place.empty() ? ", as the TMPDIR of the environment" : "");
   return path;
 }
 
