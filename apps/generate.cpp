@@ -15,6 +15,7 @@
 #include "base/error.h"
 #include "base/json_text.h"
 #include "base/open_file.h"
+#include "base/utf8.h"
 #include "checkpoint/finite.h"
 #include "checkpoint/hugging_face.h"
 #include "schedule/pipeline_layout.h"
@@ -89,7 +90,7 @@ GenerateOptions that_fit(GenerateOptions options, const ModelSpec& model, const 
 
 // One prompt per line.
 std::vector<std::string> read_prompts(const std::string& path) {
-  std::istringstream in(read_text(path, "--prompts"));
+  std::istringstream in(std::string(without_byte_order_mark(read_text(path, "--prompts"))));
   std::vector<std::string> prompts;
   for (std::string line; std::getline(in, line);) {
     if (line.ends_with('\r')) line.pop_back();

@@ -78,4 +78,9 @@ bool is_utf8(std::string_view text) {
   return true;
 }
 
+std::string_view without_byte_order_mark(std::string_view text) {
+  constexpr std::string_view mark = "\xef\xbb\xbf";
+  return text.starts_with(mark) ? text.substr(mark.size()) : text;
+}
+
 }  // namespace echelon

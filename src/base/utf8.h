@@ -16,4 +16,7 @@ std::string valid_utf8(std::string_view text);
 // those that change the text direction, and what is not UTF-8 become U+FFFD. Cut off after `most` bytes.
 std::string printable(std::string_view text, std::size_t most = 4096);
 
+// The text without the byte order mark that editors and spreadsheets on Windows write first.
+std::string_view without_byte_order_mark(std::string_view text);
+
 }  // namespace echelon

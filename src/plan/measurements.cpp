@@ -14,6 +14,7 @@
 #include "base/error.h"
 #include "base/parse_number.h"
 #include "base/units.h"
+#include "base/utf8.h"
 #include "plan/measured_fields.h"
 
 namespace echelon {
@@ -332,11 +333,9 @@ void read_steps(const CsvTable& table, const std::string& file, const std::strin
 
 }  // namespace
 
-void read_measurements(const std::string& text, const std::string& file, const std::string& model,
+void read_measurements(const std::string& bytes, const std::string& file, const std::string& model,
                        Measurements& into) {
-  constexpr std::string_view byte_order_mark = "\xef\xbb\xbf";  // spreadsheets write it first
-  if (text.starts_with(byte_order_mark))
-    return read_measurements(text.substr(byte_order_mark.size()), file, model, into);
+  const std::string text(without_byte_order_mark(bytes));
   const std::vector<std::string> lines = lines_of(text);
   std::vector<std::string> printed;
   for (const std::string& line : lines) printed.push_back(without_escapes(line));

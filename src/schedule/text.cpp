@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "base/error.h"
+#include "base/utf8.h"
 
 namespace echelon {
 namespace {
@@ -224,7 +225,7 @@ std::string write(const Schedule& schedule, bool csv) {
 }  // namespace
 
 Schedule from_text(std::string_view text, const std::string& where) {
-  if (text.starts_with("\xef\xbb\xbf")) text.remove_prefix(3);  // byte order mark
+  text = without_byte_order_mark(text);
   Schedule schedule;
   schedule.name = where;
   std::vector<std::pair<int, std::string_view>> rows;
