@@ -11,6 +11,7 @@
 
 #include "apps/launch_words.h"
 #include "apps/launched.h"
+#include "apps/terminal.h"
 #include "apps/verbs.h"
 #include "base/error.h"
 
@@ -123,7 +124,7 @@ int Job::run(const RunFlags& flags, const std::function<int()>& body) {
     if (dynamic_cast<const JointRefusal*>(&error) == nullptr || processes_->failed()) {
       processes_->fail(error);
     } else if (leads()) {
-      fmt::print(stderr, "echelon: {}\n", error.what());
+      show(stderr, "echelon: {}\n", error.what());
       std::fflush(stderr);
     }
     processes_.reset();

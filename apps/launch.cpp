@@ -13,6 +13,7 @@
 #include "apps/flags.h"
 #include "apps/help.h"
 #include "apps/launch_words.h"
+#include "apps/terminal.h"
 #include "base/error.h"
 #include "base/units.h"
 #include "checkpoint/checkpoint.h"
@@ -194,7 +195,7 @@ class Launch {
 
   template <class... Args>
   static void say(fmt::format_string<Args...> form, Args&&... args) {
-    fmt::print(stderr, "echelon: launch: {}\n", fmt::format(form, std::forward<Args>(args)...));
+    show(stderr, "echelon: launch: {}\n", fmt::format(form, std::forward<Args>(args)...));
   }
 
   bool starts_processes() const { return flags_.ranks > 0 || !hosts_.empty(); }

@@ -46,7 +46,7 @@ void ProgressLine::clear() {
 }
 
 void ProgressLine::erase() {
-  if (shown_ && terminal_) fmt::print(stderr, "{}", fresh_line);
+  if (shown_ && terminal_) show(stderr, "{}", fresh_line);
   std::fflush(stderr);
   shown_ = false;
 }
@@ -60,7 +60,7 @@ void ProgressLine::keep_fresh() {
     if (ending_ || !pace_.is_due(seconds_since(begin_)) || !reported_) continue;
     const int columns = terminal_ ? terminal_columns(stderr, 80) - 1 : 79;
     const std::string text = progress_text(verb_, what_, done_, seconds_since(begin_), columns);
-    fmt::print(stderr, "{}{}{}", terminal_ ? fresh_line : "", text, terminal_ ? "" : "\n");
+    show(stderr, "{}{}{}", terminal_ ? fresh_line : "", text, terminal_ ? "" : "\n");
     std::fflush(stderr);
     shown_ = true;
   }

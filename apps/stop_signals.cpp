@@ -1,11 +1,11 @@
 #include "apps/stop_signals.h"
 
 #include <fcntl.h>
-#include <fmt/core.h>
 #include <poll.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <utility>
 
@@ -53,7 +53,7 @@ StopSignals::~StopSignals() {
   pthread_kill(thread_.native_handle(), SIGUSR1);
   thread_.join();
   pthread_sigmask(SIG_SETMASK, &before_, nullptr);
-  if (has_reader_) ::signal(SIGPIPE, SIG_DFL);
+  if (!readers_.empty()) ::signal(SIGPIPE, SIG_DFL);
 }
 
 void StopSignals::listen(std::string notice) {
@@ -61,18 +61,21 @@ void StopSignals::listen(std::string notice) {
   listens_ = true;
 }
 
-void StopSignals::listen_to_reader() {
+void StopSignals::listen_to_reader(std::FILE* stream) {
+  const int fd = ::fileno(stream);
   struct stat out {};
+  if (::fstat(fd, &out) != 0 || !(S_ISFIFO(out.st_mode) || S_ISSOCK(out.st_mode))) return;
   struct sigaction pipe {};
-  has_reader_ = ::fstat(STDOUT_FILENO, &out) == 0 && (S_ISFIFO(out.st_mode) || S_ISSOCK(out.st_mode)) &&
-                ::sigaction(SIGPIPE, nullptr, &pipe) == 0 && pipe.sa_handler == SIG_DFL;
-  if (has_reader_) ::signal(SIGPIPE, SIG_IGN);
+  if (readers_.empty() && (::sigaction(SIGPIPE, nullptr, &pipe) != 0 || pipe.sa_handler != SIG_DFL)) return;
+  ::signal(SIGPIPE, SIG_IGN);
+  readers_.push_back(fd);
 }
 
 bool StopSignals::reader_is_gone() const {
-  if (!has_reader_) return false;
-  pollfd out{STDOUT_FILENO, 0, 0};
-  return ::poll(&out, 1, 0) > 0 && (out.revents & (POLLERR | POLLHUP)) != 0;
+  return std::any_of(readers_.begin(), readers_.end(), [](int fd) {
+    pollfd out{fd, 0, 0};
+    return ::poll(&out, 1, 0) > 0 && (out.revents & (POLLERR | POLLHUP)) != 0;
+  });
 }
 
 void StopSignals::take() {
@@ -84,7 +87,7 @@ void StopSignals::take() {
     if (listens_ && !asked_.exchange(true)) {
       first = Clock::now();
       if (!notice_.empty())  // replaces a progress line, and the terminal's ^C
-        fmt::print(stderr, "{}{}\n", is_terminal(stderr) ? fresh_line : "", notice_);
+        show(stderr, "{}{}\n", is_terminal(stderr) ? fresh_line : "", notice_);
     }
     if (asked_ && Clock::now() - first < one_stop_request) continue;
     ::kill(::getpid(), signal);

@@ -10,8 +10,10 @@
 
 #include <atomic>
 #include <chrono>
+#include <cstdio>
 #include <string>
 #include <thread>
+#include <vector>
 
 namespace echelon {
 
@@ -33,10 +35,10 @@ class StopSignals {
   // From now on, the first signal, with others of the same request, only sets asked(); earlier and later
   // signals end the process as by default. `notice` is printed on standard error then.
   void listen(std::string notice = {});
-  // From now on the end of whoever reads standard output through a pipe is such a request too (as of `|
-  // head`, or of ssh without a terminal), where SIGPIPE would end the process; not where SIGPIPE was ignored
-  // already.
-  void listen_to_reader();
+  // From now on the end of whoever reads standard output, or standard error, through a pipe is such a request
+  // too (as of `| head`, or of ssh without a terminal), where SIGPIPE would end the process; not where
+  // SIGPIPE was ignored already.
+  void listen_to_reader(std::FILE* stream);
   bool asked() const { return asked_ || reader_is_gone(); }
 
  private:
@@ -45,7 +47,7 @@ class StopSignals {
 
   const sigset_t signals_;
   sigset_t before_{};
-  bool has_reader_ = false;
+  std::vector<int> readers_;  // the descriptors that pipes are read from
   std::string notice_;  // set before listens_
   std::atomic<bool> listens_{false}, asked_{false}, ending_{false};
   std::thread thread_;

@@ -480,7 +480,7 @@ int run_train(TrainFlags& f, StopSignals& signals) {
     for (const std::string& note : start.notes) say("{}    {}\n", colours(Tint::caution, "note"), note);
     if (!start.resumed_from.empty())
       say("resume  after step {} of {}\n", start.first_step, start.resumed_from);
-    fmt::print(out, "{}", fitted(lines, line_columns(terminal ? out : nullptr)));
+    show(out, "{}", fitted(lines, line_columns(terminal ? out : nullptr)));
     std::fflush(out);
   };
   double seconds_in_steps = 0;
@@ -493,38 +493,38 @@ int run_train(TrainFlags& f, StopSignals& signals) {
     const bool keeps = r.step % 10 == 0 || r.step == f.steps || f.steps <= 40 ||
                        (!terminal && seconds_since(last_line) > 30);
     if (!r.skipped.empty())
-      fmt::print(out, "{}{}: {}\n", fresh, colours(Tint::caution, fmt::format("step {} skipped", r.step)),
-                 r.skipped);
+      show(out, "{}{}: {}\n", fresh, colours(Tint::caution, fmt::format("step {} skipped", r.step)),
+           r.skipped);
     if (!terminal && !keeps) return;
     // On a terminal every step is shown; unlogged steps share one line, which is overwritten. Its last column
     // stays free, since some terminals would wrap.
     const int columns = terminal ? terminal_columns(out, 80) - 1 : 79;
-    fmt::print(out, "{}{}{}", fresh, step_line(r, f.steps, left, columns), keeps ? "\n" : "");
+    show(out, "{}{}{}", fresh, step_line(r, f.steps, left, columns), keeps ? "\n" : "");
     std::fflush(out);
     last_line = Clock::now();
   };
   observer.on_evaluation = [&](std::int64_t step, double loss) {
-    fmt::print(out, "{}step {}  validation loss {}\n", fresh, step, loss_text(loss));
+    show(out, "{}step {}  validation loss {}\n", fresh, step, loss_text(loss));
   };
   observer.on_fingerprint = [&](std::int64_t step, const std::string& fingerprint) {
-    fmt::print(out, "{}step {}  fingerprint {}\n", fresh, step, fingerprint);
+    show(out, "{}step {}  fingerprint {}\n", fresh, step, fingerprint);
   };
   observer.on_corruption = [&](const Corruption& c) {
-    fmt::print(out, "{}{} {}; found after step {}{}\n", fresh, colours(Tint::bad, "corrupt"), c.what,
-               c.found_after, c.repaired ? ", and repaired" : "");
+    show(out, "{}{} {}; found after step {}{}\n", fresh, colours(Tint::bad, "corrupt"), c.what, c.found_after,
+         c.repaired ? ", and repaired" : "");
     std::fflush(out);
   };
   observer.on_spread = [&](const WorkSpread& s) {
     const auto [least, most] = std::minmax_element(s.seconds.begin(), s.seconds.end());
-    fmt::print(
+    show(
         out,
         "{}ranks   steps {} to {}: {} to {} of work each; rank {} most, {:.2f}x the median of the others{}\n",
         fresh, s.first_step, s.last_step, format_seconds(*least), format_seconds(*most), s.slowest(),
         s.slowdown(), shares_cores ? " (waits for cores included)" : "");
   };
-  observer.on_checkpoint = [&](const std::string& path) { fmt::print(out, "{}saved   {}\n", fresh, path); };
+  observer.on_checkpoint = [&](const std::string& path) { show(out, "{}saved   {}\n", fresh, path); };
   observer.on_sample = [&](const std::vector<std::int32_t>& prompt, const std::vector<std::int32_t>& text) {
-    fmt::print(out, "\nsample, after \"{}\":\n{}\n", as_text(prompt, f, data), as_text(text, f, data));
+    show(out, "\nsample, after \"{}\":\n{}\n", as_text(prompt, f, data), as_text(text, f, data));
   };
   // An asynchronous run's workers have no common step to stop after. If one process fails, mpirun signals the
   // others, which is not a request to stop.
@@ -532,87 +532,89 @@ int run_train(TrainFlags& f, StopSignals& signals) {
     signals.listen(f.job.processes() == nullptr
                        ? "echelon: stopping after this step; a second request ends the run at once"
                        : "");
-  if (!request.asynchronous && f.job.leads()) signals.listen_to_reader();
+  if (!request.asynchronous && f.job.leads()) {
+    signals.listen_to_reader(stdout);
+    if (f.json) signals.listen_to_reader(stderr);
+  }
   const TrainSummary summary = train(request, data, observer);
   starting.reset();
-  fmt::print(out, "{}", fresh);
+  show(out, "{}", fresh);
   if (!f.job.leads()) return 0;
   if (summary.complete) {
-    fmt::print(out, "complete: {} has all {} done\n", summary.checkpoint, counted(summary.last_step, "step"));
+    show(out, "complete: {} has all {} done\n", summary.checkpoint, counted(summary.last_step, "step"));
     if (f.json) fmt::print("{}\n", to_json(summary));
     return 0;
   }
   if (summary.stopped)
-    fmt::print(out, "stopped after step {} as asked{}\n", summary.last_step,
-               summary.checkpoint.empty()
-                   ? "; nothing is saved without --checkpoint"
-                   : fmt::format("; the same command with --resume{} continues from {}",
-                                 f.from.empty() ? "" : " in place of --from", summary.checkpoint));
+    show(out, "stopped after step {} as asked{}\n", summary.last_step,
+         summary.checkpoint.empty()
+             ? "; nothing is saved without --checkpoint"
+             : fmt::format("; the same command with --resume{} continues from {}",
+                           f.from.empty() ? "" : " in place of --from", summary.checkpoint));
   const auto& asynchronous = summary.asynchronous;
-  fmt::print(out, "\n{}{}{}{}{}",
-             memory_table("memory, rank 0", "predicted", summary.predicted_memory, "measured",
-                          summary.measured_memory),
-             offload_table("predicted", summary.predicted_host, "measured", summary.measured_host),
-             assumption_note(summary.memory_assumptions),
-             asynchronous ? memory_table("memory, server 0", "predicted", asynchronous->predicted_memory,
-                                         "measured", asynchronous->measured_memory)
-                          : "",
-             traffic_table(summary));
-  fmt::print(out, "{}", expert_table(summary.experts));
+  show(out, "\n{}{}{}{}{}",
+       memory_table("memory, rank 0", "predicted", summary.predicted_memory, "measured",
+                    summary.measured_memory),
+       offload_table("predicted", summary.predicted_host, "measured", summary.measured_host),
+       assumption_note(summary.memory_assumptions),
+       asynchronous ? memory_table("memory, server 0", "predicted", asynchronous->predicted_memory,
+                                   "measured", asynchronous->measured_memory)
+                    : "",
+       traffic_table(summary));
+  show(out, "{}", expert_table(summary.experts));
   for (Axis axis : traffic_axes)
     if (const VerbTraffic& sent = summary.measured_messages.at(axis, Verb::send); sent.calls > 0)
-      fmt::print(out, "  {:<18}{:>28}{:>8} message{} of {} collectives\n", axis_name(axis),
-                 format_bytes(static_cast<double>(sent.bytes)), sent.calls, sent.calls == 1 ? "" : "s",
-                 collectives_name(request.run.collectives));
-  fmt::print(out, "  {:<18}{:>14}{:>14}\n", "step time", format_seconds(summary.predicted_step_seconds),
-             format_seconds(summary.step_seconds));
+      show(out, "  {:<18}{:>28}{:>8} message{} of {} collectives\n", axis_name(axis),
+           format_bytes(static_cast<double>(sent.bytes)), sent.calls, sent.calls == 1 ? "" : "s",
+           collectives_name(request.run.collectives));
+  show(out, "  {:<18}{:>14}{:>14}\n", "step time", format_seconds(summary.predicted_step_seconds),
+       format_seconds(summary.step_seconds));
   if (plan.mesh.size(Axis::pp) > 1) {
-    fmt::print(out, "  {:<18}{:>13.1f}%{:>13.1f}%\n", "bubble", 100 * summary.predicted_bubble,
-               100 * summary.measured_bubble);
+    show(out, "  {:<18}{:>13.1f}%{:>13.1f}%\n", "bubble", 100 * summary.predicted_bubble,
+         100 * summary.measured_bubble);
     const double simulated = summary.simulated_timeline.makespan(),
                  measured = summary.measured_timeline.makespan();
-    fmt::print(
-        out,
-        "pipeline of the last step{}: {} measured, {} simulated with the times its instructions took{}\n",
-        flushes(plan) ? "" : "s", format_seconds(measured), format_seconds(simulated),
-        shares_cores ? ", in which they waited for cores" : "");
+    show(out,
+         "pipeline of the last step{}: {} measured, {} simulated with the times its instructions took{}\n",
+         flushes(plan) ? "" : "s", format_seconds(measured), format_seconds(simulated),
+         shares_cores ? ", in which they waited for cores" : "");
   }
   if (const auto missed = missed_predictions(summary); !missed.empty())
-    fmt::print(out, "{}\n  {}\n", colours(Tint::caution, "predictions off by more than 10%:"),
-               fmt::join(missed, "\n  "));
+    show(out, "{}\n  {}\n", colours(Tint::caution, "predictions off by more than 10%:"),
+         fmt::join(missed, "\n  "));
   if (summary.gathers)
-    fmt::print(out, "  {} of parameters, {} under way before the layer ahead of theirs; uses waited {}\n",
-               counted(summary.gathers->gathers, "gather"), summary.gathers->ahead,
-               format_seconds(summary.gathers->wait_seconds));
+    show(out, "  {} of parameters, {} under way before the layer ahead of theirs; uses waited {}\n",
+         counted(summary.gathers->gathers, "gather"), summary.gathers->ahead,
+         format_seconds(summary.gathers->wait_seconds));
   if (!summary.measured_staleness.empty())
-    fmt::print(out, "gradients late by {} optimizer steps, by pipeline rank; predicted {}\n",
-               fmt::join(summary.measured_staleness, " "), fmt::join(summary.predicted_staleness, " "));
-  if (summary.asynchronous) fmt::print(out, "{}", staleness_table(*summary.asynchronous));
+    show(out, "gradients late by {} optimizer steps, by pipeline rank; predicted {}\n",
+         fmt::join(summary.measured_staleness, " "), fmt::join(summary.predicted_staleness, " "));
+  if (summary.asynchronous) show(out, "{}", staleness_table(*summary.asynchronous));
   if (summary.skipped > 0)
-    fmt::print(out, "{}: what they computed was not finite (--on-nan skip)\n",
-               colours(Tint::caution,
-                       fmt::format("{} of {} skipped", summary.skipped, counted(summary.steps, "step"))));
+    show(out, "{}: what they computed was not finite (--on-nan skip)\n",
+         colours(Tint::caution,
+                 fmt::format("{} of {} skipped", summary.skipped, counted(summary.steps, "step"))));
   if (summary.checked_steps > 0)
-    fmt::print(out, "{} run a second time, in {}: {}\n", counted(summary.checked_steps, "step"),
-               format_seconds(summary.check_seconds),
-               summary.corruptions == 0
-                   ? "the same bits"
-                   : counted(summary.corruptions, "corruption") + " found, and repaired");
+    show(out, "{} run a second time, in {}: {}\n", counted(summary.checked_steps, "step"),
+         format_seconds(summary.check_seconds),
+         summary.corruptions == 0 ? "the same bits"
+                                  : counted(summary.corruptions, "corruption") + " found, and repaired");
   if (summary.graphs)
-    fmt::print(out, "CUDA graphs: passes captured {}, replayed {}\n", summary.graphs->captured,
-               summary.graphs->replayed);
+    show(out, "CUDA graphs: passes captured {}, replayed {}\n", summary.graphs->captured,
+         summary.graphs->replayed);
   if (!plan.optimizer_barrier)
-    fmt::print(out, "optimizer without a barrier: {} of {} guessed wrongly and taken back\n",
-               summary.taken_back, counted(summary.steps, "step"));
+    show(out, "optimizer without a barrier: {} of {} guessed wrongly and taken back\n", summary.taken_back,
+         counted(summary.steps, "step"));
   std::string last = fmt::format("{:.0f} tokens/s, MFU {:.1f}%, final loss {}", summary.tokens_per_second,
                                  100 * summary.mfu, loss_text(summary.final_loss));
   if (!(summary.validation_loss < 0)) last += ", validation loss " + loss_text(summary.validation_loss);
-  fmt::print(out, "{}\n", colours(Tint::strong, last));
+  show(out, "{}\n", colours(Tint::strong, last));
   if (f.json) fmt::print("{}\n", to_json(summary));
   std::fflush(stdout);  // printed, even if writing files fails
   f.timeline.write(summary.simulated_timeline, summary.measured_timeline, summary.rank_timelines);
   if (!f.report.empty()) write_report(f, reported.path(), summary);
-  return 0;
+  // As run_program() does where standard output is lost; but here nobody could read a message.
+  return f.json && std::ferror(stderr) != 0 ? 3 : 0;
 }
 
 }  // namespace

@@ -23,12 +23,12 @@ class EndedCommands : public CommandLine {
  protected:
   // A training without end; `act` is told its process once two checkpoints are there.
   template <class Act>
-  Result interrupted(const Act& act) const {
+  Result interrupted(const Act& act, const std::string& before = "true") const {
     Result stopped;
     std::atomic<bool> ended{false};
     std::thread training_run([&] {
-      stopped =
-          run(training({"--steps", "1000000", "--save-every", "1", "--checkpoint", "ck"}), "echo $$ >pid");
+      stopped = run(training({"--steps", "1000000", "--save-every", "1", "--checkpoint", "ck"}),
+                    "echo $$ >pid && " + before);
       ended = true;
     });
     wait_until([&] { return ended || fs::exists(at("ck/step-00000002")); });
@@ -114,6 +114,32 @@ TEST_F(EndedCommands, WithoutAReaderARunEndsWithACheckpoint) {
   EXPECT_NE(read_bytes(at("first")).find("model "), std::string::npos);
   EXPECT_EQ(list_of_checkpoints().size(), 1u);
   EXPECT_EQ(run({"generate", "--checkpoint", "ck", "--max-tokens", "2"}).status, 0);
+}
+
+// With --json people read standard error.
+TEST_F(EndedCommands, ARunGoesOnWhereStandardErrorIsFull) {
+  const Result r =
+      run(training({"--steps", "3", "--sample", "0", "--checkpoint", "ck", "--json"}), "exec 2>/dev/full");
+  EXPECT_EQ(r.status, 3);
+  EXPECT_TRUE(r.out.starts_with("{\"steps\":3,")) << r.out;
+  EXPECT_EQ(list_of_checkpoints().size(), 1u);
+}
+
+TEST_F(EndedCommands, WithoutAReaderOfStandardErrorARunEndsWithACheckpoint) {
+  struct sigaction pipe {};
+  if (::sigaction(SIGPIPE, nullptr, &pipe) != 0 || pipe.sa_handler == SIG_IGN)
+    GTEST_SKIP() << "where SIGPIPE is ignored a run goes on";
+  const Result stopped = run(training({"--steps", "1000000", "--checkpoint", "ck", "--json"}),
+                             "mkfifo out && { head -n 1 out >first & } && exec 2>out");
+  EXPECT_EQ(stopped.status, 3);
+  EXPECT_NE(stopped.out.find("\"stopped\":true"), std::string::npos) << stopped.out;
+  EXPECT_EQ(list_of_checkpoints().size(), 1u);
+}
+
+TEST_F(EndedCommands, AnInterruptIsHeardWhereStandardErrorIsFull) {
+  const Result stopped = interrupted([](int pid) { ::kill(pid, SIGTERM); }, "exec 2>/dev/full");
+  EXPECT_EQ(stopped.status, 0) << stopped.out;
+  EXPECT_NE(stopped.out.find("stopped after step "), std::string::npos) << stopped.out;
 }
 
 // A handler that runs on a thread that computes may write over what oneDNN computes with.
