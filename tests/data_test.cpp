@@ -237,6 +237,10 @@ TEST_F(Data, CompressedIsAsWhatIsInIt) {
   const std::string binary = write("b.gz", gzipped(std::string(100, '\0')));
   expect_refusal([&] { TokenData({binary}, bytes_vocab, reading()); }, {binary, "binary"});
   expect_refusal([&] { TokenData({path("a.txt.gz")}, bytes_vocab); }, {"--data-cache"});
+  DataReading nowhere = reading();
+  nowhere.cache_directory = "/proc/none";
+  expect_refusal([&] { TokenData({path("a.txt.gz")}, bytes_vocab, nowhere); },
+                 {"--data-cache /proc/none", "legal: a directory where files can be made"});
 }
 
 TEST_F(Data, PiecesOfATextHaveTheTokensOfTheWhole) {

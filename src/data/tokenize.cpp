@@ -272,7 +272,9 @@ class WaitingLock {
  public:
   explicit WaitingLock(const std::string& path)
       : fd_(::open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0666)) {
-    if (fd_ < 0) refuse("--data-cache {}: cannot be written: {}", path, std::strerror(errno));
+    if (fd_ < 0)
+      refuse("--data-cache {}: cannot be written: {}; legal: a directory where files can be made", path,
+             std::strerror(errno));
     while (!(holds_ = ::flock(fd_, LOCK_EX) == 0) && errno == EINTR) {
     }
   }
@@ -321,7 +323,9 @@ std::string cached_tokens(const OpenFile& file, const std::string& directory, co
                           int threads, const Progress& progress) {
   std::error_code error;
   fs::create_directories(directory, error);
-  if (error) refuse("--data-cache {}: cannot be made: {}", directory, error.message());
+  if (error)
+    refuse("--data-cache {}: cannot be made: {}; legal: a directory where files can be made", directory,
+           error.message());
   report(progress, -1, "reading " + file.path());
   const bool records = holds_records(file.path());
   const std::array<std::uint64_t, 7> facts{
