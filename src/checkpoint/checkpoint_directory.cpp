@@ -1,5 +1,6 @@
 #include "checkpoint/checkpoint_directory.h"
 
+#include <fcntl.h>
 #include <fmt/format.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -61,9 +62,21 @@ void CheckpointDirectory::show(const std::string& job) {
   if (::mkdir(shown_.c_str(), 0777) != 0) fail("{}: cannot be made: {}", shown_, std::strerror(errno));
 }
 
-void refuse_other_directory(const std::string& path, const std::string& what, const std::string& job) {
+// A network file system may remember for half a minute that a directory was not there, when this process
+// first looked. Opening the one above it asks the server again.
+static bool is_there_now(const fs::path& directory) {
+  fs::path above;
+  for (const fs::path& part : fs::absolute(directory)) {
+    above /= part;
+    const int fd = ::open(above.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    if (fd >= 0) ::close(fd);
+  }
   std::error_code error;
-  if (!fs::is_directory(shown_at(path, job), error))
+  return fs::is_directory(directory, error);
+}
+
+void refuse_other_directory(const std::string& path, const std::string& what, const std::string& job) {
+  if (!is_there_now(shown_at(path, job)))
     refuse("{} {}: is not the directory that rank 0 sees; legal: one that all ranks share", what, path);
   if (::access(path.c_str(), W_OK | X_OK) != 0)
     refuse("{} {}: cannot be written: {}", what, path, std::strerror(errno));
