@@ -65,6 +65,16 @@ std::int64_t peak_with_scratch(const TrainRequest& r, const Memory& memory) {
   return memory.total() + scratch_bytes(r.plan, r.run);
 }
 
+// As a program may ask for; the flags of the binary cannot.
+TEST_F(RunControl, WhatWouldCrashIsRefused) {
+  TrainRequest r = request(1, 1);
+  r.run.threads_per_rank = 0;
+  expect_contains(message_of<RequestError>([&] { train(r, *data_, {}); }), {"--threads 0"});
+  r = request(1, 1);
+  r.plan.model.vocab = bytes_vocab - 1;
+  expect_contains(message_of<RequestError>([&] { train(r, *data_, {}); }), {"--data", "a vocabulary of 257"});
+}
+
 // The limit is each rank's, and what it holds when the text at the end is made counts.
 TEST_F(RunControl, AMemoryLimitCountsTheTextThatIsMade) {
   for (const auto& [dp, pp, cp, schedule] :

@@ -250,7 +250,7 @@ std::vector<Candidate> list_files(const std::vector<std::string>& paths, const s
 }  // namespace
 
 TokenData::TokenData(const std::vector<std::string>& paths, std::int64_t vocab, const DataReading& reading)
-    : reads_bytes_(reading.text.reads_bytes()) {
+    : reads_bytes_(reading.text.reads_bytes()), vocab_(vocab) {
   constexpr int most_shown = 3;
   LeftOut left_out;
   for (const Candidate& file : list_files(paths, reading.cache_directory, left_out))

@@ -52,6 +52,7 @@ class TokenData {
   // Whether the loss leaves out some of the tokens.
   bool is_masked() const;
   std::int64_t size() const { return size_; }
+  std::int64_t vocab() const { return vocab_; }  // that its ids are below
   // What lies in the directories and is not read, and which tokens are of another tokenizer than text is read
   // by: lines for people; "" where there is nothing of the kind.
   const std::string& notes() const { return notes_; }
@@ -103,7 +104,7 @@ class TokenData {
   std::vector<Part> parts_;  // none empty
   std::vector<File> files_;  // of the same
   std::vector<std::int64_t> cuts_;  // where documents begin, that samples say
-  std::int64_t size_ = 0;
+  std::int64_t size_ = 0, vocab_ = 0;
 };
 
 // Ids of `width` 2 (uint16) or 4 (uint32) bytes in the format above; RequestError where an id or the count

@@ -202,6 +202,7 @@ void refuse_on_kind(const Plan& plan, Device device) {
 }
 
 void refuse_on_device(const Plan& plan, const RunOptions& run) {
+  if (run.threads_per_rank < 1) refuse("--threads {}: must be at least 1", run.threads_per_rank);
   if (plan.numerics == Numerics::invariant && run.collectives != Collectives::direct)
     refuse(
         "--collectives {}: groups sums in an order of its own, and --numerics invariant in one that no mesh "
@@ -374,6 +375,12 @@ static void refuse_other_data(const CheckpointInfo& resumed, const TokenData& da
       "--data: is not what {} was trained on: its fingerprint is {}, and the checkpoint's {}; legal: the "
       "same files in the same order, or without --resume",
       resumed.path, data.fingerprint(), resumed.data);
+}
+
+void refuse_unknown_tokens(const TokenData& data, const ModelSpec& model) {
+  if (data.vocab() > model.vocab)
+    refuse("--data: was read for a vocabulary of {}, and that of {} is {}; legal: data read for this model",
+           data.vocab(), model.name, model.vocab);
 }
 
 void refuse_different_data(ProcessWorld* processes, const TokenData& data) {

@@ -12,7 +12,7 @@ void refuse_impossible(const TrainRequest& request, const PipelineLayout& pipeli
 
 // RequestError if no device of this kind runs the plan.
 void refuse_on_kind(const Plan& plan, Device device);
-// RequestError if the devices of this run cannot run the plan in this way.
+// RequestError if the devices of this run, or the threads that compute, cannot run the plan in this way.
 void refuse_on_device(const Plan& plan, const RunOptions& run);
 // RequestError if its passes are not replayed as graphs.
 void refuse_graphs(const Plan& plan, Device device);
@@ -33,6 +33,9 @@ void refuse_other_model(const CheckpointInfo& resumed, const ModelSpec& model);
 // run cannot continue from it with this data, or if the directory contains something that would prevent
 // saving.
 CheckpointInfo find_resumed(const TrainRequest& request, const std::string& path, const TokenData& data);
+
+// RequestError if the data may have ids that the model has no row for.
+void refuse_unknown_tokens(const TokenData& data, const ModelSpec& model);
 
 // Collective if ranks are processes: RequestError on all of them if they have not read the same data.
 void refuse_different_data(ProcessWorld* processes, const TokenData& data);

@@ -293,6 +293,7 @@ TrainSummary train(const TrainRequest& request, const TokenData& data, const Tra
     validate(plan);
     const auto pipeline = std::make_shared<PipelineLayout>(plan);
     refuse_impossible(request, *pipeline);
+    refuse_unknown_tokens(data, plan.model);
     prepared.emplace(SharedRun{request,
                                data,
                                split_tokens(data.size(), request.validation_fraction, plan.seq_len),
