@@ -51,7 +51,7 @@ struct Simulation {
   std::int64_t messages = 0;             // between ranks
 };
 
-// These depend on the order alone, not on times.
+// These depend on the order alone, not on times. The schedule has passed check_shape() (validate.h).
 std::vector<double> peak_activations(const Schedule& schedule);
 // What each rank holds at the moments that may be its memory peak. For each of its stages, in order:
 // microbatches that wait for their backward pass, those of which only W is left, and whether gradients of
