@@ -18,6 +18,7 @@
 #include "base/units.h"
 #include "checkpoint/checkpoint.h"
 #include "checkpoint/directory_lock.h"
+#include "spec/mesh.h"
 #include "train/session.h"
 
 namespace echelon {
@@ -40,6 +41,7 @@ struct LaunchFlags {
 
 std::vector<Host> parse_hosts(const std::string& text) {
   std::vector<Host> hosts;
+  std::int64_t ranks = 0;
   std::istringstream in(text);
   for (std::string word; std::getline(in, word, ',');) {
     const std::size_t colon = word.find(':');
@@ -48,7 +50,10 @@ std::vector<Host> parse_hosts(const std::string& text) {
     if (host.name.empty() || host.slots < 1)
       refuse("--hosts {}: must be names and how many ranks each takes, as a:4,b:4", text);
     hosts.push_back(host);
+    ranks += host.slots;
   }
+  if (ranks > Mesh::most_ranks)
+    refuse("--hosts {}: takes {} ranks; legal: up to {}", text, ranks, Mesh::most_ranks);
   return hosts;
 }
 

@@ -485,6 +485,8 @@ TEST_F(TrainingCommands, LaunchGoesOnFromTheLastCheckpoint) {  // long
   refused({"launch", "--elastic", "--hosts", "a,b", "--", "train", "--checkpoint=x", "--dp=2", "--tp", "0"},
           {"--tp 0", "at least 1"});
   refused({"launch", "--hosts", "a:x", "--", "train", "--checkpoint", "x"}, {"--hosts x"});
+  refused({"launch", "--hosts", "a:2000000000,b:2000000000", "--", "train", "--checkpoint", "x"},
+          {"--hosts a:2000000000,b:2000000000", "4000000000 ranks", "legal: up to 1000000"});
 }
 
 TEST_F(TrainingCommands, DryRunsNeedNoDataAndAnyNumberOfRanks) {
