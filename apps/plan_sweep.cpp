@@ -28,8 +28,9 @@ std::vector<std::int64_t> sweep_values(const std::string& text) {
   if (dots != std::string::npos) {
     const auto first = parse_number<std::int64_t>(flag, text.substr(0, dots)),
                last = parse_number<std::int64_t>(flag, text.substr(dots + 2));
-    if (first < 1 || last < first || last > 1'000'000'000)
-      refuse("--sweep {}: must go from at least 1 upwards", text);
+    constexpr std::int64_t most = 1'000'000'000;
+    if (first < 1 || last < first || last > most)
+      refuse("--sweep {}: must go from at least 1 upwards, to at most {}", text, most);
     for (std::int64_t v = first; v <= last; v *= 2) values.push_back(v);
   } else {
     std::istringstream in(text);

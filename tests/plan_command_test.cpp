@@ -122,6 +122,7 @@ TEST_F(PlanCommand, RefusesWhatCannotBe) {  // long
   refused("--objective gpus", {"--target-time"});
   refused("--sweep layers=3", {"--sweep layers=3", "seq-len"});
   refused("--sweep gpus=8,,16", {"--sweep 8,,16", "missing"});
+  refused("--sweep gpus=8..2000000000", {"--sweep 8..2000000000", "to at most 1000000000"});
   refused("--sweep gpus=8,16 --sweep-out sweep.pdf", {"--sweep-out sweep.pdf", ".csv", ".svg"});
   refused("--sweep gpus=8,16 --out plan.toml", {"--out plan.toml", "--sweep"});
   refused("--sweep gpus=8,16 --against tp=2", {"--against tp=2", "--sweep"});
