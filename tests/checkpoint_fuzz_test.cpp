@@ -161,5 +161,35 @@ TEST(CheckpointFuzz, AForeignShardIsRefusedByTensor) {
                   {"model-00001.safetensors", "tensor transformer.", "damaged"});
 }
 
+// Of a run whose weights have overflowed.
+TEST(CheckpointFuzz, WhatIsInfiniteEqualsItself) {
+  const TemporaryDirectory directory;
+  const Plan plan = odd_plan(odd_llama(), 1, 1, false, DType::f64);
+  const std::string name = "model.layers.1.input_layernorm.weight";
+  constexpr double infinite = std::numeric_limits<double>::infinity();
+  std::vector<std::string> paths;
+  on_mesh(plan, [&](const Rank& rank) {
+    const Trainer trainer(rank, plan, {}, 1);
+    double* const weight = trainer.parameters().find(name).value.host<double>();
+    CheckpointInfo info;
+    info.dtype = plan.precision.master;
+    info.model = plan.model;
+    const auto save = [&](double third, double fourth) {
+      weight[3] = third, weight[4] = fourth;
+      ++info.step;
+      paths.push_back(save_checkpoint(rank, trainer.parameters(), directory.path(), info));
+    };
+    save(infinite, 1), save(infinite, 1), save(infinite, 2), save(1, 1);
+  });
+  EXPECT_TRUE(diff_checkpoints(paths[0], paths[1]).empty());
+  const auto difference = [&](const std::string& other) {
+    const auto found = diff_checkpoints(paths[0], other);
+    EXPECT_EQ(found.size(), 1u);
+    return found.empty() ? 0 : found.front().rel_diff;
+  };
+  EXPECT_EQ(difference(paths[2]), 1);  // of 1, the largest that is finite
+  EXPECT_EQ(difference(paths[3]), infinite);
+}
+
 }  // namespace
 }  // namespace echelon::checkpoint_fuzz_test

@@ -65,11 +65,11 @@ double relative_difference(const std::vector<double>& a, const std::vector<doubl
   if (a.size() != b.size()) return std::numeric_limits<double>::infinity();
   double difference = 0, magnitude = 0;
   for (std::size_t i = 0; i < a.size(); ++i) {
+    if (std::isfinite(a[i])) magnitude = std::max(magnitude, std::abs(a[i]));
+    if (a[i] == b[i] || (std::isnan(a[i]) && std::isnan(b[i]))) continue;  // infinite ones too
     const double d = std::abs(a[i] - b[i]);
-    if (std::isnan(d) && !(std::isnan(a[i]) && std::isnan(b[i])))
-      return std::numeric_limits<double>::infinity();
-    if (!std::isnan(d)) difference = std::max(difference, d);
-    magnitude = std::max(magnitude, std::abs(a[i]));
+    if (!std::isfinite(d)) return std::numeric_limits<double>::infinity();
+    difference = std::max(difference, d);
   }
   return difference == 0 ? 0 : difference / magnitude;
 }

@@ -19,7 +19,9 @@ CheckpointContents check_checkpoint(const std::string& path, const Progress& pro
 
 struct TensorDifference {
   std::string name;
-  double rel_diff = 0;  // max |a - b| / max |a|; infinite if only one of them has it
+  // max |a - b| / max |a|, of finite values; infinite if only one of them has it, or a number there is finite
+  // in one alone.
+  double rel_diff = 0;
   enum class Holder { both, first, second } holder = Holder::both;
 };
 // The logical tensors that differ, whatever meshes saved them and whatever of the model was trained.
