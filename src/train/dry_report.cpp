@@ -143,9 +143,9 @@ std::string dry_run_text(const Plan& plan, const PipelineLayout& pipeline, const
   text += memory_text(mesh, job);
   text += fmt::format("  beside it {} for each compute thread that runs on a cpu: its kernels' scratch\n",
                       format_bytes(static_cast<double>(kernel_scratch_bytes(plan.precision, 1))));
-  const auto there = [](const RankClass& of) { return of.run.host.most; };
   text += fmt::format("  a checkpoint takes {} on disk, written by all ranks\n",
                       format_bytes(static_cast<double>(checkpoint_bytes(plan))));
+  const auto there = [](const RankClass& of) { return of.run.host.most; };
   text += offload_table("most", most(job, there).run.host, "least", least(job, there).run.host);
   return text + "\n" + traffic_text(mesh, job) + assumption_note(assumptions_of(plan));
 }

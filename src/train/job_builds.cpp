@@ -28,9 +28,8 @@ std::string note_on_builds(ProcessWorld* processes) {
   for (std::size_t rank = 1; rank < builds.size(); ++rank)
     if (!builds[rank].empty() && !builds.front().empty() && builds[rank] != builds.front())
       return fmt::format(
-          "rank {} ({}) runs another build of echelon than rank 0 ({}): if it is of another version, install "
-          "one "
-          "on all",
+          "rank {} ({}) runs another build of echelon than rank 0 ({}): "
+          "if it is of another version, all need the same one",
           rank, processes->nodes()[rank], processes->nodes().front());
   return "";
 }
