@@ -158,10 +158,7 @@ TEST_F(ProcessTraining, WhereTheOneThatFailedCannotSpeakAnotherDoes) {
   std::string job = fmt::format("{} {}", ECHELON_BINARY, training("--dp 2", "mute"));
   job.replace(job.find("--log "), std::string::npos, "--log /dev/full");
   const CommandResult r = run_command(
-      "OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 timeout 300 mpirun --oversubscribe "
-      "--enable-recovery "
-      "-n 1 sh -c '" +
-      job + " 2>/dev/full' : -n 1 " + job);
+      mpirun("--enable-recovery -n 1 sh -c '" + job + " 2>/dev/full' : -n 1 " + job, "timeout 300"));
   EXPECT_NE(r.output.find("echelon: rank 0 failed: --log /dev/full"), std::string::npos) << r.output;
   EXPECT_NE(r.output.find("rank 0, at fault"), std::string::npos) << r.output;
 }
@@ -190,9 +187,7 @@ TEST_F(ProcessTraining, RefusalsAreSaidOnce) {
 // Of words that one process alone was given the first knows nothing.
 TEST_F(ProcessTraining, WhatAnotherProcessCannotReadItSays) {
   const std::string right = fmt::format("-n 1 {} {}", ECHELON_BINARY, training("--dp 2", "no"));
-  const std::string first =
-      "OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 timeout 300 mpirun --oversubscribe " + right;
-  const CommandResult r = run_command(first + " : " + right + " --nope");
+  const CommandResult r = run_command(mpirun(right + " : " + right + " --nope", "timeout 300"));
   EXPECT_EQ(r.status, 2) << r.output;
   EXPECT_NE(r.output.find("echelon: rank 1: --nope: echelon train has no such flag"), std::string::npos)
       << r.output;
@@ -205,11 +200,12 @@ TEST_F(ProcessTraining, RanksThatReadOtherDataAreNamed) {
   write_text(directory_ / "text-1", other);
   write_text(directory_ / "text-0", read_bytes(directory_ / "text"));
   for (const char* verb : {"train --steps 1 --warmup 0", "verify --steps 1"}) {
-    const CommandResult r = run_command(fmt::format(
-        "OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 mpirun -n 2 --oversubscribe sh -c "
-        "'exec {} {} --model llama-tiny --dp 2 --global-batch 2 --seq-len 24 --threads 1 --precision {} --data "
-        "{}/text-$OMPI_COMM_WORLD_RANK'",
-        ECHELON_BINARY, verb, ECHELON_TEST_DTYPE, directory_.path().string()));
+    const CommandResult r = run_command(
+        mpirun(fmt::format("-n 2 sh -c "
+                           "'exec {} {} --model llama-tiny --dp 2 --global-batch 2 --seq-len 24 --threads 1 "
+                           "--precision {} --data "
+                           "{}/text-$OMPI_COMM_WORLD_RANK'",
+                           ECHELON_BINARY, verb, ECHELON_TEST_DTYPE, directory_.path().string())));
     EXPECT_EQ(r.status, 2) << r.output;
     EXPECT_NE(r.output.find("--data"), std::string::npos) << r.output;
     EXPECT_NE(r.output.find("rank 1 ("), std::string::npos) << r.output;
@@ -229,10 +225,10 @@ TEST_F(ProcessTraining, RanksThatWereToldOtherThingsAreNamed) {
         {"train --steps 1 --model llama-tiny --seed 1" + rank, "--seed 11"},
         {"train --steps 1 --model " + model, "norm_eps = 0.1"},
         {"verify --steps 1 --model llama-tiny --weight-decay 0.1" + rank, "--weight-decay 0.11"}}) {
-    const CommandResult r = run_command(fmt::format(
-        "OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 mpirun -n 2 --oversubscribe sh -c "
-        "'exec {} {} --dp 2 --global-batch 2 --seq-len 24 --threads 1 --precision {} --data {}'",
-        ECHELON_BINARY, flags, ECHELON_TEST_DTYPE, directory_ / "text"));
+    const CommandResult r = run_command(mpirun(
+        fmt::format("-n 2 sh -c "
+                    "'exec {} {} --dp 2 --global-batch 2 --seq-len 24 --threads 1 --precision {} --data {}'",
+                    ECHELON_BINARY, flags, ECHELON_TEST_DTYPE, directory_ / "text")));
     EXPECT_EQ(r.status, 2) << r.output;
     for (const std::string& words : {named, std::string("rank 1 ("), std::string("the same on every rank")})
       EXPECT_NE(r.output.find(words), std::string::npos) << r.output;
@@ -241,11 +237,11 @@ TEST_F(ProcessTraining, RanksThatWereToldOtherThingsAreNamed) {
 
 // As where hosts share no file system: the first checkpoint, perhaps after days, was where it was found out.
 TEST_F(ProcessTraining, RanksThatSaveElsewhereAreNamed) {
-  const CommandResult r = run_command(fmt::format(
-      "OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 mpirun -n 2 --oversubscribe sh -c "
+  const CommandResult r = run_command(mpirun(fmt::format(
+      "-n 2 sh -c "
       "'exec {} train --steps 1 --warmup 0 --model llama-tiny --dp 2 --global-batch 2 --seq-len 24 "
       "--threads 1 --precision {} --data {} --checkpoint {}/saved-$OMPI_COMM_WORLD_RANK'",
-      ECHELON_BINARY, ECHELON_TEST_DTYPE, directory_ / "text", directory_.path().string()));
+      ECHELON_BINARY, ECHELON_TEST_DTYPE, directory_ / "text", directory_.path().string())));
   EXPECT_EQ(r.status, 2) << r.output;
   for (const char* words : {"rank 1 (", "saved-1: is not the directory that rank 0 sees"})
     EXPECT_NE(r.output.find(words), std::string::npos) << r.output;
@@ -259,29 +255,27 @@ TEST_F(ProcessTraining, InvariantBitsAreNotThoseOfOtherKernels) {
   if (kernels_by(precision).find("AMX") == std::string::npos) GTEST_SKIP() << "this processor has no AMX";
   for (const char* verb : {"train --steps 1 --warmup 0", "verify --steps 1"})
     for (const bool invariant : {true, false}) {
-      const CommandResult r = run_command(fmt::format(
-          "OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 mpirun -n 2 --oversubscribe sh -c "
+      const CommandResult r = run_command(mpirun(fmt::format(
+          "-n 2 sh -c "
           "'[ $OMPI_COMM_WORLD_RANK = 0 ] || export ECHELON_AMX=off; exec {} {} --model llama-tiny --dp 2 "
           "--global-batch 2 --seq-len 24 --threads 1 --precision {} --data {} --numerics {}'",
           ECHELON_BINARY, verb, ECHELON_TEST_DTYPE, directory_ / "text",
-          invariant ? "invariant" : "ordinary"));
+          invariant ? "invariant" : "ordinary")));
       EXPECT_EQ(r.status, invariant ? 2 : 0) << r.output;
       EXPECT_EQ(r.output.find("legal: hosts with the same instruction sets") != std::string::npos, invariant)
           << r.output;
     }
 }
 
-// As where a file is missing on one host: the others do not wait for it.
+// As where one host has not been updated.
 TEST_F(ProcessTraining, RanksThatRunAnotherBuildAreNamed) {
   const std::string other = directory_ / "other";
   std::filesystem::copy_file(ECHELON_BINARY, other);
   std::ofstream(other, std::ios::app) << 'x';
   const std::string flags = training("--dp 2", "builds", 1);
   for (const std::string& second : {other, std::string(ECHELON_BINARY)}) {
-    const CommandResult r = run_command(fmt::format(
-        "OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 mpirun --oversubscribe -n 1 {0} {1} "
-        ": -n 1 {2} {1}",
-        ECHELON_BINARY, flags, second));
+    const CommandResult r =
+        run_command(mpirun(fmt::format("-n 1 {0} {1} : -n 1 {2} {1}", ECHELON_BINARY, flags, second)));
     EXPECT_EQ(r.status, 0) << r.output;
     EXPECT_EQ(r.output.find("runs another build of echelon than rank 0") != std::string::npos,
               second == other)
@@ -290,6 +284,7 @@ TEST_F(ProcessTraining, RanksThatRunAnotherBuildAreNamed) {
   }
 }
 
+// As where a file is missing on one host: the others do not wait for it.
 TEST_F(ProcessTraining, WhatOneRankRefusesAllRefuse) {
   for (const char* verb : {"train --steps 1 --sample 0", "verify --steps 1"}) {
     const auto process = [&](const char* data) {
@@ -298,10 +293,7 @@ TEST_F(ProcessTraining, WhatOneRankRefusesAllRefuse) {
           "--data {}/{}",
           ECHELON_BINARY, verb, ECHELON_TEST_DTYPE, std::string(directory_.path()), data);
     };
-    const CommandResult r = run_command(
-        "OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 timeout 300 mpirun "
-        "--oversubscribe " +
-        process("text") + " : " + process("absent"));
+    const CommandResult r = run_command(mpirun(process("text") + " : " + process("absent"), "timeout 300"));
     EXPECT_EQ(r.status, 2) << verb << "\n" << r.output;
     EXPECT_NE(r.output.find("absent"), std::string::npos) << verb << "\n" << r.output;
     EXPECT_EQ(r.output.find("one rank against"), std::string::npos) << verb << "\n" << r.output;
