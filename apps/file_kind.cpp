@@ -16,9 +16,8 @@ void check_kind(std::string_view flag, const std::string& path, const FileKind& 
   const std::string found = name.extension().string();
   if (found == kind.ending || (kind.ending == ".html" && found == ".htm")) return;
   if (std::find(known.begin(), known.end(), found) == known.end()) return;
-  const std::string other = found == kind.other_ending && !kind.other_flag.empty()
-                                ? fmt::format(", or {} {}", kind.other_flag, path)
-                                : std::string();
+  const std::string other =
+      found == kind.other_ending ? fmt::format(", or {} {}", kind.other_flag, path) : std::string();
   refuse("{} {}: is {}, whose name cannot end in {}; legal: {}{}", flag, path, kind.what, found,
          std::filesystem::path(name).replace_extension(kind.ending).string(), other);
 }

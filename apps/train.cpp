@@ -607,7 +607,7 @@ int run_train(TrainFlags& f, StopSignals& signals) {
          counted(summary.steps, "step"));
   std::string last = fmt::format("{:.0f} tokens/s, MFU {:.1f}%, final loss {}", summary.tokens_per_second,
                                  100 * summary.mfu, loss_text(summary.final_loss));
-  if (!(summary.validation_loss < 0)) last += ", validation loss " + loss_text(summary.validation_loss);
+  if (summary.validation_loss) last += ", validation loss " + loss_text(*summary.validation_loss);
   show(out, "{}\n", colours(Tint::strong, last));
   if (f.json) fmt::print("{}\n", to_json(summary));
   std::fflush(stdout);  // printed, even if writing files fails

@@ -217,8 +217,8 @@ class InvariantNumerics : public testing::Test {
     const TrainSummary summary = train(r, *data_, observer);
     EXPECT_EQ(summary.traffic_assumptions.empty() ? summary.predicted_traffic : summary.traffic_by_data,
               summary.measured_traffic);
-    return fmt::format("{} {:a} {:a} {:a}{}", summary.fingerprint, loss, norm, summary.validation_loss,
-                       experts);
+    return fmt::format("{} {:a} {:a} {:a}{}", summary.fingerprint, loss, norm,
+                       summary.validation_loss.value_or(-1), experts);
   }
 
   template <class Takes>

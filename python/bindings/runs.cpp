@@ -338,8 +338,9 @@ void bind_train(nb::module_& m) {
       .def_ro("experts", &StepRecord::experts, "By layer; empty without experts.")
       .def(
           "to_dict", [](const StepRecord& r) { return from_json(to_json(r)); }, "As a line of `--log`.")
-      .def("__repr__",
-           [](const StepRecord& r) { return fmt::format("<StepRecord {}: loss {:.4f}>", r.step, r.loss); });
+      .def("__repr__", [](const StepRecord& r) {
+        return fmt::format("<StepRecord {}: loss {}>", r.step, loss_text(r.loss));
+      });
   nb::class_<StartInfo>(m, "StartInfo", "What is known before the first step.")
       .def_ro("num_params", &StartInfo::num_params)
       .def_ro("trained_params", &StartInfo::trained_params)
@@ -367,12 +368,7 @@ void bind_train(nb::module_& m) {
       .def_ro("sample", &TrainAnswer::sample, "Tokens generated at the end; None: there were none.")
       .def_prop_ro("last_step", of(&TrainSummary::last_step))
       .def_prop_ro("final_loss", &TrainAnswer::final_loss, "Of the last step; None: there was none.")
-      .def_prop_ro(
-          "validation_loss",
-          [](const TrainAnswer& a) {
-            return a.summary.validation_loss < 0 ? std::optional<double>() : a.summary.validation_loss;
-          },
-          "None: there was none.")
+      .def_prop_ro("validation_loss", of(&TrainSummary::validation_loss), "None: there was none.")
       .def_prop_ro("tokens_per_second", of(&TrainSummary::tokens_per_second), "From the median step.")
       .def_prop_ro("mfu", of(&TrainSummary::mfu))
       .def_prop_ro("step_seconds", of(&TrainSummary::step_seconds))
@@ -398,7 +394,7 @@ void bind_train(nb::module_& m) {
       .def("__repr__", [](const TrainAnswer& a) {
         const auto loss = a.final_loss();
         return fmt::format("<TrainAnswer: step {}, {}>", a.summary.last_step,
-                           loss ? fmt::format("loss {:.4f}", *loss) : "no step was done");
+                           loss ? "loss " + loss_text(*loss) : "no step was done");
       });
   m.def(
       "_train",

@@ -204,7 +204,7 @@ std::string to_json(const TrainSummary& s) {
                                    {"beside_seconds", s.gathers->beside_seconds},
                                    {"wait_seconds", s.gathers->wait_seconds}};
   if (!s.experts.empty()) object["experts"] = json_of(s.experts);
-  if (!(s.validation_loss < 0)) object["validation_loss"] = s.validation_loss;
+  if (s.validation_loss) object["validation_loss"] = *s.validation_loss;
   if (!s.checkpoint.empty()) {
     object["checkpoint"] = s.checkpoint;
     object["checkpoint_seconds"] = s.checkpoint_seconds;

@@ -90,7 +90,7 @@ struct TrainSummary {
   Traffic traffic_by_data;
   Traffic measured_messages;        // sent by collectives built on messages
   std::vector<ExpertLoad> experts;  // of the last step
-  double validation_loss = -1;      // < 0: none
+  std::optional<double> validation_loss;
   std::string checkpoint;           // the last one written
   std::string fingerprint;          // of the final weights, if asked for
   double checkpoint_seconds = 0;    // the longest pause of training for one

@@ -139,7 +139,8 @@ std::string note_on_disk(const SharedRun& run) {
   CheckpointDemand demand{.keep = request.keep, .there = std::ssize(list_checkpoints(directory))};
   if (const std::int64_t every = request.save_every; every > 0) demand.written = last / every - first / every;
   if (request.save_every == 0 || last % request.save_every != 0) ++demand.written;  // at the end
-  return small_disk_note(directory, static_cast<double>(disk.available), checkpoint_bytes(request.plan), demand);
+  return small_disk_note(directory, static_cast<double>(disk.available), checkpoint_bytes(request.plan),
+                         demand);
 }
 
 // By a straggler. Where all wait for it, it sleeps in proportion to what it computes in a step.
