@@ -291,7 +291,7 @@ TEST_F(AttentionColumns, AreTheSumsPlayed) {
   if (avx512_part_passes() != nullptr) check_all(played_by_parts, 18);
 }
 
-TEST_F(AttentionColumns, HaveTheSameBitsAsSeparateTasksPlayed) {
+TEST_F(AttentionColumns, HaveTheSameBitsAsSeparateTasksPlayed) {  // long
   check_tasks(played, 300);
   check_tasks(played_in_f32, 300);
   if (avx512_part_passes() != nullptr) check_tasks(played_by_parts, 300);

@@ -183,7 +183,7 @@ TEST_F(OfCheckpoints, WhatARunDoesOtherwiseIsSaid) {
 }
 
 // Balance losses and capacities are no part of the model, and a run without them diverges from what it was.
-TEST_F(OfCheckpoints, WhatARunDoesOtherwiseWithExpertsIsSaid) {
+TEST_F(OfCheckpoints, WhatARunDoesOtherwiseWithExpertsIsSaid) {  // long
   request_.plan.model = load_model("mixtral-tiny");
   request_.plan.balancing.expert_loss = 0.5;
   request_.plan.balancing.capacity = 2;

@@ -211,7 +211,7 @@ TEST_F(GenerateCommand, ASpecialTokenStops) {  // long
 
 // A document begins with the tokenizer's first token, and where there is none behind the end of another one.
 // As if the checkpoint held such weights.
-TEST_F(GenerateCommand, WeightsAreRoundedToTheTypeThatIsAskedFor) {
+TEST_F(GenerateCommand, WeightsAreRoundedToTheTypeThatIsAskedFor) {  // long
   write("text", std::string(2000, 'a'));
   for (const Words& words :
        {Words{"train", "--data", "text", "--model", "llama-tiny", "--steps", "1", "--checkpoint", "wide",
@@ -240,7 +240,7 @@ TEST_F(GenerateCommand, WeightsAreRoundedToTheTypeThatIsAskedFor) {
 }
 
 // A number that f32 holds, and bf16 does not; and one that both hold, whose product is infinite.
-TEST_F(GenerateCommand, WeightsThatTheTypeDoesNotHoldAreNamed) {
+TEST_F(GenerateCommand, WeightsThatTheTypeDoesNotHoldAreNamed) {  // long
   write_chain("hf", {});
   const auto imported_with = [&](float last_of_head) {
     std::string file = read_bytes(at("hf/model.safetensors"));

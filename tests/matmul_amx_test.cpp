@@ -436,7 +436,7 @@ TEST_F(MatmulAmx, ThreePartsKeepWhatIsNotFinite) {
 }
 
 // bf16 are widened to f32.
-TEST_F(MatmulAmx, FloatsMultiplyByEachInstructionSet) {
+TEST_F(MatmulAmx, FloatsMultiplyByEachInstructionSet) {  // long
   on_each_instruction_set([this](const char* name) {
     SCOPED_TRACE(name);
     check_all(f32_micro_kernel());

@@ -346,7 +346,7 @@ class PackedCommand : public checks::VerbTest {
   PackedCommand() : VerbTest("plan") { write("lengths.txt", mixed); }
 };
 
-TEST_F(PackedCommand, SaysWhatDocumentsAreAndWhatWouldGain) {
+TEST_F(PackedCommand, SaysWhatDocumentsAreAndWhatWouldGain) {  // long
   const std::string request =
       "--model llama-3-8b --machine h100 --gpus 32 --global-batch 64 --seq-len 8192 --top 1 ";
   const std::string asked = request + "--document-lengths lengths.txt --cp 16 --cp-kind ring --tp 1 --pp 1 ";

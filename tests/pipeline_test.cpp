@@ -33,7 +33,7 @@ TEST(Pipeline, ComposesWithDataTensorAndSequenceParallel) {
 }
 
 // What is computed again is computed the same: the bits of one rank that keeps everything.
-TEST(Pipeline, RecomputedActivationsGiveTheSameBits) {
+TEST(Pipeline, RecomputedActivationsGiveTheSameBits) {  // long
   for (const PipelineRecompute& recompute :
        {PipelineRecompute(Recompute::selective), PipelineRecompute(Recompute::full),
         parse_pipeline_recompute("full/none", ""), parse_pipeline_recompute("mlp_in/selective", "")})

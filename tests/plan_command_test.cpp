@@ -287,7 +287,7 @@ TEST_F(PlanCommand, APlanIsPricedAgainForWhatItWasMadeFor) {
   refused("--plan mine.toml", {"--plan mine.toml", "machine mine", "--machine"});
 }
 
-TEST_F(PlanCommand, TheLifeOfARun) {
+TEST_F(PlanCommand, TheLifeOfARun) {  // long
   const std::string run = std::string(small) + "--tokens 1e12 --price 2 --top 1 ";
   const json answer = object(run),
              failing = object(run + "--mtbf-hours 1000 --save-time 30 --restart-time 600"),

@@ -122,7 +122,7 @@ TEST(PrecisionTraining, AGradientKeptInFewerBitsIsNamed) {
 
 // Of two tokens the first attends to itself alone, so that its query has a gradient of rounding, or none:
 // what remains of the sum in fp8 is one product, which fits into bf16 on one run and not on the other.
-TEST(PrecisionTraining, WhatOneTokenGivesInFp8IsNotTooNarrow) {
+TEST(PrecisionTraining, WhatOneTokenGivesInFp8IsNotTooNarrow) {  // long
   Plan plan = plan_in("fp8", load_model("llama-tiny"), 1, 2);
   plan.global_batch = 1;
   plan.seq_len = 2;

@@ -237,7 +237,7 @@ TEST(SearchForPrograms, SaysWhatElseAProgramDoesNotRun) {
 }
 
 // A stage that the program has is not paired with a mesh beside which it has not, unless that is asked for.
-TEST(SearchForPrograms, AGivenStageOfZeroKeepsToTheProgramsMeshes) {
+TEST(SearchForPrograms, AGivenStageOfZeroKeepsToTheProgramsMeshes) {  // long
   SearchRequest r = request("llama-3-70b", 64, 512);
   r.work.machine = load_machine("h100");
   r.work.plan.seq_len = 8192;

@@ -149,7 +149,7 @@ TEST_F(SimulateCommand, SaysWhichGroupingIsBetter) {
       std::string::npos);
 }
 
-TEST_F(SimulateCommand, SearchesUnderALimit) {
+TEST_F(SimulateCommand, SearchesUnderALimit) {  // long
   const struct {
     const char *size, *limit;
     double span;

@@ -382,7 +382,7 @@ bandwidth = 1e10
 }
 
 // The command of its start names the weights that it began with, and a restart goes on from the checkpoint's.
-TEST_F(TrainingCommands, LaunchGoesOnWithWhatBeganFromOtherWeights) {
+TEST_F(TrainingCommands, LaunchGoesOnWithWhatBeganFromOtherWeights) {  // long
   const Words saving{"--steps", "4", "--save-every", "2", "--async-save", "off", "--sample", "0"};
   ASSERT_EQ(run(joined(training(saving), {"--checkpoint", "base"})).status, 0);
   ASSERT_EQ(run(joined(training(saving), {"--from", "base", "--checkpoint", "whole"})).status, 0);
@@ -399,7 +399,7 @@ TEST_F(TrainingCommands, LaunchGoesOnWithWhatBeganFromOtherWeights) {
 }
 
 // One of two hosts is gone, and what was to travel between the two is asked for in vain.
-TEST_F(TrainingCommands, LaunchGoesOnWithOneRankWhateverWasAskedOfTwo) {
+TEST_F(TrainingCommands, LaunchGoesOnWithOneRankWhateverWasAskedOfTwo) {  // long
   const auto script = [&](const std::string& name, const std::string& text) {
     write(name, "#!/bin/sh\n" + text);
     fs::permissions(at(name), fs::perms::owner_all);
@@ -565,7 +565,7 @@ TEST_F(TrainingCommands, VerifyComparesNothingWithWhatIsNotFinite) {
 }
 
 // What needs a mesh has the one that verify chooses.
-TEST_F(TrainingCommands, VerifyJudgesFlagsByTheMeshThatItChooses) {
+TEST_F(TrainingCommands, VerifyJudgesFlagsByTheMeshThatItChooses) {  // long
   write("even.toml",
         "family = \"gpt2\"\nnum_layers = 2\nhidden = 16\nnum_heads = 4\nmlp_hidden = 32\nvocab = "
         "257\nmax_seq = 16\n");

@@ -91,7 +91,7 @@ TEST(Vocabulary, TakesTheOutputLayerOutOfTheBubble) {
 }
 
 // No rank holds more than three microbatches of a stage beyond what it held, however long the pipeline is.
-TEST(Vocabulary, KeepsToItsMemory) {
+TEST(Vocabulary, KeepsToItsMemory) {  // long
   for (const char* name : schedules)
     for (int ranks : {2, 4, 8, 16, 32})
       for (int microbatches : {ranks, 2 * ranks, 3 * ranks + 1}) {

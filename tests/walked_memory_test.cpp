@@ -48,7 +48,7 @@ TEST(WalkedMemory, BeginsWithTheRankThatIsCountedToHoldMost) {
 // By formula, in a moment, what the search looks at hundreds of thousands of times: what a pass keeps, what W
 // waits for where it is apart, and what stays. No rank holds less than least_bytes(), by which plans are left
 // out unwalked.
-TEST(WalkedMemory, CountsOfThisTrainerWhatItIsWalkedToHold) {
+TEST(WalkedMemory, CountsOfThisTrainerWhatItIsWalkedToHold) {  // long
   struct Case {
     const char* model;
     int tp, pp, cp, ep;

@@ -296,7 +296,7 @@ TEST(ZbAuto, SmallCasesAreExact) {  // long
   EXPECT_GE(proven, 6);
 }
 
-TEST(ZbAuto, LargeCasesComeNearTheBound) {
+TEST(ZbAuto, LargeCasesComeNearTheBound) {  // long
   AutoCosts costs;
   std::mt19937 random(3);
   const auto number = [&](int low, int high) {
@@ -330,7 +330,7 @@ TEST(ZbAuto, Edges) {
 }
 
 // Memory in any unit: the same order.
-TEST(ZbAuto, DoesNotDependOnTheUnitOfMemory) {
+TEST(ZbAuto, DoesNotDependOnTheUnitOfMemory) {  // long
   for (const double limit : {1.0, 2.0, 3.5, 6.0}) {
     const AutoResult expected = zb_auto(4, 8, even(limit));
     for (const double unit : {1e-12, 1e-3, 1e10}) {
