@@ -251,7 +251,7 @@ TEST(PrecisionTraining, IsPredictedToTheByte) {
       if (plan.mesh.ep == 1) expect_predicted_to_the_byte(plan);  // else data decide what travels
 }
 
-TEST(PrecisionTraining, SeveralChunksOfLogitsArePredictedToTheByte) {  // long
+TEST(PrecisionTraining, SeveralChunksOfLogitsArePredictedToTheByte) {
   for (const char* precision : {"bf16", "bf16-lean", "fp8"})
     for (const int tp : {1, 2}) {
       Plan plan = plan_in(precision, odd_llama(false, 2, 1), 1, tp);
