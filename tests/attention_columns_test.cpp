@@ -285,7 +285,7 @@ constexpr ColumnKernels<bf16> played{&played_kernel, &played_scores<bf16>};
 constexpr ColumnKernels<float> played_in_f32{&played_f32_columns, &played_scores<float>};
 constexpr ColumnKernels<ThreeParts> played_by_parts{&played_parts_kernel, &played_scores<ThreeParts>};
 
-TEST_F(AttentionColumns, AreTheSumsPlayed) {
+TEST_F(AttentionColumns, AreTheSumsPlayed) {  // long
   check_all(played, 18);
   check_all(played_in_f32, 18);
   if (avx512_part_passes() != nullptr) check_all(played_by_parts, 18);

@@ -882,7 +882,7 @@ class CalibrateCommand : public checks::VerbTest {
 };
 
 // A build that only plans fits too; it has nothing to measure with, and says so.
-TEST_F(CalibrateCommand, FitsInAnyBuild) {
+TEST_F(CalibrateCommand, FitsInAnyBuild) {  // long
   write("steps.csv",
         "# echelon: model=llama-3-8b seq-len=8192 global-batch=128 zero=3 recompute=full\n"
         "gpus,tp,micro-batch,seconds\n8,1,1,21.9\n16,1,2,11.1\n16,2,1,12.3\n32,4,2,7.0\n");

@@ -131,7 +131,7 @@ TEST(CompressedTraining, NeedsNoOptimizerBarrier) {
 }
 
 // PipeDream steps once a microbatch: random numbers and factors differ from one to the next.
-TEST(CompressedTraining, RunsWithoutFlushes) {
+TEST(CompressedTraining, RunsWithoutFlushes) {  // long
   for (const char* schedule : {"pipedream", "2bw"})
     for (const std::string& compress : lossy) {
       Plan plan = plan_of(odd_llama(false, 2, 4), {2, 1, 2, 0, schedule}, "none");
@@ -357,7 +357,7 @@ LogicalTensors total_residuals(const Plan& plan, const std::function<void(const 
   return total;
 }
 
-TEST(CompressedCheckpoint, AnotherMeshKeepsTheSumOfTheResiduals) {
+TEST(CompressedCheckpoint, AnotherMeshKeepsTheSumOfTheResiduals) {  // long
   const ModelSpec model = odd_gpt2(true, 4);
   for (const char* compress : {"topk:0.1", "powersgd:1"}) {
     const Plan from = plan_of(model, {4, 2, 1}, compress);

@@ -246,7 +246,7 @@ TEST(ContextParallel, DocumentsAreSequencesOfTheirOwn) {
 
 // Predicted by the formulas of the papers, stated here once more: b bytes of keys or values of a rank and
 // layer.
-TEST(ContextParallel, SendsWhatTheFormulasSay) {
+TEST(ContextParallel, SendsWhatTheFormulasSay) {  // long
   for (int cp : {2, 3, 4})
     for (const ContextCase& c : context_cases(cp)) {
       Plan plan = context_plan(Family::gpt2, c);

@@ -243,7 +243,7 @@ TEST_F(Data, CompressedIsAsWhatIsInIt) {
                  {"--data-cache /proc/none", "legal: a directory where files can be made"});
 }
 
-TEST_F(Data, PiecesOfATextHaveTheTokensOfTheWhole) {
+TEST_F(Data, PiecesOfATextHaveTheTokensOfTheWhole) {  // long
   for (const std::string& text : {long_text(3 << 20), text_of_other_scripts(3 << 20)})
     for (const auto& [dummy, threads] : {std::pair{false, 1}, {false, 3}, {true, 1}, {true, 3}}) {
       const std::string file = write("long.txt", text);

@@ -157,7 +157,7 @@ void expect_verbs(int n, double unit) {
   }
 }
 
-TEST(DeviceGroups, EveryVerbGivesWhatTheHostGives) {
+TEST(DeviceGroups, EveryVerbGivesWhatTheHostGives) {  // long
   for (const int n : {2, 3, 4}) {
     expect_verbs<std::int32_t>(n, 0);
     expect_verbs<double>(n, 0x1p-53);

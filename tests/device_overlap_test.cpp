@@ -392,7 +392,7 @@ TEST(DeviceTrace, TellsWhenThePassesOfAPipelineRan) {
 }
 
 // A machine file says what the device's clock said, whatever the host did meanwhile.
-TEST(DeviceTrace, CalibratesByTheDevicesClock) {
+TEST(DeviceTrace, CalibratesByTheDevicesClock) {  // long
   const auto seconds = [](const std::string& name, std::size_t bytes) {
     return (name == "matmul" ? 3e-6 : 1e-6) + static_cast<double>(bytes) * 1e-12;
   };

@@ -132,7 +132,7 @@ TEST(DeviceTraining, IsThatOfTheHostWithTheDeltaRule) {
   expect_bits_of_the_host(plan);
 }
 
-TEST(DeviceTraining, IsThatOfTheHostWithBothSideBySide) {
+TEST(DeviceTraining, IsThatOfTheHostWithBothSideBySide) {  // long
   ModelSpec model = odd_llama();
   model.state_space = {4, 3, 1, 5, 3, true, 4, {}};
   model.state_space.norm = false;
@@ -277,7 +277,7 @@ TEST(DeviceTraining, CompressedGradients) {
 }
 
 // Their parts travel as messages between devices, and are added where they come to.
-TEST(DeviceTraining, CollectivesByMessages) {
+TEST(DeviceTraining, CollectivesByMessages) {  // long
   for (const Collectives collectives :
        {Collectives::ring, Collectives::halving_doubling, Collectives::automatic}) {
     SCOPED_TRACE(collectives_name(collectives));

@@ -103,7 +103,7 @@ TEST(DryJob, EveryRankOfCompressedGradientsIsAsItsClass) {
     }
 }
 
-TEST(DryJob, EveryRankOfExpertGroupsIsAsItsClass) {
+TEST(DryJob, EveryRankOfExpertGroupsIsAsItsClass) {  // long
   for (const int ep : {1, 2, 4})
     for (const int zero : {0, 1, 3})
       for (const bool capacity : {false, true}) {

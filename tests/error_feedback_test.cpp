@@ -197,7 +197,7 @@ TEST(ErrorFeedback, PowerSgdFindsTheBestApproximation) {
 
 // Each rank has its own quadratic 1/2 |D (x - goal)|^2 with curvatures from 1/2 to 3/2; all share the goal,
 // so that gradient descent on the sum converges to it linearly, and every method must too.
-TEST(ErrorFeedback, AToyProblemConvergesByEveryMethod) {
+TEST(ErrorFeedback, AToyProblemConvergesByEveryMethod) {  // long
   constexpr int n = 3;
   // Error feedback sends a gradient late, by up to about 1/R steps or rows/R: the rate leaves room for that.
   struct Run {

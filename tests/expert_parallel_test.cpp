@@ -176,7 +176,7 @@ TEST(ExpertParallel, EqualsOneRankUnderEverySchedule) {
 }
 
 // An expert without tokens in a step's last update has had earlier ones.
-TEST(ExpertParallel, EqualsOneRankWhereTheLastUpdateLeavesExpertsOut) {
+TEST(ExpertParallel, EqualsOneRankWhereTheLastUpdateLeavesExpertsOut) {  // long
   Plan plan = odd_plan(load_model("deepseek-tiny"), 1, 1, false);
   plan.mesh.set(Axis::pp, 2);
   plan.schedule = "pipedream";

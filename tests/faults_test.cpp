@@ -91,7 +91,7 @@ TEST(Faults, AForgottenNormReductionIsHarmlessWithoutSequenceParallelism) {
   for (const Plan& plan : plans(1, 2, false)) EXPECT_TRUE(verify_with(plan, forgotten_norms()).pass);
 }
 
-TEST(Faults, AWrongLossScaleIsNamed) {
+TEST(Faults, AWrongLossScaleIsNamed) {  // long
   Faults faults;
   faults.loss_scale = 1.5;
   for (auto [dp, tp, sp] : {std::tuple{3, 1, false}, {1, 2, true}, {2, 2, false}})
@@ -108,7 +108,7 @@ TEST(Faults, AWrongLossScaleIsNamed) {
     }
 }
 
-TEST(Faults, AShiftedVocabularyIsNamed) {
+TEST(Faults, AShiftedVocabularyIsNamed) {  // long
   Faults faults;
   faults.vocabulary_shift = 1;
   for (auto [dp, tp, sp] : {std::tuple{1, 2, false}, {2, 2, true}, {1, 4, true}})

@@ -155,7 +155,7 @@ TEST(Generate, GivesTheSameTokensOnEveryMesh) {
 }
 
 // Each rank of cp makes all of the text, whose length need not divide over them: 22 tokens, and two.
-TEST(Generate, IsNotCutOverContextRanks) {
+TEST(Generate, IsNotCutOverContextRanks) {  // long
   std::vector<ModelSpec> all = models();
   all.push_back(lively(even_mixtral(2)));
   // Twice as many positions than there were in the longest sequence, and factors of their own.

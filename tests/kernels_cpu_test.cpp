@@ -124,7 +124,7 @@ TEST_F(KernelsCpu, MatmulBitsDoNotDependOnThreads) {
 }
 
 // oneDNN makes some of these parts and our kernel others, whichever is faster; with AMX, it makes all.
-TEST_F(KernelsCpu, MatmulBitsAreThoseOfItsParts) {
+TEST_F(KernelsCpu, MatmulBitsAreThoseOfItsParts) {  // long
   for (const std::int64_t depth : {384, 500, 768, 1376, 2000})
     for (const bool ta : {false, true})
       for (const bool tb : {false, true}) {

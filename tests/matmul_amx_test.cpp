@@ -299,7 +299,7 @@ TEST_F(MatmulAmx, FewRowsOfColumnsHaveTheBitsOfMany) {
                 check_few(*kernel, 40, {1, 2, 3, 4, 31, 32}, n, k, turn_b, type, between);
 }
 
-TEST_F(MatmulAmx, BlocksShowNoCuts) {
+TEST_F(MatmulAmx, BlocksShowNoCuts) {  // long
   check_blocks<bf16>(played_kernel);
   for (const MicroKernel* kernel : {amx_micro_kernel(), avx512_micro_kernel()})
     if (kernel != nullptr) check_blocks<bf16>(*kernel);

@@ -187,7 +187,7 @@ TEST(Pipeline, ExecutedPeaksAndMessagesAreTheSimulatedOnes) {
   }
 }
 
-TEST(Pipeline, StreamsEqualTheEmulationOfTheirDelay) {
+TEST(Pipeline, StreamsEqualTheEmulationOfTheirDelay) {  // long
   for (auto [schedule, microbatches] :
        {std::pair{"pipedream", 1}, {"pipedream", 6}, {"2bw", 3}, {"2bw", 7}}) {
     expect_emulation(pipeline_plan(odd_llama(false, 2, 4), schedule, 2, 2, 2, microbatches), 4);

@@ -163,7 +163,7 @@ TEST_F(PlanCommand, ExplainsWritesAndReadsBack) {  // long
   EXPECT_EQ(again["memory_bytes"], first["memory_bytes"]);
 }
 
-TEST_F(PlanCommand, DrawsAPageWithItsAnswer) {
+TEST_F(PlanCommand, DrawsAPageWithItsAnswer) {  // long
   const json answer = object(std::string(small) + "--pp 2 --html plan.html");
   const json page = checks::document_of(read("plan.html"));
   EXPECT_EQ(page["answer"], answer);

@@ -87,7 +87,7 @@ class Resume : public testing::TestWithParam<const char*> {
   }
 };
 
-TEST_P(Resume, OnAnotherMeshTheLossesAreThoseOfTheRunThatWentOn) {
+TEST_P(Resume, OnAnotherMeshTheLossesAreThoseOfTheRunThatWentOn) {  // long
   const TemporaryDirectory directory;
   const Plan from = plan_on(model(), 2, 2, 2, 1);
   const Trained whole = train(from, 0, {}, directory.path());

@@ -293,7 +293,7 @@ TEST(SearchForPrograms, UlyssesNeedsPairsOfPartsWhereTheProgramSaysSo) {
 
 // Of 8 key/value heads: Megatron-Core has one of them on several tp ranks since 0.16, and exchanges none
 // between more cp ranks than there are.
-TEST(SearchForPrograms, KeyValueHeadsAreRepeatedWhereTheProgramSaysSo) {
+TEST(SearchForPrograms, KeyValueHeadsAreRepeatedWhereTheProgramSaysSo) {  // long
   for (const char* software :
        {"nanotron", "torchtitan", "torchtitan-eager", "megatron-2021", "megatron-deepspeed", "zero-bubble",
         "nemo-2024", "nemo-25.09", "nemo-25.11", "nemo-26.02", "current", "deepspeed", "echelon"}) {

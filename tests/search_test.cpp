@@ -184,7 +184,7 @@ TEST(Search, WalksFewPlansByMemory) {  // long
 }
 
 // Alone, a schedule asks for a pipeline that it is the order of.
-TEST(Search, ASchedulesPlansHaveAPipeline) {
+TEST(Search, ASchedulesPlansHaveAPipeline) {  // long
   SearchRequest r = request("llama-3-8b", 16, 64);
   r.top = 1000;
   const auto has_one_rank = [](const std::vector<Estimate>& plans) {

@@ -129,7 +129,7 @@ TEST(StateSpace, GoesOnFromAState) {
            [&](std::int64_t i, std::int64_t j) { EXPECT_NEAR(at(whole, i, j), at(parts, i, j), 1e-13); });
 }
 
-TEST(StateSpace, GradientsAreDerivatives) {
+TEST(StateSpace, GradientsAreDerivatives) {  // long
   for (const bool documents : {false, true}) {
     Problem p(documents);
     const Tensor dy = random(p.arena, p.y.shape(), 9);

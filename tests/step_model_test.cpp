@@ -25,7 +25,7 @@ using checks::plans_like;
 using checks::workload;
 
 // What prunes must not be wrong: the bound is below the simulated step, and the memory is the same.
-TEST(StepModel, OutlookBoundsTheEstimate) {
+TEST(StepModel, OutlookBoundsTheEstimate) {  // long
   for (const char* name : {"llama-3-70b", "deepseek-v3", "gpt2-1.5b"}) {
     Workload work = workload(name, 1024);
     work.plan.seq_len = 1024;

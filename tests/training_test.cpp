@@ -38,7 +38,7 @@ OptimizerOptions fast_options() {
   return options;
 }
 
-TEST(Training, LearnsWhatFollowsWhat) {
+TEST(Training, LearnsWhatFollowsWhat) {  // long
   std::vector<Plan> plans;
   for (const ModelSpec& model : {odd_gpt2(), odd_llama()}) {
     plans.push_back(odd_plan(model, 1, 1, false));

@@ -70,7 +70,7 @@ TEST(Verify, TheOtherTyingAndHeadCountsPass) {
 }
 
 // The output layer cut over the pipeline's ranks: every schedule that can have it, with each other axis.
-TEST(Verify, VocabularyParallelismPasses) {
+TEST(Verify, VocabularyParallelismPasses) {  // long
   const auto passes = [](const char* schedule, int pp, int dp, int tp, auto change) {
     Plan plan = odd_plan(odd_llama(false, 2, 8), dp, tp, tp > 1);
     plan.mesh.set(Axis::pp, pp);

@@ -273,7 +273,7 @@ TEST(ZbAuto, NoOrderBeatsTheBound) {  // long
 }
 
 // Every rank of a run searches alone.
-TEST(ZbAuto, FindsTheSameAgain) {
+TEST(ZbAuto, FindsTheSameAgain) {  // long
   std::mt19937 random(5);
   for (auto [ranks, microbatches] : {std::pair{3, 5}, {6, 17}, {12, 40}}) {
     const AutoCosts costs = random_costs(random, ranks, microbatches);
