@@ -23,18 +23,16 @@ void refuse_idle(const CLI::App& app, const std::vector<FlagNeed>& needs, const 
   }
 }
 
-void refuse_empty_values(const CLI::App& program) {
-  for (const CLI::App* verb : program.get_subcommands()) {
-    for (const CLI::Option* option : verb->get_options()) {
-      // An empty prompt is legal.
-      if (option->count() == 0 || option->get_items_expected_max() == 0 || option->get_positional() ||
-          option->get_name() == "--prompt")
-        continue;
-      for (const std::string& value : option->results())
-        if (value.empty()) refuse("{}: its value is empty", option->get_name());
-    }
-    refuse_empty_values(*verb);
+void refuse_empty_values(const CLI::App& app) {
+  for (const CLI::Option* option : app.get_options()) {
+    // An empty prompt is legal.
+    if (option->count() == 0 || option->get_items_expected_max() == 0 || option->get_positional() ||
+        option->get_name() == "--prompt")
+      continue;
+    for (const std::string& value : option->results())
+      if (value.empty()) refuse("{}: its value is empty", option->get_name());
   }
+  for (const CLI::App* verb : app.get_subcommands()) refuse_empty_values(*verb);
 }
 
 void refuse_lost_files(const CLI::App& program) {

@@ -32,8 +32,9 @@ inline Remedy advice(const std::string& flag, std::string value) {
   return {flag.substr(2), std::move(value)};
 }
 
-// RequestError if a flag of a parsed verb is given an empty text instead of a name, a path or a list.
-void refuse_empty_values(const CLI::App& program);
+// RequestError if a flag of `app`, or of its verbs that were parsed, is given an empty text instead of a
+// name, a path or a list.
+void refuse_empty_values(const CLI::App& app);
 
 // RequestError if a flag of a parsed verb would overwrite a file that another of its flags names, to read or
 // to write.

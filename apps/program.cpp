@@ -171,7 +171,7 @@ void refuse_copies(const CLI::App& program) {
   std::vector<std::string> unknown = app->remaining();
   if (unknown.empty()) unknown = program.remaining(true);
   if (!unknown.empty()) {
-    const std::string& first = unknown.front();
+    const std::string first = unknown.front().empty() ? "\"\"" : unknown.front();
     if (!names.empty() && !first.starts_with("-")) refuse_verb(*app, first);
     const bool is_flag = first.starts_with("-");
     if (is_flag && app->get_option_no_throw(first.substr(0, first.find('='))) != nullptr)
@@ -194,6 +194,20 @@ void refuse_copies(const CLI::App& program) {
   }
   if (error.get_name() == "ExcludesError") refuse("{}; give one of the two", text);
   refuse("{}", text);
+}
+
+// CLI11 takes the word behind "--data=" for the flag's value. What comes after "--" is the words of another.
+std::vector<std::string> with_empty_values(const std::vector<std::string>& words) {
+  std::vector<std::string> all;
+  bool ours = true;
+  for (const std::string& word : words) {
+    ours = ours && word != "--";
+    if (ours && word.size() > 3 && word.starts_with("--") && word.find('=') == word.size() - 1)
+      all.insert(all.end(), {word.substr(0, word.size() - 1), ""});
+    else
+      all.push_back(word);
+  }
+  return all;
 }
 
 int run(CLI::App& program, int argc, char** argv) {
@@ -220,7 +234,9 @@ int run(CLI::App& program, int argc, char** argv) {
                   [](const std::string& word) { return word == "--help" || word == "-h"; }))
     refuse_help_on_no_verb(program, words);
   try {
-    program.parse(argc, argv);
+    std::vector<std::string> last_first = with_empty_values(words);
+    std::reverse(last_first.begin(), last_first.end());
+    program.parse(std::move(last_first));
   } catch (const CLI::Success& done) {  // --help, --version
     return program.exit(done);
   } catch (const CLI::ParseError& error) {

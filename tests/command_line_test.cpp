@@ -39,6 +39,10 @@ TEST_F(CommandLine, WrongWordsAreRefusedByName) {
   refused({"verify", "stray"}, {"stray"});
   refused({"generate"}, {"--checkpoint"});
   refused(training({"--dp"}), {"--dp", "missing"});
+  // The value of a variable that is not set, not the word behind it.
+  refused({"train", "--data=", "--steps", "1"}, {"--data: its value is empty"});
+  refused(training({"--checkpoint=", "--json"}), {"--checkpoint: its value is empty"});
+  refused({"train", ""}, {"\"\": echelon train has no such argument"});
   refused(training({"--dp", "1", "--dp", "2"}), {"--dp", "more than once"});
   refused(training({"--dp", "x"}), {"--dp x", "whole number"});
   refused(training({"--timeline", "step.json"}), {"--timeline step.json", "--trace step.json"});

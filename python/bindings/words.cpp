@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <memory>
 
+#include "apps/flag_needs.h"
 #include "apps/generate_flags.h"
 #include "apps/help.h"
 #include "apps/plan_flags.h"
@@ -85,12 +86,15 @@ void read_words(CLI::App& verb, const Words& words, const Names& hidden) {
       continue;
     }
     for (const std::string& one : is_list(*option) ? values : std::vector<std::string>{value}) {
-      if (one.empty()) refuse("{}: its value is empty", flag);
       if (one.find('\0') != std::string::npos) refuse("{}: its value has a character of code 0", flag);
-      arguments.push_back(flag + "=" + one);
+      if (one.empty())  // "--prompt=" would take the next word
+        arguments.insert(arguments.end(), {flag, one});
+      else
+        arguments.push_back(flag + "=" + one);
     }
   }
   std::reverse(arguments.begin(), arguments.end());  // as CLI11 takes them
+  verb.parse_complete_callback([&verb] { refuse_empty_values(verb); });
   try {
     verb.parse(std::move(arguments));
   } catch (const CLI::ParseError& error) {

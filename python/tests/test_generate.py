@@ -27,6 +27,13 @@ def test_equals_the_command_line(told, saved):
     assert echelon.generate(echelon.open_checkpoint(saved), **request).tokens == answer.tokens
 
 
+def test_an_empty_prompt_is_the_beginning_of_a_document(told, saved):
+    answer = echelon.generate(saved, "", max_tokens=4)
+    assert answer.to_dict() == told("generate", "--checkpoint", saved, "--prompt", "", "--max-tokens", 4)
+    with pytest.raises(echelon.RequestError, match="data_cache: its value is empty"):
+        echelon.train("x.txt", data_cache="")
+
+
 def test_several_prompts_over_ranks(told, saved):
     prompts = ["In the", "And", "earth"]
     flags = [word for one in prompts for word in ("--prompt", one)]
