@@ -123,6 +123,7 @@ TEST_F(PlanCommand, RefusesWhatCannotBe) {  // long
   refused("--sweep layers=3", {"--sweep layers=3", "seq-len"});
   refused("--sweep gpus=8,,16", {"--sweep 8,,16", "missing"});
   refused("--sweep gpus=8..2000000000", {"--sweep 8..2000000000", "to at most 1000000000"});
+  refused("--global-batch 1000001", {"--global-batch 1000001: must be a number from 1 to 1000000"});
   refused("--sweep gpus=8,16 --sweep-out sweep.pdf", {"--sweep-out sweep.pdf", ".csv", ".svg"});
   refused("--sweep gpus=8,16 --out plan.toml", {"--out plan.toml", "--sweep"});
   refused("--sweep gpus=8,16 --against tp=2", {"--against tp=2", "--sweep"});

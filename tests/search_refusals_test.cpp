@@ -38,6 +38,8 @@ TEST(SearchRefusals, NamesWhatIsMissing) {
   r = request("gpt2-1.5b", 4, 32);
   r.work.software = {};
   expect_refusal([&] { search(r); }, {"software", "name is empty"});
+  r.work.software = load_software("echelon");
+  expect_refusal([&] { search(r); }, {"software echelon", "Workload::exact_memory is not set"});
 }
 
 TEST(SearchRefusals, PinsNothingButFieldsOfAPlan) {

@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <cmath>
 #include <deque>
 #include <map>
 
@@ -227,6 +228,17 @@ TEST(Simulate, WhatIsOfNoStageIsRefused) {
   refused(good, costs, "times of 0 stages; legal: of 2, or one entry for all");
   costs.stages.resize(3);
   refused(good, costs, "times of 3 stages");
+}
+
+TEST(Simulate, TimesBelowZeroAndWithoutEndAreRefused) {
+  const auto refused = [](const auto& change, const char* words) {
+    SimulationCosts costs;
+    change(costs);
+    checks::expect_refusal([&] { simulate(one_f_one_b(2, 3), costs); }, {words});
+  };
+  refused([](SimulationCosts& c) { c.stages[0].backward_weight = -1; }, "time of W -1; legal: 0 or more");
+  refused([](SimulationCosts& c) { c.message = std::nan(""); }, "time of a message nan");
+  refused([](SimulationCosts& c) { c.stages[0].forward = HUGE_VAL; }, "time of F inf");
 }
 
 // F took 2 and BW 5 by themselves. Side by side they took 6 together instead of 7.

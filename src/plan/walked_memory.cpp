@@ -95,7 +95,10 @@ void WalkedMemory::lay_out(const Plan& c, const StageShape& s, const std::string
 
 std::vector<StepMemory> WalkedMemory::of(const Plan& c, const StageShape& s, const std::vector<int>& ranks) {
   if (!work_.exact_memory)
-    throw InvariantError("a plan of this trainer is priced with what it holds: Workload::exact_memory");
+    refuse(
+        "software {}: is priced with what its ranks hold, and Workload::exact_memory is not set; legal: "
+        "exact_memory() of train/dry_run.h",
+        work_.software.name);
   const std::string shared = shared_key(c);
   std::vector<std::string> keys;
   std::vector<std::size_t> unknown;

@@ -1,6 +1,7 @@
 #include "schedule/simulate.h"
 
 #include <algorithm>
+#include <cmath>
 #include <limits>
 #include <map>
 #include <set>
@@ -370,8 +371,25 @@ SimulationCosts measured_costs(const Timeline& timeline) {
   return costs;
 }
 
+static void check_times(const Schedule& schedule, const SimulationCosts& costs) {
+  const auto check = [&](const char* of, double time) {
+    if (!(time >= 0 && std::isfinite(time)))
+      refuse("schedule {}: {} {}; legal: 0 or more", schedule.name, of, time);
+  };
+  for (const StageTimes& stage : costs.stages) {
+    check("time of F", stage.forward);
+    check("time of B", stage.backward_input);
+    check("time of W", stage.backward_weight);
+  }
+  check("time of V", costs.vocabulary_part.forward);
+  check("time of VW", costs.vocabulary_part.backward_weight);
+  check("time of a message", costs.message);
+  check("overlap factor", costs.overlap_factor);
+}
+
 Simulation simulate(const Schedule& schedule, const SimulationCosts& costs) {
   check_shape(schedule);
+  check_times(schedule, costs);
   if (costs.stages.size() != 1 && costs.stages.size() != static_cast<std::size_t>(schedule.num_stages))
     refuse("schedule {}: times of {} stages; legal: of {}, or one entry for all", schedule.name,
            costs.stages.size(), schedule.num_stages);

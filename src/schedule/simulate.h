@@ -68,8 +68,8 @@ std::vector<int> weight_versions(const Schedule& schedule);
 int parameter_copies(const Schedule& schedule);
 
 // RequestError naming rank, instruction and missing value if the schedule cannot finish, or what
-// check_shape() says; or if there are times of another number of stages. It need not be a whole step
-// (check_rules()).
+// check_shape() says; or if there are times of another number of stages, below 0, or not finite. It need not
+// be a whole step (check_rules()).
 Simulation simulate(const Schedule& schedule, const SimulationCosts& costs);
 
 }  // namespace echelon

@@ -74,7 +74,8 @@ void read_schedule(Plan& plan, const std::string& text, const std::string&) {
   plan.schedule_text.clear();
 }
 
-constexpr double most_ranks = Mesh::most_ranks, most_sequences = 1e8, most_tokens = 1 << 24,
+// Sequences are far more than any real batch has, and few enough that a rank's microbatches can be listed.
+constexpr double most_ranks = Mesh::most_ranks, most_sequences = 1e6, most_tokens = 1 << 24,
                  most_coefficient = 1e6, most_bytes = 0x1p60;
 
 std::vector<PlanField> all_fields() {

@@ -51,15 +51,6 @@ Verdict of_unknown_end(const Plan& plan) {
                  "say which of the {} tokens of {} ends a document with --document-end", m.vocab, m.name);
 }
 
-// Far above any real batch; the microbatches of a rank can then be listed.
-Verdict of_sequences(const Plan& plan) {
-  constexpr std::int64_t most = 1'000'000;
-  for (const auto& [field, value] :
-       {std::pair{"global-batch", plan.global_batch}, {"micro-batch", plan.micro_batch}})
-    if (value < 1 || value > most) return refused(field, {}, "must be from 1 to {}", most);
-  return {};
-}
-
 Verdict of_ranges(const Plan& plan) {
   for (const PlanField& field : plan_fields()) {
     if (!is_out_of_range(field, plan)) continue;
@@ -686,14 +677,12 @@ Verdict first_of(const Plan& plan, Rules... rules) {
 }  // namespace
 
 std::optional<Refusal> value_refusal(const Plan& plan, const Runner& runner) {
-  if (runner.is_this_trainer) {
-    if (plan.model.latent_attention() && plan.model.value_head_dim > plan.model.head_dim)
-      return refused("model", {},
-                     "has value_head_dim = {} above head_dim = {}, and attention runs with heads of one "
-                     "width; legal: up to {}",
-                     plan.model.value_head_dim, plan.model.head_dim, plan.model.head_dim);
-    if (Verdict verdict = of_sequences(plan)) return verdict;
-  }
+  if (runner.is_this_trainer && plan.model.latent_attention() &&
+      plan.model.value_head_dim > plan.model.head_dim)
+    return refused("model", {},
+                   "has value_head_dim = {} above head_dim = {}, and attention runs with heads of one "
+                   "width; legal: up to {}",
+                   plan.model.value_head_dim, plan.model.head_dim, plan.model.head_dim);
   if (Verdict verdict = of_lengths(plan, runner)) return verdict;
   if (Verdict verdict = first_of(plan, of_document_end, of_ranges, of_recompute)) return verdict;
   validate(plan.mesh);
