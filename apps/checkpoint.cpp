@@ -18,6 +18,7 @@
 #include "checkpoint/checkpoint_compare.h"
 #include "checkpoint/checkpoint_manifest.h"
 #include "checkpoint/finite.h"
+#include "checkpoint/held_checkpoint.h"
 #include "checkpoint/hugging_face.h"
 
 namespace echelon {
@@ -34,7 +35,8 @@ struct CheckpointFlags {
 };
 
 int run_info(const CheckpointFlags& f) {
-  const CheckpointInfo info = read_checkpoint_info(f.path, "checkpoint info");
+  const HeldCheckpoint held(f.path, "checkpoint info");
+  const CheckpointInfo info = read_checkpoint_info(held.path());
   if (f.json) {
     fmt::print("{}\n", json_text(ordered_json{{"path", info.path},
                                               {"step", info.step},
@@ -60,8 +62,8 @@ int run_info(const CheckpointFlags& f) {
 }
 
 int run_verify_checkpoint(const CheckpointFlags& f) {
-  const std::string path =
-      find_checkpoint(f.path, "checkpoint verify");  // throws if there is none: a wrong request
+  const HeldCheckpoint held(f.path, "checkpoint verify");  // throws if there is none: a wrong request
+  const std::string& path = held.path();
   try {
     const CheckpointContents c = with_progress("checkpoint verify", f.json, [&](const Progress& progress) {
       return check_checkpoint(path, progress);
@@ -97,9 +99,9 @@ const std::string* only_holder(const CheckpointFlags& f, const TensorDifference&
 }
 
 int run_diff(const CheckpointFlags& f) {
-  for (const std::string& path : {f.path, f.other}) (void)read_checkpoint_info(path, "checkpoint diff");
+  const HeldCheckpoint one(f.path, "checkpoint diff"), other(f.other, "checkpoint diff");
   const auto differences = with_progress("checkpoint diff", f.json, [&](const Progress& progress) {
-    return diff_checkpoints(f.path, f.other, progress);
+    return diff_checkpoints(one.path(), other.path(), progress);
   });
   if (f.json) {
     ordered_json rows = ordered_json::array();
@@ -157,12 +159,12 @@ void add_checkpoint(CLI::App& program, int& status) {
     with_progress("checkpoint export", false, [&](const Progress& progress) {
       report(progress, -1, "to " + flags->out);
       refuse_idle(*flags->exporting, {{"--shard-bytes", !flags->adapters, "with --adapters", {}}});
-      (void)read_checkpoint_info(flags->path, "checkpoint export");
+      const HeldCheckpoint held(flags->path, "checkpoint export");
       const auto dtype = flags->as.empty() ? std::optional<DType>() : parse_dtype(flags->as, "--dtype");
       if (flags->adapters)
-        export_adapters(flags->path, flags->out, dtype);
+        export_adapters(held.path(), flags->out, dtype);
       else
-        export_hugging_face(flags->path, flags->out, flags->shard_bytes, dtype);
+        export_hugging_face(held.path(), flags->out, flags->shard_bytes, dtype);
     });
     fmt::print("written to {}\n", flags->out);
     return 0;

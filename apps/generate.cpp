@@ -285,7 +285,8 @@ void GenerateFlags::read() {
   refuse_idle(*f.app, generate_needs(f));
   if (f.checkpoint.empty())
     refuse("--checkpoint: no path is given; give a directory of checkpoints, or one of them");
-  info = read_checkpoint_info(f.checkpoint);
+  held.emplace(f.checkpoint);
+  info = read_checkpoint_info(held->path());
   const bool text_mode = f.prompt_tokens.empty();
   for (const std::string& stop : f.stops)
     if (stop.empty()) refuse("--stop: an empty text is everywhere; legal: some text");

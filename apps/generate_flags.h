@@ -6,11 +6,13 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "apps/flags.h"
 #include "checkpoint/checkpoint.h"
+#include "checkpoint/held_checkpoint.h"
 #include "data/chat_template.h"
 #include "spec/plan.h"
 #include "text/tokenizer.h"
@@ -40,7 +42,8 @@ struct GenerateFlags {
   CLI::App* app = nullptr;
 
   // Set by read().
-  CheckpointInfo info;
+  std::optional<HeldCheckpoint> held;
+  CheckpointInfo info;  // of the one that is held
   Plan plan;
   RunOptions run_options;
   std::shared_ptr<const Tokenizer> tokenizer;  // nullptr: ids are shown

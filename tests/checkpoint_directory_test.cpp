@@ -9,12 +9,15 @@
 #include <atomic>
 #include <filesystem>
 #include <functional>
+#include <optional>
 #include <thread>
 
 #include "base/open_file.h"
 #include "bottles.h"
 #include "checkpoint/checkpoint.h"
 #include "checkpoint/checkpoint_directory.h"
+#include "checkpoint/checkpoint_reader.h"
+#include "checkpoint/held_checkpoint.h"
 #include "checkpoint/new_directory.h"
 #include "mesh_runs.h"
 #include "train/session.h"
@@ -197,6 +200,33 @@ TEST_F(OfCheckpoints, WhatARunDoesOtherwiseWithExpertsIsSaid) {  // long
   train(request_, *data_, observer);
   ASSERT_EQ(seen.notes.size(), 1u);
   expect_contains(seen.notes.front(), {"goes on with --aux-loss 0 (it was 0.5), --capacity 0 (it was 2)"});
+}
+
+// While somebody reads it, --keep of the run beside leaves it, and its next save takes it away.
+TEST_F(OfCheckpoints, OneThatIsReadIsNotRemoved) {
+  request_.keep = 1;
+  std::optional<HeldCheckpoint> held;
+  TrainObserver observer;
+  observer.on_checkpoint = [&](const std::string&) {
+    if (!held) held.emplace(path_);
+  };
+  train(request_, *data_, observer);
+  EXPECT_EQ(held->path(), step(1));
+  EXPECT_EQ(list_checkpoints(path_), (std::vector{step(1), step(3)}));
+  held.reset();
+  request_.resume = true;
+  request_.optimizer.total_steps = 4;
+  train(request_, *data_, {});
+  EXPECT_EQ(list_checkpoints(path_), std::vector{step(4)});
+}
+
+// Where the file system locks nothing, or somebody removes it by hand.
+TEST_F(OfCheckpoints, OneThatIsRemovedWhileItIsReadIsSaidToBe) {
+  train(request_, *data_, {});
+  CheckpointReader reader(step(1));
+  fs::remove_all(step(1));
+  expect_contains(message_of<RunError>([&] { reader.whole_shape(reader.names().front()); }),
+                  {step(1) + ": was removed while it was read", "--keep", "read the last one"});
 }
 
 // As after `mv`: what is saved next would be taken for older, and with `keep` removed.

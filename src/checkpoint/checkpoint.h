@@ -80,8 +80,8 @@ void refuse_absent(const std::string& path, const std::string& field);
 
 // Collective over the mesh. `carried` and `biases` (router_biases.h): this rank's, `carried` only under
 // `info.compression`. RunError (disk full, ...) leaves earlier checkpoints untouched. Returns the path once
-// the checkpoint is complete, and all but the last `keep` are removed (0: none is removed). See also
-// CheckpointWriter.
+// the checkpoint is complete, and all but the last `keep` are removed (0: none is removed; one that is held,
+// held_checkpoint.h, is left). See also CheckpointWriter.
 std::string save_checkpoint(const Rank& rank, const ParameterStore& parameters, const std::string& directory,
                             const CheckpointInfo& info, const std::vector<CarriedTensor>& carried = {},
                             const RouterBiases& biases = {}, std::int64_t keep = 0);

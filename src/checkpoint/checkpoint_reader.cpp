@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <stdexcept>
 
 #include "base/error.h"
 
@@ -55,10 +56,25 @@ CheckpointContents CheckpointReader::contents() const {
   return c;
 }
 
+template <class Read>
+auto CheckpointReader::while_it_is_there(const Read& read) const {
+  try {
+    return read();
+  } catch (const std::runtime_error&) {
+    if (!is_checkpoint(manifest_.info.path))
+      fail(
+          "{}: was removed while it was read, as by --keep of a run that writes beside it; read the last one",
+          manifest_.info.path);
+    throw;
+  }
+}
+
 const CheckpointFile& CheckpointReader::file(const std::string& name) {
   auto& place = files_[name];
   if (!place)
-    place = std::make_unique<CheckpointFile>(manifest_.info.path, name, manifest_.checksums, where_);
+    place = while_it_is_there([&] {
+      return std::make_unique<CheckpointFile>(manifest_.info.path, name, manifest_.checksums, where_);
+    });
   return *place;
 }
 
@@ -79,11 +95,14 @@ void CheckpointReader::read_part(const StoredPart& stored, const ParamSpec& spec
   const std::vector<std::int64_t> shape =
       part.whole ? spec.shape : std::vector<std::int64_t>{part.range.size()};
   const CheckpointFile& from = file(stored.file);
-  if (part.whole) return from.read(part.key(), shape, dtype, logical);
+  const auto read_into = [&](std::span<std::byte> out) {
+    while_it_is_there([&] { from.read(part.key(), shape, dtype, out); });
+  };
+  if (part.whole) return read_into(logical);
   if (part.tp == 1)  // a piece of the whole tensor
-    return from.read(part.key(), shape, dtype, bytes_of(part.range.begin, part.range.size()));
+    return read_into(bytes_of(part.range.begin, part.range.size()));
   std::vector<std::byte> bytes(static_cast<std::size_t>(part.range.size() * width));
-  from.read(part.key(), shape, dtype, bytes);
+  read_into(bytes);
   for_each_run(spec, part.tp, part.index,
                [&](std::int64_t logical_begin, std::int64_t local_begin, std::int64_t count) {
                  const std::int64_t begin = std::max(local_begin, part.range.begin),

@@ -18,7 +18,8 @@ namespace echelon {
 class CheckpointReader {
  public:
   // `path`: a step directory. RequestError if its manifest is missing or damaged. read() throws RequestError
-  // naming the tensor if it is missing, damaged, of another shape or type, or incomplete.
+  // naming the tensor if it is missing, damaged, of another shape or type, or incomplete; RunError if the
+  // checkpoint was removed meanwhile.
   explicit CheckpointReader(const std::string& path);
 
   const CheckpointInfo& info() const { return manifest_.info; }
@@ -39,6 +40,9 @@ class CheckpointReader {
     std::string file;
     TensorPart part;
   };
+  // What `read` returns. RunError if it throws because the checkpoint is gone.
+  template <class Read>
+  auto while_it_is_there(const Read& read) const;
   const CheckpointFile& file(const std::string& name);
   const std::vector<StoredPart>& parts(const std::string& name) const;
   void read_part(const StoredPart& stored, const ParamSpec& spec, DType dtype, std::span<std::byte> logical);

@@ -15,6 +15,7 @@
 #include "checkpoint/checkpoint_directory.h"
 #include "checkpoint/checkpoint_manifest.h"
 #include "checkpoint/checkpoint_parts.h"
+#include "checkpoint/held_checkpoint.h"
 
 namespace echelon {
 namespace {
@@ -31,15 +32,6 @@ void remove_directory(const fs::path& path) {
     if (!error && !fs::exists(path)) return;
     std::this_thread::sleep_for(std::chrono::milliseconds(10));
   }
-}
-
-// Renames it first, so that a partly removed checkpoint is never taken for a complete one.
-void remove_checkpoint(const fs::path& path, const std::string& job) {
-  const fs::path removed =
-      path.parent_path() / hidden_name(checkpoint_step(path.string()).value(), "removed", job);
-  std::error_code error;
-  fs::rename(path, removed, error);
-  if (!error) fs::remove_all(removed, error);
 }
 
 }  // namespace
@@ -251,7 +243,8 @@ std::string CheckpointWriter::commit(std::int64_t keep) {
     sync_directory(directory_.string());
     std::vector<std::string> all = list_checkpoints(directory_.string());
     for (std::size_t i = 0; keep > 0 && i + static_cast<std::size_t>(keep) < all.size(); ++i)
-      remove_checkpoint(all[i], rank_.job());
+      remove_unless_held(all[i],
+                         directory_ / hidden_name(checkpoint_step(all[i]).value(), "removed", rank_.job()));
   }
   state_.reset();
   return path;

@@ -18,6 +18,13 @@
 
 namespace echelon {
 
+bool is_still_at(int fd, const std::string& path) {
+  struct stat here {
+  }, there{};
+  return ::fstat(fd, &here) == 0 && ::stat(path.c_str(), &there) == 0 && here.st_dev == there.st_dev &&
+         here.st_ino == there.st_ino;
+}
+
 DirectoryLock::DirectoryLock(const std::string& directory, const char* what, const char* file)
     : directory_(directory), path_((std::filesystem::path(directory) / file).string()) {
   for (;;) {
@@ -30,7 +37,7 @@ DirectoryLock::DirectoryLock(const std::string& directory, const char* what, con
       return;
     }
     // A holder with leave_no_trace() removed the file, perhaps after it was opened here: tries again.
-    if (is_at_its_path()) break;
+    if (is_still_at(fd_, path_)) break;
     ::close(std::exchange(fd_, -1));
   }
   write_record();
@@ -48,13 +55,6 @@ void DirectoryLock::open_file(const char* what) {
   was_there_ = fd_ >= 0;
   if (fd_ < 0 && errno == ENOENT) fd_ = ::open(path_.c_str(), flags | O_CREAT, 0666);
   if (fd_ < 0) refuse("{} {}: cannot be written: {}: {}", what, directory_, path_, std::strerror(errno));
-}
-
-bool DirectoryLock::is_at_its_path() const {
-  struct stat here {
-  }, there{};
-  return ::fstat(fd_, &here) == 0 && ::stat(path_.c_str(), &there) == 0 && here.st_dev == there.st_dev &&
-         here.st_ino == there.st_ino;
 }
 
 void DirectoryLock::refuse_second(const char* what) const {

@@ -5,6 +5,9 @@
 
 namespace echelon {
 
+// Whether the open file is the one that has this path now.
+bool is_still_at(int fd, const std::string& path);
+
 class DirectoryLock {
  public:
   // Locks an existing directory by a file in it; `what` names it in messages ("--checkpoint"). RequestError
@@ -22,7 +25,6 @@ class DirectoryLock {
 
  private:
   void open_file(const char* what);
-  bool is_at_its_path() const;
   [[noreturn]] void refuse_second(const char* what) const;
   void write_record() const;
 

@@ -22,7 +22,8 @@ StartingWeights::StartingWeights(const std::string& path) : path_(path) {
   if (!fs::is_directory(path, none)) refuse("--from {}: no such directory", path);
   if (!is_checkpoint(path) && list_checkpoints(path).empty())
     refuse("--from {}: holds neither a model in Hugging Face's layout (config.json) nor a checkpoint", path);
-  checkpoint_ = read_checkpoint_info(path);
+  held_ = std::make_shared<const HeldCheckpoint>(path, "--from");
+  checkpoint_ = read_checkpoint_info(held_->path());
   path_ = checkpoint_.path;
 }
 

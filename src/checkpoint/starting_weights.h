@@ -1,10 +1,12 @@
 // Weights with which a training starts instead of random ones: at step 0, with a new optimizer state.
 #pragma once
 
+#include <memory>
 #include <optional>
 #include <string>
 
 #include "checkpoint/checkpoint.h"
+#include "checkpoint/held_checkpoint.h"
 #include "checkpoint/hugging_face.h"
 
 namespace echelon {
@@ -32,7 +34,8 @@ class StartingWeights {
  private:
   std::string path_;
   std::optional<HuggingFaceWeights> hugging_face_;
-  CheckpointInfo checkpoint_;
+  std::shared_ptr<const HeldCheckpoint> held_;
+  CheckpointInfo checkpoint_;  // of the one that is held
 };
 
 }  // namespace echelon
