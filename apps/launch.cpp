@@ -4,8 +4,11 @@
 
 #include <algorithm>
 #include <chrono>
+#include <cmath>
 #include <filesystem>
 #include <limits>
+#include <memory>
+#include <optional>
 #include <sstream>
 
 #include "apps/commands.h"
@@ -14,6 +17,7 @@
 #include "apps/help.h"
 #include "apps/launch_words.h"
 #include "apps/terminal.h"
+#include "apps/train_flags.h"
 #include "base/error.h"
 #include "base/units.h"
 #include "checkpoint/checkpoint.h"
@@ -31,9 +35,11 @@ struct Host {
   int slots = 1;
 };
 
+constexpr double longest_pause = 300;  // seconds between restarts
+
 struct LaunchFlags {
   int ranks = 0, max_restarts = 3;
-  double grace = 10;  // seconds
+  double grace = 10, pause = 5;  // seconds
   std::string hosts, agent = "ssh";
   bool elastic = false;
   Words command;
@@ -107,7 +113,10 @@ class Launch {
     refuse_idle(
         app,
         {{"--agent", !hosts_.empty(), "without --hosts", {advice("--hosts", "HOST:N,...")}},
-         {"--elastic", flags_.max_restarts != 0, "with --max-restarts 0", {advice("--max-restarts", "3")}}});
+         {"--elastic", flags_.max_restarts != 0, "with --max-restarts 0", {advice("--max-restarts", "3")}},
+         {"--pause", flags_.max_restarts != 0, "with --max-restarts 0", {advice("--max-restarts", "3")}}});
+    if (!(flags_.pause >= 0) || flags_.pause > longest_pause)
+      refuse("--pause {}: must be from 0 to {} seconds", flags_.pause, longest_pause);
     const std::string* const comm = value_of(command_, "--comm");
     if (starts_processes() && comm != nullptr && *comm != "mpi")
       refuse(
@@ -138,9 +147,16 @@ class Launch {
   int run_until_done() {
     for (int restarts = 0;; ++restarts) {
       go_on();
+      const std::string before = last_checkpoint();
       const Commands::Ended ended = commands_.train(words());
       const std::string how = description(ended);
       const int status = ended.said.value_or(starts_processes() ? 3 : ended.status);
+      if (status == 2 && fewer_) {
+        say("the training cannot go on with {}, which is what the hosts that are left have room for: with "
+            "these it was refused, as said above",
+            *fewer_);
+        return 3;
+      }
       if (status <= 2) {
         if (!ended.forced.empty()) say("{}", how);
         return status;
@@ -158,14 +174,21 @@ class Launch {
         return 3;
       }
       const bool is_smaller = flags_.elastic && shrink();
-      // mpirun itself could not begin: root's without leave, without a program, with too few slots.
-      if (restarts == 0 && !ended.began && starts_processes() && ended.forced.empty() && !is_smaller) {
+      // mpirun itself could not begin: root's without leave, or without a program. On other hosts it may be
+      // the network.
+      if (restarts == 0 && !ended.began && starts_processes() && hosts_.empty() && ended.forced.empty()) {
         say("{}; it is not restarted, since the same would come again", how);
         return 3;
       }
       if (!directory_.empty()) wait_for_lock();
-      if (commands_.asked_to_stop()) return 3;
-      say("{}; restart {} of {}", how, restarts + 1, flags_.max_restarts);
+      const double pause = is_smaller ? 0 : next_pause(last_checkpoint() != before);
+      say("{}; restart {} of {}{}", how, restarts + 1, flags_.max_restarts,
+          pause > 0 ? " in " + format_seconds(pause) : "");
+      commands_.sleep(in_ms(pause));
+      if (commands_.asked_to_stop()) {
+        say("not restarted, as it was asked to stop");
+        return 3;
+      }
     }
   }
 
@@ -183,6 +206,13 @@ class Launch {
       }
     }
     words.push_back(std::filesystem::read_symlink("/proc/self/exe").string());
+    const Words train = train_words();
+    words.insert(words.end(), train.begin(), train.end());
+    return words;
+  }
+
+  Words train_words() const {
+    Words words;
     const auto from = std::find(command_.begin(), command_.end(), "--from");
     const bool resumes = std::find(command_.begin(), command_.end(), "--resume") != command_.end();
     words.insert(words.end(), command_.begin(), from);
@@ -205,11 +235,29 @@ class Launch {
 
   bool starts_processes() const { return flags_.ranks > 0 || !hosts_.empty(); }
 
+  static std::chrono::milliseconds in_ms(double seconds) {
+    return std::chrono::milliseconds(static_cast<std::int64_t>(seconds * 1000));
+  }
+
+  std::string last_checkpoint() const {
+    const std::vector<std::string> all = list_checkpoints(directory_);
+    return all.empty() ? "" : all.back();
+  }
+
+  // Seconds until the next restart: none after a run that has saved something, or the first that has not.
+  // From then on --pause, doubled each time, so that what is down (a host, a disk, a network) has time to
+  // return.
+  double next_pause(bool has_saved) {
+    if (has_saved) fruitless_ = 0;
+    return fruitless_++ == 0
+               ? 0
+               : std::min(flags_.pause * std::pow(2, std::min(fruitless_ - 2, 20)), longest_pause);
+  }
+
   Commands::Patience patience() {
     using std::chrono::milliseconds;
     if (!(flags_.grace >= 4) || flags_.grace > 1e6)
       refuse("--grace {}: must be from 4 to 1000000 seconds", flags_.grace);
-    const auto in_ms = [](double seconds) { return milliseconds(static_cast<std::int64_t>(seconds * 1000)); };
     // Ranks that wait for one another report that after --timeout; if nothing is reported, no rank is left.
     const std::string* const given = value_of(command_, "--timeout");
     const milliseconds timeout =
@@ -258,6 +306,22 @@ class Launch {
     return commands_.run({"timeout", "10", flags_.agent, host, "true"}) == 0;
   }
 
+  // Whether a training with the command's plan can begin, as far as its flags and its checkpoints say:
+  // experts and replicas are shared out over certain numbers of ranks alone.
+  bool has_legal_plan() const {
+    CLI::App app;
+    const auto flags = std::make_shared<TrainFlags>();
+    add_train_flags(app, flags);
+    try {
+      const Words words = train_words();
+      app.parse(Words(words.rbegin(), words.rend() - 1));  // CLI11 takes the last word first
+      (void)flags->read_plan([] { return 0; });
+      return true;
+    } catch (const RequestError&) {
+      return false;
+    }
+  }
+
   // Removes hosts that are gone, and the data-parallel ranks for which the others have no room; false if none
   // is gone.
   bool shrink() {
@@ -270,6 +334,7 @@ class Launch {
         gone.push_back(host.name);
     if (gone.empty()) return false;
     hosts_ = there;
+    go_on();  // the model may be that of a checkpoint
     if (value_of(command_, asked_dp_flag) == nullptr) {
       const std::string asked = *value_of(command_, "--dp");
       command_.insert(command_.end(), {asked_dp_flag, asked});
@@ -284,7 +349,10 @@ class Launch {
           hosts_.empty() ? "no host is"
                          : counted(std::ssize(hosts_), "host") + (hosts_.size() == 1 ? " is" : " are"),
           counted(num_slots(), "rank"), others_);
-    dp = std::to_string(std::min<std::int64_t>(room, axis_size(command_, "--dp")));
+    const std::int64_t most = std::min<std::int64_t>(room, axis_size(command_, "--dp"));
+    std::int64_t ranks = most;
+    for (dp = std::to_string(ranks); ranks > 1 && !has_legal_plan(); dp = std::to_string(ranks)) --ranks;
+    if (!has_legal_plan()) dp = std::to_string(most);  // the training says what it cannot have
     // Starts no more processes than ranks: the last hosts leave slots unused.
     for (std::int64_t spare = num_slots() - std::stoi(dp) * others_; spare > 0;) {
       const int fewer = static_cast<int>(std::min<std::int64_t>(spare, hosts_.back().slots));
@@ -292,7 +360,8 @@ class Launch {
       spare -= fewer;
       if (hosts_.back().slots == 0) hosts_.pop_back();
     }
-    say("{} left; going on with --dp {}", counted(static_cast<std::int64_t>(hosts_.size()), "host"), dp);
+    fewer_ = fmt::format("--dp {} in place of {}", dp, *value_of(command_, asked_dp_flag));
+    say("{} left; going on with {}", counted(static_cast<std::int64_t>(hosts_.size()), "host"), *fewer_);
     return true;
   }
 
@@ -302,6 +371,8 @@ class Launch {
   Commands commands_;
   std::string directory_;
   std::int64_t others_ = 1;  // ranks of each data-parallel replica, if the training is elastic
+  std::optional<std::string> fewer_;  // what it goes on with since a host is gone
+  int fruitless_ = 0;                 // failures since it last saved anything
 };
 
 }  // namespace
@@ -319,6 +390,8 @@ void add_launch(CLI::App& program, int& status) {
       ->type_name("PROGRAM")
       ->capture_default_str();
   add_number(app, "--max-restarts", flags->max_restarts, "How often to restart");
+  add_number(app, "--pause", flags->pause,
+             "Seconds before a restart after two failures without a checkpoint between; doubled each time");
   add_number(app, "--grace", flags->grace, "Seconds from a request to stop until what still runs is killed");
   app.add_flag("--elastic", flags->elastic, "Continue with fewer --dp ranks when a host is gone");
   app.add_option("command", flags->command, "After --: train and its flags")->type_name("train ...");

@@ -252,26 +252,33 @@ std::unique_ptr<TokenData> read_data(TrainFlags& f, DataReading reading, bool of
 
 }  // namespace
 
+Plan TrainFlags::read_plan(const std::function<std::int32_t()>& document_end) {
+  if (!from.empty() && !request.resume) request.from = std::make_shared<const StartingWeights>(from);
+  const std::optional<CheckpointInfo> resumed = resumed_checkpoint(*this);
+  const bool has_file = is_given(*app, "--plan"), names_model = is_given(*app, "--model") || has_file;
+  Plan asked =
+      plan.plan(request.from.get(), resumed && !names_model ? &resumed->model : nullptr, document_end);
+  if (!resumed) return asked;
+  if (!is_given(*app, "--optimizer") && !has_file) {
+    asked.optimizer = resumed->optimizer;
+    check_with_remedies(asked, [](const Plan& p, const std::string&) { check_whole(p); });
+  }
+  // Before the data is read by the checkpoint's tokenizer, whose vocabulary another model may not have.
+  refuse_other_model(*resumed, asked.model);
+  return asked;
+}
+
 std::unique_ptr<TokenData> TrainFlags::read() {
   TrainFlags& f = *this;
-  if (!f.from.empty() && !request.resume) request.from = std::make_shared<const StartingWeights>(f.from);
-  const std::optional<CheckpointInfo> resumed = resumed_checkpoint(f);
-  const bool names_model = echelon::is_given(*f.app, "--model") || echelon::is_given(*f.app, "--plan");
   std::optional<DataReading> how;
   bool of_tokenizer = false, cuts = false;
-  request.plan = f.plan.plan(request.from.get(), resumed && !names_model ? &resumed->model : nullptr, [&] {
+  request.plan = read_plan([&] {
     how = f.reading.reading(tokenizer_places(f), {});
     const auto end = how->text.tokenizer->end_of_text();
     of_tokenizer = end.has_value();
     cuts = true;
     return end.value_or(-1);
   });
-  if (resumed && !echelon::is_given(*f.app, "--optimizer") && !echelon::is_given(*f.app, "--plan")) {
-    request.plan.optimizer = resumed->optimizer;
-    check_with_remedies(request.plan, [](const Plan& p, const std::string&) { check_whole(p); });
-  }
-  // Before the data is read by the checkpoint's tokenizer, whose vocabulary another model may not have.
-  if (resumed) refuse_other_model(*resumed, request.plan.model);
   request.run = f.job.options(f.run, request.plan);
   f.optimizer.finish(f.steps, request.plan);
   if (f.app->get_option("--memory-limit")->count() > 0)

@@ -3,6 +3,7 @@
 
 #include <CLI/CLI.hpp>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
@@ -20,6 +21,9 @@ struct TrainFlags {
   // Stores what the flags ask for in `request`. The data is returned, as the request has no member for it.
   // RequestError naming what is impossible.
   std::unique_ptr<TokenData> read();
+  // The plan alone, checked by all that is known without the data, of which `document_end` is asked as by
+  // PlanFlags::plan().
+  Plan read_plan(const std::function<std::int32_t()>& document_end);
   // A dry run's plan. RequestError for a flag without effect there.
   Plan read_dry() const;
   // How that plan is run dry. RequestError for what a run would refuse.

@@ -188,7 +188,8 @@ TEST_F(IdleFlags, OfTheOtherVerbs) {
                 "--chat", "--dp", "--tp", "--pp"});
   const std::vector<Line> launching{
       {{"--agent", "ssh", "--", "train"}, "without --hosts"},
-      {{"--elastic", "--max-restarts", "0", "--", "train"}, "with --max-restarts 0"}};
+      {{"--elastic", "--max-restarts", "0", "--", "train"}, "with --max-restarts 0"},
+      {{"--pause", "1", "--max-restarts", "0", "--", "train"}, "with --max-restarts 0"}};
   expect_refused({"launch"}, launching);
   expect_known({"launch"}, launching, {"--ranks", "--hosts", "--max-restarts", "--grace"});
   const std::vector<Line> calibrating{{{"--threads", "1", "--from", "a.csv"}, "with --from"},

@@ -423,6 +423,36 @@ TEST_F(TrainingCommands, LaunchGoesOnWithOneRankWhateverWasAskedOfTwo) {  // lon
   }
 }
 
+// Experts are shared out over certain numbers of ranks: of the three that are left, two go on. Where no
+// number of them will do, `launch` says what came about.
+TEST_F(TrainingCommands, LaunchGoesOnWithAsManyRanksAsThePlanCanHave) {
+  const auto script = [&](const std::string& name, const std::string& text) {
+    write(name, "#!/bin/sh\n" + text);
+    fs::permissions(at(name), fs::perms::owner_all);
+  };
+  script("agent", "[ \"$1\" != d ]\n");
+  script("mpirun",
+         "echo start >>starts\n"
+         "printf '\\036%s here\\n' \"${ECHELON_LAUNCH#2:}\" >&2; [ $(wc -l <starts) -gt 1 ] || exit 1\n"
+         "echo \"$*\" >command; while [ \"${1##*/}\" != echelon ]; do shift; done\nexec \"$@\" --comm "
+         "threads\n");
+  const auto launched = [&](const std::string& experts) {
+    fs::remove(at("starts"));
+    return run({"launch", "--hosts",      "a,b,c,d",      "--agent", "./agent",  "--elastic", "--",
+                "train",  "--model",      "mixtral-tiny", "--data",  "text.txt", "--dp",      "4",
+                "--ep",   experts,        "--seq-len",    "16",      "--steps",  "1",         "--sample",
+                "0",      "--checkpoint", "ck" + experts},
+               "export PATH=\"$PWD:$PATH\"");
+  };
+  const Result r = launched("2");
+  EXPECT_NE(r.err.find("2 hosts left; going on with --dp 2 in place of 4"), std::string::npos) << r.err;
+  EXPECT_NE(read_bytes(at("command")).find("-n 2 "), std::string::npos);
+  const Result none = launched("4");
+  EXPECT_EQ(none.status, 3) << none.err;
+  EXPECT_NE(none.err.find("the training cannot go on with --dp 3 in place of 4"), std::string::npos)
+      << none.err;
+}
+
 TEST_F(TrainingCommands, LaunchGoesOnFromTheLastCheckpoint) {  // long
   const Words saving{"--steps", "6", "--save-every", "2", "--async-save", "off", "--sample", "0"};
   ASSERT_EQ(run(joined(training(saving), {"--checkpoint", "whole"})).status, 0);
@@ -459,7 +489,8 @@ TEST_F(TrainingCommands, LaunchGoesOnFromTheLastCheckpoint) {  // long
   const auto launched_by = [&](const std::string& mpirun) {
     write("mpirun", "#!/bin/sh\necho start >> starts\n" + mpirun + "exit 1\n");
     fs::permissions(at("mpirun"), fs::perms::owner_all);
-    return run({"launch", "--ranks", "2", "--max-restarts", "2", "--", "train", "--checkpoint", "none"},
+    return run({"launch", "--ranks", "2", "--max-restarts", "2", "--pause", "0.125", "--", "train",
+                "--checkpoint", "none"},
                "rm -f starts && export PATH=.:$PATH");
   };
   const Result unstarted = launched_by("");
@@ -469,8 +500,17 @@ TEST_F(TrainingCommands, LaunchGoesOnFromTheLastCheckpoint) {  // long
       << unstarted.err;
   EXPECT_EQ(read_bytes(at("starts")), "start\n");
   const Result begun = launched_by("printf '\\036%s here\\n' \"${ECHELON_LAUNCH#2:}\" >&2\n");
+  EXPECT_NE(begun.err.find("and no rank has said why; restart 1 of 2\n"), std::string::npos) << begun.err;
+  EXPECT_NE(begun.err.find("and no rank has said why; restart 2 of 2 in 125ms\n"), std::string::npos)
+      << begun.err;
   EXPECT_NE(begun.err.find("and no rank has said why after 2 restarts\n"), std::string::npos) << begun.err;
   EXPECT_EQ(read_bytes(at("starts")), "start\nstart\nstart\n");
+  // With other hosts it may have been the network.
+  write("mpirun", "#!/bin/sh\nexit 1\n");
+  const Result unreached =
+      run({"launch", "--hosts", "a:2", "--max-restarts", "1", "--", "train", "--checkpoint", "none"},
+          "export PATH=.:$PATH");
+  EXPECT_NE(unreached.err.find("no rank has begun; restart 1 of 1\n"), std::string::npos) << unreached.err;
   refused({"launch"}, {"launch", "train"});
   refused({"launch", "train", "--data", "text.txt"}, {"--data", "launch ... -- train"});
   refused({"launch", "--ranks", "-1", "--", "train"}, {"--ranks -1", "at least 0"});
