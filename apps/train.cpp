@@ -281,8 +281,7 @@ std::unique_ptr<TokenData> TrainFlags::read() {
   });
   request.run = f.job.options(f.run, request.plan);
   f.optimizer.finish(f.steps, request.plan);
-  if (f.app->get_option("--memory-limit")->count() > 0)
-    request.run.memory_limit = parse_bytes(f.memory_limit, "--memory-limit");
+  request.run.memory_limit = limit_of_memory();
   request.asynchronous = asynchronous_options(f);
   request.straggler = straggler(f);
   request.planted_expert = planted_expert(f);
@@ -329,6 +328,10 @@ std::string origin_of_weights(const TrainFlags& f) {
 
 }  // namespace
 
+std::int64_t TrainFlags::limit_of_memory() const {
+  return is_given(*app, "--memory-limit") ? parse_bytes(memory_limit, "--memory-limit") : 0;
+}
+
 bool is_of_dry_run(const std::string& flag) {
   static const std::vector<std::string> own{"plan",   "dry-run",        "json",
                                             "device", "check-replicas", "cuda-graphs"};
@@ -342,7 +345,8 @@ Plan TrainFlags::read_dry() const {
   std::vector<FlagNeed> needs;
   for (const CLI::Option* option : app->get_options()) {
     const std::string name = option->get_lnames().front();
-    needs.push_back({"--" + name, is_of_dry_run(name), "with --dry-run", {}});
+    // The limit changes nothing in a run, but asks about it.
+    needs.push_back({"--" + name, is_of_dry_run(name) || name == "memory-limit", "with --dry-run", {}});
   }
   refuse_idle(*app, needs);
   if (launched_processes() > 1)
@@ -383,12 +387,13 @@ int run_dry(const TrainFlags& f) {
   const Plan plan = f.read_dry();
   const PipelineLayout pipeline(plan);
   const DryRunOptions options = f.dry_options(plan, pipeline);
+  const std::int64_t limit = f.limit_of_memory();
   const DryJob job = with_progress(
       "train", f.json, [&](const Progress& progress) { return dry_job(plan, pipeline, progress, options); });
-  fmt::print("{}", f.json ? dry_run_json(plan, pipeline, job) + "\n"
-                          : fitted(note_on_device(f, plan) + dry_run_text(plan, pipeline, job),
+  fmt::print("{}", f.json ? dry_run_json(plan, pipeline, job, limit) + "\n"
+                          : fitted(note_on_device(f, plan) + dry_run_text(plan, pipeline, job, limit),
                                    line_columns(stdout)));
-  return 0;
+  return limit > 0 && left_of(limit, plan, job) < 0 ? 1 : 0;
 }
 
 void write_report(const TrainFlags& f, const std::string& log, const TrainSummary& summary) {

@@ -28,6 +28,7 @@ struct TrainFlags {
   Plan read_dry() const;
   // How that plan is run dry. RequestError for what a run would refuse.
   DryRunOptions dry_options(const Plan& of, const PipelineLayout& pipeline) const;
+  std::int64_t limit_of_memory() const;  // in bytes; 0: none
 
   PlanFlags plan;
   RunFlags run;

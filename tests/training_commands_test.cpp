@@ -570,6 +570,27 @@ TEST_F(TrainingCommands, DryRunsTakeTheFlagsThatMemoryDependsOn) {
   refuses({"--staleness", "1"}, {"--staleness", "parameter servers", "without --dry-run"});
 }
 
+TEST_F(TrainingCommands, DryRunsSayWhetherARankFits) {
+  const Words job{"train", "--dry-run", "--model", "tiny.toml", "--global-batch",
+                  "4",     "--seq-len", "16",      "--dp",      "2"};
+  const json object = one_object(run(joined(job, {"--json", "--memory-limit", "1GiB"})));
+  const json& limit = object["memory_limit"];
+  EXPECT_EQ(limit["fits"], true);
+  const std::int64_t needed = (1 << 30) - limit["left_bytes"].get<std::int64_t>();
+  EXPECT_EQ(needed, object["memory_bytes"]["largest"]["total"].get<std::int64_t>() +
+                        object["scratch_bytes_of_a_thread"].get<std::int64_t>());
+  const auto within = [&](std::int64_t bytes) {
+    return run(joined(job, {"--memory-limit", std::to_string(bytes)}));
+  };
+  const Result fits = within(needed), beyond = within(needed - 1);
+  EXPECT_EQ(fits.status, 0) << fits.err;
+  EXPECT_NE(fits.out.find("fits in --memory-limit"), std::string::npos) << fits.out;
+  EXPECT_EQ(beyond.status, 1) << beyond.err;
+  EXPECT_NE(beyond.out.find("more than --memory-limit"), std::string::npos) << beyond.out;
+  refused(joined(job, {"--memory-limit", "much"}), {"--memory-limit much"});
+  EXPECT_FALSE(one_object(run(joined(job, {"--json"}))).contains("memory_limit"));
+}
+
 // Passes leave nothing on the stack, which they filled.
 TEST_F(TrainingCommands, DryRunsOfThousandsOfLayers) {  // long
   write("deep.toml",

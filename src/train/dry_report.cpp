@@ -114,7 +114,13 @@ ordered_json with_place(const Mesh& mesh, int rank, ordered_json object = ordere
 
 }  // namespace
 
-std::string dry_run_text(const Plan& plan, const PipelineLayout& pipeline, const DryJob& job) {
+std::int64_t left_of(std::int64_t memory_limit, const Plan& plan, const DryJob& job) {
+  return memory_limit - held(most(job, held)) -
+         (job.device == Device::cpu ? kernel_scratch_bytes(plan.precision, 1) : 0);
+}
+
+std::string dry_run_text(const Plan& plan, const PipelineLayout& pipeline, const DryJob& job,
+                         std::int64_t memory_limit) {
   const Mesh& mesh = plan.mesh;
   std::string text = fmt::format("model   {}: {} parameters\n", plan.model.name, num_parameters(plan.model));
   text += fmt::format("mesh    {}{}\n", mesh.describe(), plan.shards_sequence() ? ", sequence parallel" : "");
@@ -143,6 +149,15 @@ std::string dry_run_text(const Plan& plan, const PipelineLayout& pipeline, const
   text += memory_text(mesh, job);
   text += fmt::format("  beside it {} for each compute thread that runs on a cpu: its kernels' scratch\n",
                       format_bytes(static_cast<double>(kernel_scratch_bytes(plan.precision, 1))));
+  if (memory_limit > 0) {
+    const auto limit = static_cast<double>(memory_limit),
+               left = static_cast<double>(left_of(memory_limit, plan, job));
+    const char* const beside = job.device == Device::cpu ? ", with one such thread" : "";
+    text += left < 0 ? fmt::format("  {} more than --memory-limit {}{}\n", format_bytes(-left),
+                                   format_bytes(limit), beside)
+                     : fmt::format("  fits in --memory-limit {}{}: {} are left\n", format_bytes(limit),
+                                   beside, format_bytes(left));
+  }
   text += fmt::format("  a checkpoint takes {} on disk, written by all ranks\n",
                       format_bytes(static_cast<double>(checkpoint_bytes(plan))));
   const auto there = [](const RankClass& of) { return of.run.host.most; };
@@ -150,7 +165,8 @@ std::string dry_run_text(const Plan& plan, const PipelineLayout& pipeline, const
   return text + "\n" + traffic_text(mesh, job) + assumption_note(assumptions_of(plan));
 }
 
-std::string dry_run_json(const Plan& plan, const PipelineLayout& pipeline, const DryJob& job) {
+std::string dry_run_json(const Plan& plan, const PipelineLayout& pipeline, const DryJob& job,
+                         std::int64_t memory_limit) {
   const Mesh& mesh = plan.mesh;
   std::set<int> microbatches;
   for (int dp = 0; dp < mesh.size(Axis::dp); ++dp) microbatches.insert(pipeline.programs(dp).microbatches());
@@ -194,6 +210,10 @@ std::string dry_run_json(const Plan& plan, const PipelineLayout& pipeline, const
       {"traffic_bytes", {{"most", traffic(most(job, sent))}, {"least", traffic(least(job, sent))}}},
       {"assumes", assumption_names(assumptions_of(plan))},
       {"classes", std::move(classes)}};
+  if (memory_limit > 0) {
+    const std::int64_t left = left_of(memory_limit, plan, job);
+    object["memory_limit"] = {{"bytes", memory_limit}, {"left_bytes", left}, {"fits", left >= 0}};
+  }
   return json_text(object);
 }
 
