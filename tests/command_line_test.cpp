@@ -335,6 +335,7 @@ TEST_F(CommandLine, AnOutputIsNoInput) {
   write("p.toml", "kept = 1\n");
   write("costs.csv", "kept\n");
   refused(training({"--log", "text.txt"}), {"--log text.txt: is the file that --data names"});
+  refused(training({"--log", "new", "--log", "./new"}), {"--log ./new: is the file that --log names"});
   refused({"verify", "--plan", "p.toml", "--trace", "./p.toml"}, {"--trace ./p.toml", "--plan names"});
   refused({"plan", "--model", "p.toml", "--gpus", "1", "--out", "p.toml"}, {"--out p.toml", "--model names"});
   refused({"plan", "--model", "gpt2-tiny", "--gpus", "1", "--out", "new", "--html", "new"}, {"names"});

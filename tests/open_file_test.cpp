@@ -186,6 +186,9 @@ TEST_F(Files, AnOutputIsNotWhatIsReadNorAnotherOutput) {
 TEST_F(Files, AnOutputThatCannotBeIsRefusedBeforeTheWork) {
   expect_refusal([&] { check_output("--out", directory_.path()); }, {"--out", "Is a directory"});
   expect_refusal([&] { check_output("--out", directory_ / "absent/out"); }, {"absent/out", "No such file"});
+  expect_refusal([&] { check_output("--out", put("plain", "text") + "/out"); },
+                 {"plain/out", "Not a directory"});
+  fs::remove(directory_ / "plain");
   expect_refusal([&] { check_output("--out", std::string(5000, 'a')); }, {"--out", "File name too long"});
   check_output("--out", directory_ / "fresh");
   EXPECT_TRUE(listing().empty());

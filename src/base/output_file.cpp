@@ -64,9 +64,12 @@ AtomicFile begin(std::string_view flag, const std::string& path) {
   struct stat status {};
   if (::stat(target.c_str(), &status) == 0 && ::access(target.c_str(), W_OK) != 0)
     fail_output(flag, path, std::strerror(errno));
-  const std::string directory = std::filesystem::path(target).parent_path().string();
-  if (::access(directory.empty() ? "." : directory.c_str(), W_OK | X_OK) != 0)
-    fail_output(flag, path, std::strerror(errno));
+  std::string directory = std::filesystem::path(target).parent_path().string();
+  if (directory.empty()) directory = ".";
+  // That a plain file has no permission to be searched is not what is wrong with it.
+  if (::stat(directory.c_str(), &status) == 0 && !S_ISDIR(status.st_mode))
+    fail_output(flag, path, std::strerror(ENOTDIR));
+  if (::access(directory.c_str(), W_OK | X_OK) != 0) fail_output(flag, path, std::strerror(errno));
   try {
     return AtomicFile(target);
   } catch (const RunError& error) {
@@ -92,7 +95,11 @@ void check_apart(const std::vector<NamedFile>& written, const std::vector<NamedF
   std::error_code error;
   const auto is_same = [&](const std::string& a, const std::string& b) {
     if (fs::exists(a, error) && fs::exists(b, error)) return fs::equivalent(a, b, error);
-    const fs::path first = fs::weakly_canonical(a, error), second = fs::weakly_canonical(b, error);
+    // Of a path none of which exists it would take the relative one for canonical.
+    const auto canonical = [&](const std::string& path) {
+      return fs::weakly_canonical(fs::absolute(path, error), error);
+    };
+    const fs::path first = canonical(a), second = canonical(b);
     return !first.empty() && first == second;
   };
   for (std::size_t i = 0; i < written.size(); ++i) {
