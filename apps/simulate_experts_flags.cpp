@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <filesystem>
 #include <sstream>
 
 #include "apps/flag_needs.h"
@@ -57,9 +58,9 @@ void ExpertsFlags::add_to(CLI::App& app) {
       mine(app.add_option("--popular-expert", popular_expert_,
                           "Popularity: expert E is the first choice of this share of the tokens")
                ->type_name("E:SHARE"));
-  CLI::Option* file = mine(
-      app.add_option("--popularity", popularity_, "Popularity: a file with a number above 0 for each expert")
-          ->type_name("FILE"));
+  CLI::Option* file = mine(app.add_option("--popularity", popularity_,
+                                          "Popularity: a number above 0 for each expert, here or in a file")
+                               ->type_name("X,...|FILE"));
   zipf->excludes(one)->excludes(file);
   one->excludes(file);
   mine(add_number(app, "--aux-loss", balancing_.expert_loss, "Coefficient of aux-loss, as train's"));
@@ -105,7 +106,12 @@ std::vector<double> ExpertsFlags::popularities(std::int64_t experts) const {
     return one_popular_expert(experts, expert, share);
   }
   if (is_given("--popularity")) {
-    std::istringstream in(read_text(popularity_, "--popularity"));
+    std::error_code none;
+    const bool is_file =
+        popularity_.find(',') == popularity_.npos || std::filesystem::exists(popularity_, none);
+    std::string text = is_file ? read_text(popularity_, "--popularity") : popularity_;
+    if (!is_file) std::replace(text.begin(), text.end(), ',', ' ');
+    std::istringstream in(text);
     std::vector<double> values;
     for (std::string word; in >> word;)
       values.push_back(parse_number<double>("--popularity " + popularity_, word));

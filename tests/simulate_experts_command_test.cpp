@@ -59,11 +59,14 @@ TEST_F(SimulateExperts, TakesSizesFromAModel) {
   EXPECT_EQ(object("--model mixtral-8x7b --experts 16 --tokens 64 --steps 2")["experts"], 16);
 }
 
-TEST_F(SimulateExperts, ReadsPopularitiesFromAFile) {
+TEST_F(SimulateExperts, ReadsPopularitiesFromAFileOrTheFlag) {
   write("wants", "1 1 1\n5\n");
   const json found = object("--experts 4 --top-k 1 --popularity wants --steps 1 --compare none");
   EXPECT_EQ(found["popularity"], (json{1.0, 1.0, 1.0, 5.0}));
   EXPECT_GT(found["methods"][0]["busiest_expert"], 2);
+  EXPECT_EQ(object("--experts 4 --top-k 1 --popularity 1,1,1,5 --steps 1 --compare none")["methods"],
+            found["methods"]);
+  refused("--moe --experts 4 --popularity 1,2", {"--popularity 1,2", "2 numbers", "4 experts"});
   refused("--moe --experts 5 --popularity wants", {"--popularity wants", "4 numbers", "5 experts"});
   write("wants", "1 1 0 2");
   refused("--moe --experts 4 --popularity wants", {"--popularity wants", "above 0"});
