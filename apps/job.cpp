@@ -34,10 +34,15 @@ void Job::add_to(CLI::App& app) {
 }
 
 bool Job::wants_processes() const {
+  if (option_->count() == 0 && launched_rank() < 0 && launched_processes() > 1)
+    refuse(
+        "{} processes were started, and none was told its rank for MPI: each would do all the work; legal: "
+        "srun --mpi=pmix, mpirun, or one process",
+        launched_processes());
   if (option_->count() == 0) return launched_rank() >= 0;
   if (comm_ == "nccl") refuse("--comm nccl: not built yet; legal: threads, mpi");
   if (comm_ != "threads" && comm_ != "mpi") refuse("--comm {}: legal: threads, mpi", comm_);
-  if (comm_ == "threads" && launched_rank() >= 0 && launched_processes() > 1)
+  if (comm_ == "threads" && launched_processes() > 1)
     refuse(
         "--comm threads: {} processes were started, and each would run all ranks by itself; legal: --comm "
         "mpi, or one process",

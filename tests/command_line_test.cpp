@@ -70,6 +70,13 @@ TEST_F(CommandLine, WhatOneProcessDoesIsRefusedToSeveral) {
                 fmt::format("echelon: {}: is the work of one process, and 3 were started; legal: one\n",
                             words.front()));
     }
+  // As by srun without --mpi, where Slurm has no default.
+  for (const Words& words : {training({}), Words{"verify", "--model", "gpt2-tiny"}}) {
+    const Result r = run(words, "export SLURM_STEP_NUM_TASKS=3 SLURM_PROCID=1");
+    EXPECT_EQ(r.status, 2);
+    EXPECT_NE(r.err.find("3 processes were started, and none was told its rank"), std::string::npos) << r.err;
+    EXPECT_NE(r.err.find("srun --mpi=pmix"), std::string::npos) << r.err;
+  }
   EXPECT_EQ(run({"devices"}, "export PMI_SIZE=3").status, 0);
   EXPECT_EQ(run({"data", "info", "text.txt"}, "export PMI_SIZE=1").status, 0);
 }
