@@ -51,6 +51,15 @@ TEST(HuggingFaceConfig, KeysHaveBothTheirNames) {
   }
 }
 
+// Not by a key of the type's, which nobody wrote.
+TEST(HuggingFaceConfig, AWindowThatATypeHasNoPlaceForIsRefusedByItsName) {
+  ModelSpec model = load_model("qwen1.5-moe-a2.7b");
+  (void)hugging_face_config(model, DType::f32);
+  model.window.size = 8;
+  expect_refusal([&] { (void)hugging_face_config(model, DType::f32); },
+                 {"window = 8 cannot be said in a qwen2_moe configuration", "legal: a model without it"});
+}
+
 // A key that is nearly one which is missing would leave the model what its type is without it.
 TEST(HuggingFaceConfig, AMisspeltKeyIsRefused) {
   for (const auto& [fixture, name, written] :

@@ -23,7 +23,20 @@ using nlohmann::ordered_json;
 
 // A configuration means what its reader makes of it: reading it must give the model, in every field.
 void refuse_inexpressible(const ModelSpec& model, const std::string& type, const std::string& config) {
-  ModelSpec meant = model_from_hugging_face(config, fmt::format("model {} as config.json", model.name));
+  ModelSpec meant;
+  try {
+    meant = model_from_hugging_face(config, fmt::format("model {} as config.json", model.name));
+  } catch (const RequestError&) {
+    if (model.window.size == 0) throw;
+    // In words of the model's own: types that have windows may have none beside other fields.
+    ModelSpec without = model;
+    without.window = {};
+    (void)hugging_face_config(without, DType::f32, {});  // refused for another field otherwise
+    refuse(
+        "model {}: window = {} cannot be said in a {} configuration of transformers; legal: a model without "
+        "it",
+        model.name, model.window.size, type);
+  }
   meant.name = model.name;
   if (model.num_mlp_layers() == 0) meant.mlp_hidden = model.mlp_hidden;                 // no layer uses it
   if (plain_window(meant) == plain_window(model)) meant.window = model.window;          // said otherwise
