@@ -183,10 +183,11 @@ std::vector<Track> tracks_of(std::vector<SimulationReport>& reports) {
   std::vector<Track> tracks;
   for (SimulationReport& r : reports) {
     if (!r.unfit.empty()) continue;
+    const std::string peak = over_ranks(r.simulation.peak_activations);
     tracks.push_back({r.name,
-                      fmt::format("makespan {:.6g}, bubble {:.6g} ({:.1f}%), peak {} activations", r.makespan,
-                                  rounded_time(r.bubble(), r.makespan), 100 * r.bubble_fraction,
-                                  over_ranks(r.simulation.peak_activations)),
+                      fmt::format("makespan {:.6g}, bubble {:.6g} ({:.1f}%), peak {} activation{}",
+                                  r.makespan, rounded_time(r.bubble(), r.makespan), 100 * r.bubble_fraction,
+                                  peak, peak == "1" ? "" : "s"),
                       {}});
     tracks.back().timeline = std::move(r.simulation.timeline);
   }

@@ -118,6 +118,11 @@ TEST_F(SimulateCommand, DrawsAPageWithItsAnswer) {
   EXPECT_FALSE(checks::document_of(read("stream.html"))["tracks"][0].contains("two"));
 }
 
+TEST_F(SimulateCommand, CountsOneActivationAsOne) {
+  (void)object("--schedule 1f1b --pp 1 --microbatches 1 --format text --out one.txt");
+  EXPECT_NE(read("one.txt").find(", peak 1 activation\n"), std::string::npos) << read("one.txt");
+}
+
 TEST_F(SimulateCommand, SaysWhichGroupingIsBetter) {
   const struct {
     int microbatches;
