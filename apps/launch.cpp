@@ -55,6 +55,12 @@ std::vector<Host> parse_hosts(const std::string& text) {
     if (colon != std::string::npos) host.slots = parse_number<int>("--hosts", word.substr(colon + 1));
     if (host.name.empty() || host.slots < 1)
       refuse("--hosts {}: must be names and how many ranks each takes, as a:4,b:4", text);
+    // mpirun and ssh would look for a host of that name.
+    if (host.name.find_first_of("[] \t") != std::string::npos)
+      refuse(
+          "--hosts {}: \"{}\" is no name of a host; legal: one name in each place, without blanks, as "
+          "a:4,b:4 (of Slurm's lists `scontrol show hostnames` makes names)",
+          text, host.name);
     hosts.push_back(host);
     ranks += host.slots;
   }

@@ -525,6 +525,9 @@ TEST_F(TrainingCommands, LaunchGoesOnFromTheLastCheckpoint) {  // long
   refused({"launch", "--elastic", "--hosts", "a,b", "--", "train", "--checkpoint=x", "--dp=2", "--tp", "0"},
           {"--tp 0", "at least 1"});
   refused({"launch", "--hosts", "a:x", "--", "train", "--checkpoint", "x"}, {"--hosts x"});
+  refused({"launch", "--hosts", "a[01-04]:2", "--", "train", "--checkpoint", "x"},
+          {"--hosts a[01-04]:2", "\"a[01-04]\" is no name", "scontrol show hostnames"});
+  refused({"launch", "--hosts", "a:2, b:2", "--", "train", "--checkpoint", "x"}, {"\" b\" is no name"});
   refused({"launch", "--hosts", "a:2000000000,b:2000000000", "--", "train", "--checkpoint", "x"},
           {"--hosts a:2000000000,b:2000000000", "4000000000 ranks", "legal: up to 1000000"});
 }
