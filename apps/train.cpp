@@ -404,6 +404,137 @@ void write_report(const TrainFlags& f, const std::string& log, const TrainSummar
   write_output("--report", f.report, page_html(page));
 }
 
+// What a run says of itself before its first step.
+std::string opening_text(const TrainFlags& f, const TokenData& data, const StartInfo& start,
+                         const Colours& colours) {
+  const TrainRequest& request = f.request;
+  const Plan& plan = request.plan;
+  std::string lines;
+  const auto say = [&]<class... Values>(fmt::format_string<Values...> form, Values&&... values) {
+    lines += fmt::format(form, std::forward<Values>(values)...);
+  };
+  say("model   {}: {} parameters{}\n", plan.model.name, start.num_params,
+      start.trained_params < start.num_params ? fmt::format(", {} of them trained", start.trained_params)
+                                              : "");
+  say("mesh    {}{}; {} a rank\n", plan.mesh.describe(), plan.shards_sequence() ? ", sequence parallel" : "",
+      counted(request.run.threads_per_rank, "compute thread"));
+  say("{}", f.job.describe(plan.mesh));
+  if (start.cores.are_shared(start.ranks))
+    say("cores   {} ranks share {:.3g} core{}: no communication hides behind computation, and a step takes "
+        "the work of all ranks divided by the cores\n",
+        start.ranks, start.cores.cores, start.cores.cores == 1 ? "" : "s");
+  if (plan.zero_stage() > 0)
+    say("zero    stage {}, cut over {} ranks{}\n", plan.zero, plan.shards(),
+        plan.hsdp > 1 ? fmt::format(", in {} replicas", plan.hsdp) : "");
+  if (plan.offload != Offload::none)
+    say("offload {} in {}\n", offloaded_words(plan.offload),
+        request.run.driver ? "the host's memory" : "files in " + scratch_place(plan.offload_directory));
+  say("{}", origin_of_weights(f));
+  say("data    {} from {}; {} held out for validation\n", counted(start.train_tokens, "token"),
+      counted(start.num_files, "file"), start.validation_tokens);
+  say("{}", data.notes());
+  if (data.kind() == TokenData::Kind::text && plan.model.vocab > bytes_vocab)
+    say("tokens  text is read as bytes, ids 0 to {}: the other {} of the vocabulary are never seen\n",
+        end_of_text, plan.model.vocab - bytes_vocab);
+  if (data.from_text() && data.kind() == TokenData::Kind::tokens)
+    say("tokens  of text by {}, which has {} of the vocabulary's {}\n", f.tokenizer->name(),
+        f.tokenizer->vocab(), plan.model.vocab);
+  say("batch   {} of {} a step, {} at once on a rank\n", counted(plan.global_batch, "sequence"),
+      counted(plan.seq_len, "token"), sequences_at_once(plan));
+  if (request.asynchronous)
+    say("servers {} beside the mesh; saved at the end alone, not by a signal; a worker {}\n",
+        request.asynchronous->servers,
+        request.asynchronous->staleness ? fmt::format("may run at most {} ahead of the slowest",
+                                                      counted(*request.asynchronous->staleness, "batch"))
+                                        : "never waits for another");
+  if (!flushes(plan))
+    say("stream  {} steps each stage by itself, without clipping; gradients are late by up to {} steps "
+        "(by pipeline rank)\n",
+        plan.schedule, fmt::join(start.staleness, " "));
+  if (plan.model.experts != Experts::none &&
+      (request.asynchronous || !flushes(plan) || !plan.optimizer_barrier))
+    say("experts loads are not shown: no rank knows those of a whole step when it ends\n");
+  say("memory  {} a rank predicted (", format_bytes(static_cast<double>(start.predicted_memory.total())));
+  const char* separator = "";
+  for (MemoryCategory c : all_memory_categories)
+    if (start.predicted_memory[c] > 0) {
+      say("{}{} {}", separator, memory_category_name(c),
+          format_bytes(static_cast<double>(start.predicted_memory[c])));
+      separator = ", ";
+    }
+  say(")\ntime    {} a step predicted, {}\n", format_seconds(start.predicted_step_seconds),
+      request.priced_step ? "by " + f.machine : "from its parts, timed here");
+  say("peak    {:.1f} GFLOP/s in matrix products (100% MFU)\n", start.peak_flops / 1e9);
+  for (const std::string& note : start.notes) say("{}    {}\n", colours(Tint::caution, "note"), note);
+  if (!start.resumed_from.empty()) say("resume  after step {} of {}\n", start.first_step, start.resumed_from);
+  return lines;
+}
+
+// What a run says of itself after its last step: predictions beside measurements.
+void show_summary(std::FILE* out, const TrainFlags& f, const TrainSummary& summary, const Colours& colours,
+                  bool shares_cores) {
+  const TrainRequest& request = f.request;
+  const Plan& plan = request.plan;
+  const auto& asynchronous = summary.asynchronous;
+  show(out, "\n{}{}{}{}{}",
+       memory_table("memory, rank 0", "predicted", summary.predicted_memory, "measured",
+                    summary.measured_memory),
+       offload_table("predicted", summary.predicted_host, "measured", summary.measured_host),
+       assumption_note(summary.memory_assumptions),
+       asynchronous ? memory_table("memory, server 0", "predicted", asynchronous->predicted_memory,
+                                   "measured", asynchronous->measured_memory)
+                    : "",
+       traffic_table(summary));
+  show(out, "{}", expert_table(summary.experts));
+  for (Axis axis : traffic_axes)
+    if (const VerbTraffic& sent = summary.measured_messages.at(axis, Verb::send); sent.calls > 0)
+      show(out, "  {:<18}{:>28}{:>8} message{} of {} collectives\n", axis_name(axis),
+           format_bytes(static_cast<double>(sent.bytes)), sent.calls, sent.calls == 1 ? "" : "s",
+           collectives_name(request.run.collectives));
+  show(out, "  {:<18}{:>14}{:>14}\n", "step time", format_seconds(summary.predicted_step_seconds),
+       format_seconds(summary.step_seconds));
+  if (plan.mesh.size(Axis::pp) > 1) {
+    show(out, "  {:<18}{:>13.1f}%{:>13.1f}%\n", "bubble", 100 * summary.predicted_bubble,
+         100 * summary.measured_bubble);
+    const double simulated = summary.simulated_timeline.makespan(),
+                 measured = summary.measured_timeline.makespan();
+    show(out,
+         "pipeline of the last step{}: {} measured, {} simulated with the times its instructions took{}\n",
+         flushes(plan) ? "" : "s", format_seconds(measured), format_seconds(simulated),
+         shares_cores ? ", in which they waited for cores" : "");
+  }
+  if (const auto missed = missed_predictions(summary); !missed.empty())
+    show(out, "{}\n  {}\n", colours(Tint::caution, "predictions off by more than 10%:"),
+         fmt::join(missed, "\n  "));
+  if (summary.gathers)
+    show(out, "  {} of parameters, {} under way before the layer ahead of theirs; uses waited {}\n",
+         counted(summary.gathers->gathers, "gather"), summary.gathers->ahead,
+         format_seconds(summary.gathers->wait_seconds));
+  if (!summary.measured_staleness.empty())
+    show(out, "gradients late by {} optimizer steps, by pipeline rank; predicted {}\n",
+         fmt::join(summary.measured_staleness, " "), fmt::join(summary.predicted_staleness, " "));
+  if (summary.asynchronous) show(out, "{}", staleness_table(*summary.asynchronous));
+  if (summary.skipped > 0)
+    show(out, "{}: what they computed was not finite (--on-nan skip)\n",
+         colours(Tint::caution,
+                 fmt::format("{} of {} skipped", summary.skipped, counted(summary.steps, "step"))));
+  if (summary.checked_steps > 0)
+    show(out, "{} run a second time, in {}: {}\n", counted(summary.checked_steps, "step"),
+         format_seconds(summary.check_seconds),
+         summary.corruptions == 0 ? "the same bits"
+                                  : counted(summary.corruptions, "corruption") + " found, and repaired");
+  if (summary.graphs)
+    show(out, "CUDA graphs: passes captured {}, replayed {}\n", summary.graphs->captured,
+         summary.graphs->replayed);
+  if (!plan.optimizer_barrier)
+    show(out, "optimizer without a barrier: {} of {} guessed wrongly and taken back\n", summary.taken_back,
+         counted(summary.steps, "step"));
+  std::string last = fmt::format("{:.0f} tokens/s, MFU {:.1f}%, final loss {}", summary.tokens_per_second,
+                                 100 * summary.mfu, loss_text(summary.final_loss));
+  if (summary.validation_loss) last += ", validation loss " + loss_text(*summary.validation_loss);
+  show(out, "{}\n", colours(Tint::strong, last));
+}
+
 int run_train(TrainFlags& f, StopSignals& signals) {
   std::unique_ptr<TokenData> read;
   ReportedLog reported;
@@ -421,7 +552,6 @@ int run_train(TrainFlags& f, StopSignals& signals) {
   const bool terminal = f.job.processes() == nullptr && is_terminal(out);
   const Colours colours = f.colour.of(terminal ? out : nullptr);
   const char* const fresh = terminal ? fresh_line : "";  // replaces a progress line
-  const Plan& plan = request.plan;
   TrainObserver observer;
   bool shares_cores = false;
   std::optional<ProgressLine> starting(std::in_place, "train", true);
@@ -431,68 +561,8 @@ int run_train(TrainFlags& f, StopSignals& signals) {
   };
   observer.on_start = [&](const StartInfo& start) {
     starting.reset();
-    std::string lines;
-    const auto say = [&]<class... Values>(fmt::format_string<Values...> form, Values&&... values) {
-      lines += fmt::format(form, std::forward<Values>(values)...);
-    };
     shares_cores = start.cores.are_shared(start.ranks);
-    say("model   {}: {} parameters{}\n", plan.model.name, start.num_params,
-        start.trained_params < start.num_params ? fmt::format(", {} of them trained", start.trained_params)
-                                                : "");
-    say("mesh    {}{}; {} a rank\n", plan.mesh.describe(),
-        plan.shards_sequence() ? ", sequence parallel" : "",
-        counted(request.run.threads_per_rank, "compute thread"));
-    say("{}", f.job.describe(plan.mesh));
-    if (shares_cores)
-      say("cores   {} ranks share {:.3g} core{}: no communication hides behind computation, and a step takes "
-          "the work of all ranks divided by the cores\n",
-          start.ranks, start.cores.cores, start.cores.cores == 1 ? "" : "s");
-    if (plan.zero_stage() > 0)
-      say("zero    stage {}, cut over {} ranks{}\n", plan.zero, plan.shards(),
-          plan.hsdp > 1 ? fmt::format(", in {} replicas", plan.hsdp) : "");
-    if (plan.offload != Offload::none)
-      say("offload {} in {}\n", offloaded_words(plan.offload),
-          request.run.driver ? "the host's memory" : "files in " + scratch_place(plan.offload_directory));
-    say("{}", origin_of_weights(f));
-    say("data    {} from {}; {} held out for validation\n", counted(start.train_tokens, "token"),
-        counted(start.num_files, "file"), start.validation_tokens);
-    say("{}", data.notes());
-    if (data.kind() == TokenData::Kind::text && plan.model.vocab > bytes_vocab)
-      say("tokens  text is read as bytes, ids 0 to {}: the other {} of the vocabulary are never seen\n",
-          end_of_text, plan.model.vocab - bytes_vocab);
-    if (data.from_text() && data.kind() == TokenData::Kind::tokens)
-      say("tokens  of text by {}, which has {} of the vocabulary's {}\n", f.tokenizer->name(),
-          f.tokenizer->vocab(), plan.model.vocab);
-    say("batch   {} of {} a step, {} at once on a rank\n", counted(plan.global_batch, "sequence"),
-        counted(plan.seq_len, "token"), sequences_at_once(plan));
-    if (request.asynchronous)
-      say("servers {} beside the mesh; saved at the end alone, not by a signal; a worker {}\n",
-          request.asynchronous->servers,
-          request.asynchronous->staleness ? fmt::format("may run at most {} ahead of the slowest",
-                                                        counted(*request.asynchronous->staleness, "batch"))
-                                          : "never waits for another");
-    if (!flushes(plan))
-      say("stream  {} steps each stage by itself, without clipping; gradients are late by up to {} steps "
-          "(by pipeline rank)\n",
-          plan.schedule, fmt::join(start.staleness, " "));
-    if (plan.model.experts != Experts::none &&
-        (request.asynchronous || !flushes(plan) || !plan.optimizer_barrier))
-      say("experts loads are not shown: no rank knows those of a whole step when it ends\n");
-    say("memory  {} a rank predicted (", format_bytes(static_cast<double>(start.predicted_memory.total())));
-    const char* separator = "";
-    for (MemoryCategory c : all_memory_categories)
-      if (start.predicted_memory[c] > 0) {
-        say("{}{} {}", separator, memory_category_name(c),
-            format_bytes(static_cast<double>(start.predicted_memory[c])));
-        separator = ", ";
-      }
-    say(")\ntime    {} a step predicted, {}\n", format_seconds(start.predicted_step_seconds),
-        request.priced_step ? "by " + f.machine : "from its parts, timed here");
-    say("peak    {:.1f} GFLOP/s in matrix products (100% MFU)\n", start.peak_flops / 1e9);
-    for (const std::string& note : start.notes) say("{}    {}\n", colours(Tint::caution, "note"), note);
-    if (!start.resumed_from.empty())
-      say("resume  after step {} of {}\n", start.first_step, start.resumed_from);
-    show(out, "{}", fitted(lines, line_columns(terminal ? out : nullptr)));
+    show(out, "{}", fitted(opening_text(f, data, start, colours), line_columns(terminal ? out : nullptr)));
     std::fflush(out);
   };
   double seconds_in_steps = 0;
@@ -563,64 +633,7 @@ int run_train(TrainFlags& f, StopSignals& signals) {
              ? "; nothing is saved without --checkpoint"
              : fmt::format("; the same command with --resume{} continues from {}",
                            f.from.empty() ? "" : " in place of --from", summary.checkpoint));
-  const auto& asynchronous = summary.asynchronous;
-  show(out, "\n{}{}{}{}{}",
-       memory_table("memory, rank 0", "predicted", summary.predicted_memory, "measured",
-                    summary.measured_memory),
-       offload_table("predicted", summary.predicted_host, "measured", summary.measured_host),
-       assumption_note(summary.memory_assumptions),
-       asynchronous ? memory_table("memory, server 0", "predicted", asynchronous->predicted_memory,
-                                   "measured", asynchronous->measured_memory)
-                    : "",
-       traffic_table(summary));
-  show(out, "{}", expert_table(summary.experts));
-  for (Axis axis : traffic_axes)
-    if (const VerbTraffic& sent = summary.measured_messages.at(axis, Verb::send); sent.calls > 0)
-      show(out, "  {:<18}{:>28}{:>8} message{} of {} collectives\n", axis_name(axis),
-           format_bytes(static_cast<double>(sent.bytes)), sent.calls, sent.calls == 1 ? "" : "s",
-           collectives_name(request.run.collectives));
-  show(out, "  {:<18}{:>14}{:>14}\n", "step time", format_seconds(summary.predicted_step_seconds),
-       format_seconds(summary.step_seconds));
-  if (plan.mesh.size(Axis::pp) > 1) {
-    show(out, "  {:<18}{:>13.1f}%{:>13.1f}%\n", "bubble", 100 * summary.predicted_bubble,
-         100 * summary.measured_bubble);
-    const double simulated = summary.simulated_timeline.makespan(),
-                 measured = summary.measured_timeline.makespan();
-    show(out,
-         "pipeline of the last step{}: {} measured, {} simulated with the times its instructions took{}\n",
-         flushes(plan) ? "" : "s", format_seconds(measured), format_seconds(simulated),
-         shares_cores ? ", in which they waited for cores" : "");
-  }
-  if (const auto missed = missed_predictions(summary); !missed.empty())
-    show(out, "{}\n  {}\n", colours(Tint::caution, "predictions off by more than 10%:"),
-         fmt::join(missed, "\n  "));
-  if (summary.gathers)
-    show(out, "  {} of parameters, {} under way before the layer ahead of theirs; uses waited {}\n",
-         counted(summary.gathers->gathers, "gather"), summary.gathers->ahead,
-         format_seconds(summary.gathers->wait_seconds));
-  if (!summary.measured_staleness.empty())
-    show(out, "gradients late by {} optimizer steps, by pipeline rank; predicted {}\n",
-         fmt::join(summary.measured_staleness, " "), fmt::join(summary.predicted_staleness, " "));
-  if (summary.asynchronous) show(out, "{}", staleness_table(*summary.asynchronous));
-  if (summary.skipped > 0)
-    show(out, "{}: what they computed was not finite (--on-nan skip)\n",
-         colours(Tint::caution,
-                 fmt::format("{} of {} skipped", summary.skipped, counted(summary.steps, "step"))));
-  if (summary.checked_steps > 0)
-    show(out, "{} run a second time, in {}: {}\n", counted(summary.checked_steps, "step"),
-         format_seconds(summary.check_seconds),
-         summary.corruptions == 0 ? "the same bits"
-                                  : counted(summary.corruptions, "corruption") + " found, and repaired");
-  if (summary.graphs)
-    show(out, "CUDA graphs: passes captured {}, replayed {}\n", summary.graphs->captured,
-         summary.graphs->replayed);
-  if (!plan.optimizer_barrier)
-    show(out, "optimizer without a barrier: {} of {} guessed wrongly and taken back\n", summary.taken_back,
-         counted(summary.steps, "step"));
-  std::string last = fmt::format("{:.0f} tokens/s, MFU {:.1f}%, final loss {}", summary.tokens_per_second,
-                                 100 * summary.mfu, loss_text(summary.final_loss));
-  if (summary.validation_loss) last += ", validation loss " + loss_text(*summary.validation_loss);
-  show(out, "{}\n", colours(Tint::strong, last));
+  show_summary(out, f, summary, colours, shares_cores);
   if (f.json) fmt::print("{}\n", to_json(summary));
   std::fflush(stdout);  // printed, even if writing files fails
   f.timeline.write(summary.simulated_timeline, summary.measured_timeline, summary.rank_timelines);
