@@ -393,20 +393,24 @@ TEST(Search, SplitsNoMoreThanItMust) {
 }
 
 // Of a micro-batch of which no layer fits while at work, all plans are left out.
-TEST(Search, SaysWhatALayerNeedsOfALargeMicroBatch) {
+// Of the only micro-batch all plans are examined, of which those that recompute everything need least.
+TEST(Search, NamesTheNearestPlanOfALargeMicroBatch) {
   SearchRequest r = request("llama-3-8b", 8, 512);
   r.work.plan.seq_len = 8192;
-  r.pin("tp", 8);
-  r.pin("micro-batch", 512);
-  const SearchResult result = search(r);
-  EXPECT_EQ(result.rejected.at("memory").count, result.considered);
-  const std::string why = explain_nothing(result, r.gpus);
-  EXPECT_TRUE(why.starts_with("no configuration of 8 GPUs fits: one layer at work needs at least ")) << why;
-  EXPECT_TRUE(why.ends_with(" of 80.0 GB: dp 1 tp 8 pp 1, micro-batch 512")) << why;
-  // Some plans of this one are examined.
-  SearchRequest smaller = r;
-  smaller.pin("micro-batch", 128);
-  EXPECT_NE(explain_nothing(search(smaller), r.gpus).find("fits; the nearest needs"), std::string::npos);
+  for (const std::int64_t batch : {128, 256, 512}) {
+    r.pin("micro-batch", batch);
+    const SearchResult any = search(r);
+    EXPECT_TRUE(
+        explain_nothing(any, r.gpus).starts_with("no configuration of 8 GPUs fits; the nearest needs"));
+    ASSERT_TRUE(any.nearest);
+    for (const char* kind : {"none", "selective", "full"}) {
+      SearchRequest one = r;
+      one.pin("recompute", kind);
+      const SearchResult result = search(one);
+      ASSERT_TRUE(result.nearest) << kind;
+      EXPECT_LE(any.nearest->bytes, result.nearest->bytes) << batch << " " << kind;
+    }
+  }
 }
 
 TEST(Search, MemoryObjectiveAndMargin) {

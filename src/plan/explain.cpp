@@ -478,10 +478,6 @@ std::string explain_programs(const std::vector<OtherProgram>& others, const Esti
 
 std::string explain_nothing(const SearchResult& result, int gpus) {
   if (!result.nearest) {
-    const auto unfit = result.rejected.find("memory");
-    if (unfit != result.rejected.end() && !unfit->second.examples.empty())
-      return fmt::format("no configuration of {} fits: {}", counted(gpus, "GPU"),
-                         unfit->second.examples.front());
     std::string example;
     for (const bool is_asked : {true, false})
       for (const char* reason : {"shape", "schedule"})

@@ -233,9 +233,10 @@ class Search {
         Group g{&meshes_.back(), batch, &recomputes_[kind]};
         g.place_in(plan_);
         // If a micro-batch is so large that no layer fits in memory while at work, its plans are not
-        // examined.
+        // examined: smaller ones come nearer to fitting, unless there is this one alone.
         constexpr std::int64_t usual = 64;
-        if (batch > usual && fits[kind]) fits[kind] = model_.least_at_work(plan_) <= usable_;
+        if (batch > usual && fits[kind] && !r_.has("micro-batch"))
+          fits[kind] = model_.least_at_work(plan_) <= usable_;
         if (!fits[kind]) {
           leave_out(here, plan_);
           continue;
@@ -250,16 +251,8 @@ class Search {
     const auto leaves = static_cast<std::int64_t>(mesh.pipelines->size() * mesh.shardings->size());
     result_.considered += leaves;
     reject("memory", leaves);
-    // Of a micro-batch that is given all may be left out. Otherwise smaller ones come nearer to fitting.
-    const bool is_given = r_.has("micro-batch");
-    if (!is_given && !r_.remembers) return;
-    const double bytes = model_.least_at_work(plan);
-    if (is_given && bytes < least_at_work_.bytes) {
-      least_at_work_ = {plan, bytes};
-      mesh.pipelines->front().place_in(least_at_work_.plan);
-    }
     if (!r_.remembers) return;
-    remember(plan, leaves, {Fate::memory, bytes, -1});
+    remember(plan, leaves, {Fate::memory, model_.least_at_work(plan), -1});
     result_.looked.back().micro_batch = plan.micro_batch;
     result_.looked.back().recompute = plan.recompute;
   }
@@ -622,10 +615,6 @@ class Search {
                       unfit.look.in_flight, format_device_memory(unfit.look.bytes), unfit.look.rank,
                       format_device_memory(unfit.look.bytes - usable_), format_device_memory(usable_),
                       summary(unfit.plan)));
-    if (unfit_.empty() && least_at_work_.bytes < never)
-      result_.rejected["memory"].examples.push_back(fmt::format(
-          "one layer at work needs at least {} of {}: {}", format_device_memory(least_at_work_.bytes),
-          format_device_memory(usable_), summary(least_at_work_.plan)));
   }
 
   struct Unfit {
@@ -633,11 +622,6 @@ class Search {
     Outlook look;
   };
   std::map<std::string, Unfit> unfit_;
-  struct AtWork {
-    Plan plan;
-    double bytes = never;
-  };
-  AtWork least_at_work_;  // of plans that are left out
 
   const SearchRequest& r_;
   const std::string what_ = counted(r_.gpus, "GPU");
