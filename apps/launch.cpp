@@ -294,14 +294,19 @@ class Launch {
   }
 
   // Waits until the last rank of the run before releases the directory: on another host this may take a
-  // moment.
+  // moment, and if that host is lost, until the file server drops its locks, which NFS does after 90 s.
   void wait_for_lock() {
-    for (int tenths = 0; tenths < 100 && !commands_.asked_to_stop() && std::filesystem::exists(directory_);
+    constexpr int most_tenths = 1800;
+    for (int tenths = 0;
+         tenths < most_tenths && !commands_.asked_to_stop() && std::filesystem::exists(directory_);
          ++tenths) {
       try {
         DirectoryLock(directory_, "--checkpoint").leave_no_trace();
         return;
-      } catch (const RequestError&) {
+      } catch (const RequestError& error) {
+        if (tenths == 10)
+          say("waits up to {} until the directory is free: {}", format_seconds(most_tenths / 10),
+              error.what());
         commands_.sleep(std::chrono::milliseconds(100));
       }
     }

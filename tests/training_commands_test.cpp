@@ -453,6 +453,22 @@ TEST_F(TrainingCommands, LaunchGoesOnWithAsManyRanksAsThePlanCanHave) {
       << none.err;
 }
 
+// Whoever still writes there, as on a host that was lost: refused, the restart would be the end.
+TEST_F(TrainingCommands, LaunchRestartsWhenTheDirectoryIsFree) {  // long
+  write("mpirun",
+        "#!/bin/sh\nsay() { printf '\\036%s %s\\n' \"${ECHELON_LAUNCH#2:}\" \"$1\" >&2; }\n"
+        "say here; [ ! -d ck ] || { flock -n ck/.lock true; say \"ended $((2 * $?))\"; exit 0; }\nmkdir ck; "
+        "exec 9>ck/.lock; flock 9\n"
+        "( until grep -q 'waits up to 3m00s until the directory is free: --checkpoint ck: ' said ||\n"
+        "  [ ! -e mpirun ]; do sleep 0.02; done ) >/dev/null 2>&1 &\nexit 1\n");
+  fs::permissions(at("mpirun"), fs::perms::owner_all);
+  EXPECT_EQ(
+      run({"launch", "--ranks", "1", "--", "train", "--checkpoint", "ck"}, "export PATH=.:$PATH; exec 2>said")
+          .status,
+      0);
+  EXPECT_NE(read_bytes(at("said")).find("restart 1 of 3\n"), std::string::npos) << read_bytes(at("said"));
+}
+
 TEST_F(TrainingCommands, LaunchGoesOnFromTheLastCheckpoint) {  // long
   const Words saving{"--steps", "6", "--save-every", "2", "--async-save", "off", "--sample", "0"};
   ASSERT_EQ(run(joined(training(saving), {"--checkpoint", "whole"})).status, 0);
