@@ -21,7 +21,14 @@ namespace fs = std::filesystem;
 using namespace echelon::checks;
 using nlohmann::json;
 
-class TrainingCommands : public CommandLine {};
+class TrainingCommands : public CommandLine {
+ protected:
+  // What stands in for a program of the system, where PATH begins with the directory.
+  void script(const std::string& name, const std::string& text) const {
+    write(name, "#!/bin/sh\n" + text);
+    fs::permissions(at(name), fs::perms::owner_all);
+  }
+};
 
 TEST_F(TrainingCommands, SaysThatRanksShareCores) {  // long
   const Words two_ranks = training({"--steps", "1", "--warmup", "0", "--dp", "2", "--sample", "0"});
@@ -400,10 +407,6 @@ TEST_F(TrainingCommands, LaunchGoesOnWithWhatBeganFromOtherWeights) {  // long
 
 // One of two hosts is gone, and what was to travel between the two is asked for in vain.
 TEST_F(TrainingCommands, LaunchGoesOnWithOneRankWhateverWasAskedOfTwo) {  // long
-  const auto script = [&](const std::string& name, const std::string& text) {
-    write(name, "#!/bin/sh\n" + text);
-    fs::permissions(at(name), fs::perms::owner_all);
-  };
   script("agent", "[ \"$1\" = a ]\n");
   script("mpirun",
          "echo start >>starts\n"
@@ -426,10 +429,6 @@ TEST_F(TrainingCommands, LaunchGoesOnWithOneRankWhateverWasAskedOfTwo) {  // lon
 // Experts are shared out over certain numbers of ranks: of the three that are left, two go on. Where no
 // number of them will do, `launch` says what came about.
 TEST_F(TrainingCommands, LaunchGoesOnWithAsManyRanksAsThePlanCanHave) {
-  const auto script = [&](const std::string& name, const std::string& text) {
-    write(name, "#!/bin/sh\n" + text);
-    fs::permissions(at(name), fs::perms::owner_all);
-  };
   script("agent", "[ \"$1\" != d ]\n");
   script("mpirun",
          "echo start >>starts\n"
@@ -455,13 +454,12 @@ TEST_F(TrainingCommands, LaunchGoesOnWithAsManyRanksAsThePlanCanHave) {
 
 // Whoever still writes there, as on a host that was lost: refused, the restart would be the end.
 TEST_F(TrainingCommands, LaunchRestartsWhenTheDirectoryIsFree) {  // long
-  write("mpirun",
-        "#!/bin/sh\nsay() { printf '\\036%s %s\\n' \"${ECHELON_LAUNCH#2:}\" \"$1\" >&2; }\n"
-        "say here; [ ! -d ck ] || { flock -n ck/.lock true; say \"ended $((2 * $?))\"; exit 0; }\nmkdir ck; "
-        "exec 9>ck/.lock; flock 9\n"
-        "( until grep -q 'waits up to 3m00s until the directory is free: --checkpoint ck: ' said ||\n"
-        "  [ ! -e mpirun ]; do sleep 0.02; done ) >/dev/null 2>&1 &\nexit 1\n");
-  fs::permissions(at("mpirun"), fs::perms::owner_all);
+  script("mpirun",
+         "say() { printf '\\036%s %s\\n' \"${ECHELON_LAUNCH#2:}\" \"$1\" >&2; }\n"
+         "say here; [ ! -d ck ] || { flock -n ck/.lock true; say \"ended $((2 * $?))\"; exit 0; }\nmkdir ck; "
+         "exec 9>ck/.lock; flock 9\n"
+         "( until grep -q 'waits up to 3m00s until the directory is free: --checkpoint ck: ' said ||\n"
+         "  [ ! -e mpirun ]; do sleep 0.02; done ) >/dev/null 2>&1 &\nexit 1\n");
   EXPECT_EQ(
       run({"launch", "--ranks", "1", "--", "train", "--checkpoint", "ck"}, "export PATH=.:$PATH; exec 2>said")
           .status,
@@ -503,8 +501,7 @@ TEST_F(TrainingCommands, LaunchGoesOnFromTheLastCheckpoint) {  // long
   EXPECT_NE(never.err.find("after 1 restart\n"), std::string::npos) << never.err;
   // An mpirun that starts no rank, as root's does without leave, would start none again.
   const auto launched_by = [&](const std::string& mpirun) {
-    write("mpirun", "#!/bin/sh\necho start >> starts\n" + mpirun + "exit 1\n");
-    fs::permissions(at("mpirun"), fs::perms::owner_all);
+    script("mpirun", "echo start >> starts\n" + mpirun + "exit 1\n");
     return run({"launch", "--ranks", "2", "--max-restarts", "2", "--pause", "0.125", "--", "train",
                 "--checkpoint", "none"},
                "rm -f starts && export PATH=.:$PATH");
