@@ -1,6 +1,7 @@
 // What products and collectives take on a machine.
 #include "plan/op_seconds.h"
 
+#include <fmt/format.h>
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -131,8 +132,9 @@ WorstPlaced counted_placement(const RankGroups& g, std::int64_t unit) {
   const std::int64_t block = g.size * g.stride;
   WorstPlaced worst{g.size, 1, 1};
   std::map<std::int64_t, std::set<std::int64_t>> leaving;  // blocks of each unit that other units hold too
-  for (std::int64_t k = 0; k < std::max<std::int64_t>(1, g.job / block); ++k)
-    for (std::int64_t j = 0; j < g.stride; ++j) {
+  const std::int64_t num_blocks = g.count > 0 ? 1 : std::max<std::int64_t>(1, g.job / block);
+  for (std::int64_t k = 0; k < num_blocks; ++k)
+    for (std::int64_t j = g.first; j < g.first + g.num_neighbours(); ++j) {
       std::map<std::int64_t, std::int64_t> members;
       for (std::int64_t i = 0; i < g.size; ++i) ++members[(k * block + j + i * g.stride) / unit];
       if (members.size() == 1) continue;
@@ -163,6 +165,25 @@ TEST(WorstPlaced, IsFoundAsByCountingAllGroups) {
           ASSERT_LE(counted.is_broken, found.is_broken)
               << size << " x " << stride << " x " << blocks << " / " << unit;
         }
+}
+
+// Pairs of pipeline ranks are some neighbours, which begin anywhere in a unit.
+TEST(WorstPlaced, IsFoundOfSomeNeighbours) {
+  Placements placements;
+  for (std::int64_t unit : {4, 6, 8, 9, 72})
+    for (std::int64_t size : {2, 3})
+      for (std::int64_t stride : {1, 2, 3, 4, 5, 8, 12, 64, 100})
+        for (std::int64_t count : {1, 2, 3, 4, 12})
+          for (std::int64_t first : {0, 1, 2, 4, 6, 7, 8, 60, 144}) {
+            const RankGroups groups{size, stride, 1000, count, first};
+            const WorstPlaced found = placements.worst(groups, unit),
+                              counted = counted_placement(groups, unit);
+            SCOPED_TRACE(fmt::format("{} x {}, {} from {} / {}", size, stride, count, first, unit));
+            ASSERT_EQ(found.fewest, counted.fewest);
+            ASSERT_EQ(found.most, counted.most);
+            ASSERT_EQ(found.across, counted.across);
+            ASSERT_FALSE(found.is_broken);
+          }
 }
 
 // A search prices the collectives of hundreds of thousands of meshes, whose groups are few.
@@ -256,6 +277,22 @@ TEST(OpSeconds, OnlyWhatLeavesALeafSharesItsLinks) {
   const double leaf = ops.collective(Verb::all_reduce, 16e9, {32, 8, 256}),
                more = ops.collective(Verb::all_reduce, 16e9, {33, 8, 264});
   EXPECT_LT(more, 1.01 * leaf);
+}
+
+// Of tied tables one pair of stages exchanges; under DualPipe all ranks do.
+TEST(OpSeconds, PairsShareALeafsLinksWithAllThatExchange) {
+  const Software software;
+  Machine machine = load_machine("h100");
+  machine.tiers = {{8, 360e9, 0, 1, 0}, {256, 45e9, 0, 1, 0}, {8192, 45e9, 0, 4, 0}};
+  machine.collective_seconds = 0;
+  const OpSeconds ops(machine, software, Precision::bf16);
+  // The first and the last of 16 stages of 32 ranks.
+  const auto sum = [&](std::int64_t at_once) {
+    return ops.collective(Verb::all_reduce, 1e9, {2, 15 * 32, 512, 32, 0, at_once});
+  };
+  EXPECT_NEAR(sum(0), 1e9 / 45e9, 1e-12);
+  EXPECT_NEAR(sum(256), 4e9 / 45e9, 1e-12);
+  EXPECT_NEAR(sum(96), 1.5 * 1e9 / 45e9, 1e-12);
 }
 
 // NVIDIA's recipes ask Slurm for as many hosts of each domain as divide the job's.

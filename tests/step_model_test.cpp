@@ -14,6 +14,7 @@
 #include "plan/interval.h"
 #include "plan/memory.h"
 #include "plan/op_seconds.h"
+#include "plan/stages.h"
 #include "priced_plans.h"
 #include "schedule/schedules.h"
 #include "train/dry_run.h"
@@ -666,6 +667,28 @@ TEST(StepModel, VocabularyParallelismSharesTheOutputLayer) {
     c.schedule = schedule;
     EXPECT_NE(model.schedule_problem(c).find("with vocabulary parallelism"), std::string::npos);
   }
+}
+
+// Ranks that hold the same parameters exchange where they are: stages of 2 ranks on nodes of 4, of which
+// DualPipe's middle pair crosses a border, and on nodes of 6, which hold a whole pipeline of three.
+TEST(StepModel, PipelineRanksWithTheSameParametersMeetWhereTheyLie) {
+  const auto seconds = [](std::int64_t node, int pp, const char* schedule, std::size_t rank, double outside) {
+    Workload work = workload("gpt2-1.5b", 64);
+    work.machine.tiers = {{node, 360e9, 0, 1, 0}, {8192, outside, 0, 1, 0}};
+    work.plan.mesh.set(Axis::pp, pp);
+    work.plan.mesh.set(Axis::dp, 2);
+    work.plan.schedule = schedule;
+    Stages stages(work, std::make_shared<ScheduleShelf>());
+    return stages.in_pipeline(work.plan, stages.shape(work.plan), rank).seconds;
+  };
+  const auto leaves = [&](std::int64_t node, int pp, const char* schedule, std::size_t rank) {
+    return seconds(node, pp, schedule, rank, 1e9) > 2 * seconds(node, pp, schedule, rank, 100e9);
+  };
+  for (const std::size_t rank : {0, 1, 2, 3}) EXPECT_TRUE(leaves(4, 4, "dualpipe", rank)) << rank;
+  for (const std::size_t rank : {0, 1, 2, 3}) EXPECT_FALSE(leaves(8, 4, "dualpipe", rank)) << rank;
+  EXPECT_TRUE(leaves(4, 3, "1f1b", 0));
+  EXPECT_FALSE(leaves(6, 3, "1f1b", 0));
+  EXPECT_EQ(seconds(6, 3, "1f1b", 1, 1e9), 0);
 }
 
 // Passes that run together hide the experts' exchanges, but not what they wait for the host, which launches

@@ -133,7 +133,7 @@ double OpSeconds::slowest_hop(const RankGroups& groups, double rings, std::size_
     // groups leave it.
     const double unit = real(joined(tier - 1, groups.job)),
                  blocks = placed(groups, tier - 1).is_broken ? 2 : 1,
-                 leaving = std::min(unit, std::min(unit, real(groups.stride)) * rings * blocks);
+                 leaving = std::min(unit, std::min(unit, real(groups.num_at_once())) * rings * blocks);
     least = std::min(least, bandwidth(tier, leaving / unit));
   }
   return least;

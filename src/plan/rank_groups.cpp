@@ -10,15 +10,17 @@ namespace {
 std::int64_t whole_steps(std::int64_t length, std::int64_t step) { return (length + step - 1) / step; }
 
 std::int64_t num_blocks(const RankGroups& g) {
-  return std::max<std::int64_t>(1, g.job / (g.size * g.stride));
+  return g.count > 0 ? 1 : std::max<std::int64_t>(1, g.job / (g.size * g.stride));
 }
 
 // Where the sizes alone say that all groups lie alike.
 std::optional<WorstPlaced> placed_alike(const RankGroups& groups, std::int64_t unit) {
   const std::int64_t size = groups.size, apart = groups.stride, ranks = size * apart;
   if (size == 1) return WorstPlaced{};
-  if (unit % ranks == 0) return WorstPlaced{size, size, 1};
-  if (ranks % unit == 0 && unit % apart == 0) return WorstPlaced{unit / apart, unit / apart, ranks / unit};
+  if (groups.count == 0) {
+    if (unit % ranks == 0) return WorstPlaced{size, size, 1};
+    if (ranks % unit == 0 && unit % apart == 0) return WorstPlaced{unit / apart, unit / apart, ranks / unit};
+  }
   if (apart >= unit) return WorstPlaced{1, 1, size, num_blocks(groups) > 1 && ranks % unit != 0};
   return {};
 }
@@ -28,10 +30,12 @@ WorstPlaced worst_of_all(const RankGroups& groups, std::int64_t unit) {
   const std::int64_t size = groups.size, apart = groups.stride, blocks = num_blocks(groups);
   // Where a group begins in its unit is a multiple of the greatest common divisor of both.
   const std::int64_t step = std::gcd(unit, apart), room = unit / step, stride = apart / step,
-                     block = size * stride, repeats = room / std::gcd(room, block);
+                     block = size * stride, repeats = room / std::gcd(room, block),
+                     begin_at = groups.first / step,
+                     end_at = (groups.first + groups.num_neighbours() - 1) / step + 1;
   WorstPlaced worst{size, 1, 1, blocks > 1 && block % room != 0 && room % block != 0};
   for (std::int64_t k = 0; k < std::min(blocks, repeats); ++k)
-    for (std::int64_t j = 0; j < stride; ++j) {
+    for (std::int64_t j = begin_at; j < end_at; ++j) {
       const std::int64_t first = (k * block + j) % room, last = first + (size - 1) * stride,
                          units = last / room + 1;
       if (units == 1) continue;
@@ -63,7 +67,8 @@ WorstPlaced worst_placed(const RankGroups& groups, std::int64_t unit) {
 
 WorstPlaced Placements::worst(const RankGroups& groups, std::int64_t unit) {
   if (const auto alike = placed_alike(groups, unit)) return *alike;
-  const auto [found, is_new] = found_.try_emplace({groups.size, groups.stride, groups.job, unit});
+  const auto [found, is_new] =
+      found_.try_emplace({groups.size, groups.stride, groups.job, groups.count, groups.first, unit});
   if (is_new) found->second = worst_of_all(groups, unit);
   return found->second;
 }

@@ -2,10 +2,10 @@
 // order, as the launch files start them.
 #pragma once
 
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <map>
-#include <tuple>
 
 #include "spec/mesh.h"
 
@@ -16,6 +16,12 @@ namespace echelon {
 struct RankGroups {
   std::int64_t size = 1, stride = 1;
   std::int64_t job = 0;  // its ranks; with fewer than two blocks: one block, from the job's first rank
+  // Unless 0: only so many neighbours, the first of which begins at rank `first`.
+  std::int64_t count = 0, first = 0;
+  std::int64_t num_neighbours() const { return count > 0 ? count : stride; }
+  // Groups that communicate at the same time through the links of one unit; 0: the neighbours.
+  std::int64_t at_once = 0;
+  std::int64_t num_at_once() const { return at_once > 0 ? at_once : num_neighbours(); }
 };
 
 // The ranks that share a layer's experts: neighbours along tp (unless experts are cut over it), cp and dp.
@@ -43,7 +49,7 @@ class Placements {
   std::size_t num_found() const { return found_.size(); }
 
  private:
-  std::map<std::tuple<std::int64_t, std::int64_t, std::int64_t, std::int64_t>, WorstPlaced> found_;
+  std::map<std::array<std::int64_t, 6>, WorstPlaced> found_;
 };
 
 }  // namespace echelon

@@ -18,6 +18,13 @@ RankGroups along_pipeline(const Plan& c) {
   return {c.mesh.pp(), c.mesh.num_ranks() / c.mesh.pp(), c.mesh.num_ranks()};
 }
 
+// The pairs of ranks at the same place of two pipeline ranks.
+RankGroups between_stages(const Plan& c, std::size_t one, std::size_t other, std::int64_t at_once) {
+  const std::int64_t ranks = c.mesh.num_ranks(), stage = ranks / c.mesh.pp();
+  const auto [first, last] = std::minmax({static_cast<std::int64_t>(one), static_cast<std::int64_t>(other)});
+  return {2, (last - first) * stage, ranks, stage, first * stage, at_once};
+}
+
 // `added`: seconds added to a microbatch's passes through each stage.
 SimulationCosts simulation_costs(const std::vector<LayerSeconds>& stages, const std::vector<double>& added,
                                  const Software& software, double message, int pp) {
@@ -540,21 +547,18 @@ double Stages::exposed(const Plan& c, const StageShape& s, std::size_t rank) con
 
 StateSeconds::Copies Stages::in_pipeline(const Plan& c, const StageShape& s, std::size_t rank) const {
   StateSeconds::Copies sum;
-  const std::int64_t stage = std::int64_t{c.mesh.dp_cp_size()} * c.mesh.tp();  // ranks of one
-  const auto add = [&](const StateSeconds::Copies& more) {
-    sum.seconds += more.seconds;
-    sum.bytes += more.bytes;
-  };
-  const std::size_t ranks = s.ranks.size(), other = ranks - 1 - rank;
-  if (s.facts->parameter_copies == 2) {
-    const std::size_t apart = std::max(rank, other) - std::min(rank, other);
-    return state_.of_same_stages(c, s.counts[rank], static_cast<std::int64_t>(apart) * stage);
-  }
+  const std::size_t ranks = s.ranks.size();
+  if (s.facts->parameter_copies == 2)  // all ranks of the pipeline sum at once
+    return state_.of_same_stages(c, s.counts[rank],
+                                 between_stages(c, rank, ranks - 1 - rank, c.mesh.num_ranks() / 2));
   const RankShare& own = s.ranks[rank];
   for (std::size_t r = 0; r < ranks && (own.embedding || own.tied_copy); ++r)
-    if ((own.embedding && s.ranks[r].tied_copy) || (own.tied_copy && s.ranks[r].embedding))
-      add(state_.of_two_ranks(s.prices[rank]->counts.tied,
-                              static_cast<std::int64_t>(std::max(r, rank) - std::min(r, rank)) * stage));
+    if ((own.embedding && s.ranks[r].tied_copy) || (own.tied_copy && s.ranks[r].embedding)) {
+      const auto [seconds, bytes] =
+          state_.of_pairs(s.prices[rank]->counts.tied, between_stages(c, rank, r, 0));
+      sum.seconds += seconds;
+      sum.bytes += bytes;
+    }
   return sum;
 }
 

@@ -138,15 +138,15 @@ StateSeconds::Copies StateSeconds::copies(const Plan& c, const ShareCounts& coun
 // This trainer sums whole gradients, before the sums along dp; other programs sum the shards that are left
 // after those.
 StateSeconds::Copies StateSeconds::of_same_stages(const Plan& c, const ShareCounts& counts,
-                                                  std::int64_t apart) const {
+                                                  const RankGroups& pairs) const {
   const double elements =
       work_.software.is_this_trainer ? counts.common + counts.routed : own_elements(c, counts);
-  return of_two_ranks(elements, apart);
+  return of_pairs(elements, pairs);
 }
 
-StateSeconds::Copies StateSeconds::of_two_ranks(double elements, std::int64_t apart) const {
+StateSeconds::Copies StateSeconds::of_pairs(double elements, const RankGroups& pairs) const {
   const double bytes = elements * bytes_.reduced;  // half of it is sent, and the other half of the sum
-  return {ops_.collective(Verb::all_reduce, bytes, {2, apart}), bytes};
+  return {ops_.collective(Verb::all_reduce, bytes, pairs), bytes};
 }
 
 StateSeconds::Copies StateSeconds::over_tp(const Plan& c, const ShareCounts& counts) const {

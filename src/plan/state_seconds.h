@@ -44,10 +44,10 @@ class StateSeconds {
     double seconds = 0, bytes = 0;  // that a rank sends
   };
   Copies copies(const Plan& c, const ShareCounts& counts) const;
-  // The same for two pipeline ranks, `apart` ranks apart, that hold each other's stages (DualPipe).
-  Copies of_same_stages(const Plan& c, const ShareCounts& counts, std::int64_t apart) const;
-  // The same for `elements` that both ranks hold.
-  Copies of_two_ranks(double elements, std::int64_t apart) const;
+  // The same for pairs of ranks that hold each other's stages (DualPipe).
+  Copies of_same_stages(const Plan& c, const ShareCounts& counts, const RankGroups& pairs) const;
+  // The same for `elements` that both ranks of each pair hold.
+  Copies of_pairs(double elements, const RankGroups& pairs) const;
   // The sum of partial gradients over a tp group.
   Copies over_tp(const Plan& c, const ShareCounts& counts) const;
   // Bytes that a rank sends along dp or tp to make whole matrices for Muon and to bring back their steps.
