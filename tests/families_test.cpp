@@ -84,6 +84,7 @@ TEST_P(Families, TransformersModelsComeInAndGoOut) {
                        model.activation == Activation::xielu || model.learned_positions || model.alibi ||
                        model.short_conv.kernel > 0 || (model.output_bias && GetParam().type != nullptr) ||
                        model.activation == Activation::gelu_erf ||
+                       (model.latent_attention() && model.experts != Experts::none) ||
                        (model.norm_place == NormPlace::both && !model.norms_less_one);
   if (renamed) {
     ModelSpec meant = model_from_hugging_face(hugging_face_config(model, DType::f32), "x");
@@ -250,6 +251,24 @@ const Row rows[] = {
       "self_attn.kv_a_proj.weight", "self_attn.k_rope_proj.weight", "self_attn.kv_a_layernorm.weight",
       "self_attn.kv_b_proj.weight"},
      "deepseek_v3"},
+    {"mistral4",
+     [](ModelSpec& m) {
+       latent(m);
+       m.q_rank = 6;
+       m.rope.scaling = RopeScaling::yarn;
+       m.rope.factor = 4;
+       m.rope.original_length = 3;
+       m.rope.query_growth = 0.7;
+       two_experts(m);
+       m.num_shared_experts = 1;
+     },
+     {"self_attn.q_a_proj.weight", "self_attn.q_a_layernorm.weight", "self_attn.q_b_proj.weight",
+      "self_attn.kv_a_proj.weight", "self_attn.k_rope_proj.weight", "self_attn.kv_a_layernorm.weight",
+      "self_attn.kv_b_proj.weight", "mlp.gate.weight", "mlp.experts.0.gate_proj.weight",
+      "mlp.experts.0.up_proj.weight", "mlp.experts.0.down_proj.weight", "mlp.experts.1.gate_proj.weight",
+      "mlp.experts.1.up_proj.weight", "mlp.experts.1.down_proj.weight", "mlp.shared_experts.gate_proj.weight",
+      "mlp.shared_experts.up_proj.weight", "mlp.shared_experts.down_proj.weight"},
+     "mistral4"},
     {"deepseek_lite",
      latent,
      {"self_attn.kv_a_proj.weight", "self_attn.k_rope_proj.weight", "self_attn.kv_a_layernorm.weight",

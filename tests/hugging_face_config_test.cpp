@@ -162,6 +162,15 @@ TEST(HuggingFaceConfig, KeysThatAreMissingAreAsTheTypeHasThem) {
                         {"mscale_all_dim", 1.0},
                         {"original_max_position_embeddings", 16384},
                         {"llama_4_scaling_beta", 0.1}},
+      mistral4{{"rope_type", "yarn"},
+               {"rope_theta", 1e4},
+               {"factor", 128.0},
+               {"beta_fast", 32.0},
+               {"beta_slow", 1.0},
+               {"mscale", 1.0},
+               {"mscale_all_dim", 1.0},
+               {"original_max_position_embeddings", 8192},
+               {"llama_4_scaling_beta", 0.1}},
       gpt_oss{{"rope_type", "yarn"},
               {"rope_theta", 150000.0},
               {"factor", 32.0},
@@ -212,6 +221,7 @@ TEST(HuggingFaceConfig, KeysThatAreMissingAreAsTheTypeHasThem) {
            {"ministral", window},
            {"ministral3", heads(8, 128)},
            {"ministral3", {{"rope_parameters", ministral3}}},
+           {"mistral4", {{"rope_parameters", mistral4}}},
            {"mistral", kv_heads(8)},
            {"mistral", window},
            {"mixtral", kv_heads(8)},
@@ -413,6 +423,12 @@ TEST(HuggingFaceConfig, IsOfTheTypeThatSaysTheModel) {
   refused("gpt-neo", {{"attention_layers", {"global", "global"}}}, {"attention_layers", "attention_types"});
   refused("deepseek-v3", {{"head_dim", 2}}, {"head_dim = 2", "qk_rope_head_dim = 4"});
   refused("youtu", {{"head_dim", 2}}, {"head_dim = 2", "qk_rope_head_dim = 4"});
+  refused("mistral4", {{"head_dim", 4}}, {"head_dim = 4", "qk_nope_head_dim + qk_rope_head_dim = 10"});
+  refused("mistral4",
+          {{"partial_rotary_factor", 0.8},
+           {"rope_parameters", "left out"},
+           {"rope_scaling", {{"rope_type", "yarn"}, {"factor", 4.0}, {"llama_4_scaling_beta", 0.6}}}},
+          {"partial_rotary_factor = 0.8", "qk_rope_head_dim = 4"});
   refused("gemma3", {{"rope_scaling", {{"rope_type", "linear"}, {"factor", 4.0}}}}, {"rope_scaling", "null"});
   refused("granite", {{"attention_multiplier", 0.0}}, {"attention_multiplier = 0.0", "other than 0"});
   refused("gemma2", {{"attn_logit_softcapping", 0.0}}, {"attn_logit_softcapping = 0.0", "null"});

@@ -102,6 +102,7 @@ TEST(HuggingFaceWeights, OfAModelThatSeesImagesTheTextModelIsRead) {
   check_text_model("gemma3", "gemma3");
   check_text_model("mistral3", "mistral-uneven");
   check_text_model("mistral3", "ministral3");
+  check_text_model("mistral3", "mistral4");
   check_text_model("qwen3_vl", "qwen3", "model.language_model.", "model.", "model.visual.");
   check_text_model("qwen2_5_vl", "qwen2-window", "", "", "visual.");
   // Its text's configuration may stand beside that of images, with positions in three directions.

@@ -330,10 +330,13 @@ TEST_F(KernelsCpu, Rope) {
       const Operand x = random(2 * 35, 4 * head_dim, strided);
       RopeTurns growing = RopeTurns::plain(1e4, head_dim);
       growing.growth = 0.1, growing.growth_length = 90;
+      RopeTurns part = RopeTurns::plain(1e4, std::max<std::int64_t>(2, head_dim / 4 * 2));
+      part.growth = 0.3, part.growth_length = 7, part.factor = 1.5;
       run([&](Kernels& k, auto of) {
         k.rope(of(x), head_dim, late, RopeTurns::plain(1e4, head_dim), false);
         k.rope(of(x), head_dim, jumping, RopeTurns::plain(1e4, head_dim), true);
         k.rope(of(x), head_dim, jumping, growing, true);
+        k.rope(of(x), head_dim, late, part, false);
       });
       expect_close(x, 1, 8, "rope");
     }

@@ -122,6 +122,7 @@ TEST(ModelSpec, PublishedCountsAreExact) {
                                                       {"minimax-m2", 228689748992},
                                                       {"exaone-4-32b", 32003216384},
                                                       {"mistral-small-3.1-24b", 23572403200},
+                                                      {"mistral-small-4", 118972826624},
                                                       {"nanochat-d32", 1879048192},
                                                       {"bamba-9b", 9780235392},
                                                       {"bamba-tiny", 448272},

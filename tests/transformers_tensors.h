@@ -341,7 +341,8 @@ inline std::string name_of_its_own(const std::string& fixture, std::string name)
 // The tensor that has a parameter. Phi-3's queries, keys and values are one tensor, and gates and what they
 // open.
 inline std::string name_in_file(const std::string& fixture, const ModelSpec& model, std::string name) {
-  if (const auto at = name.find(".experts."); model.experts == Experts::gpt_oss && at != std::string::npos)
+  if (const auto at = name.find(".experts.");
+      (model.experts == Experts::gpt_oss || fixture.starts_with("mistral4")) && at != std::string::npos)
     return name.substr(0, at) + ".experts." +
            (name.find("down_proj") == std::string::npos ? "gate_up_proj" : "down_proj") +
            (name.ends_with("bias") ? "_bias" : "");

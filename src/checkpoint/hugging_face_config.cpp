@@ -361,7 +361,7 @@ void add_short_conv(const ModelSpec& m, ordered_json& config) {
 }
 
 void add_latent(const ModelSpec& m, ordered_json& config) {
-  config["head_dim"] = m.rotary_dim;  // as in transformers
+  if (config["model_type"] != "mistral4") config["head_dim"] = m.rotary_dim;  // as in transformers
   config["q_lora_rank"] = m.q_rank > 0 ? ordered_json(m.q_rank) : ordered_json();
   config["kv_lora_rank"] = m.kv_rank;
   config["qk_rope_head_dim"] = m.rotary_dim;
@@ -372,7 +372,7 @@ void add_latent(const ModelSpec& m, ordered_json& config) {
 void add_deepseek_experts(const ModelSpec& m, ordered_json& config) {
   const bool experts = m.experts != Experts::none;
   config["first_k_dense_replace"] = experts ? m.num_dense_layers : m.num_layers;
-  const bool sigmoids = config["model_type"] != "deepseek_v2";
+  const bool sigmoids = config["model_type"] != "deepseek_v2" && config["model_type"] != "mistral4";
   if (sigmoids) config["num_nextn_predict_layers"] = m.num_mtp_layers;
   if (!experts) return;
   config["n_routed_experts"] = m.num_experts;

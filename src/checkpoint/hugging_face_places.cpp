@@ -80,7 +80,8 @@ std::vector<FileTensor> with_stacked_experts(const StoredModel& stored, const Tr
   std::map<std::string, std::size_t> places;
   for (FileTensor& tensor : tensors) {
     const auto at = tensor.name.find(before);
-    if (at == std::string::npos || tensor.parts.front().expert < 0 || tensor.expert_parts > 0) {
+    if (at == std::string::npos || tensor.parts.front().expert < 0 || tensor.expert_parts > 0 ||
+        tensor.stacked > 0) {
       all.push_back(std::move(tensor));
       continue;
     }

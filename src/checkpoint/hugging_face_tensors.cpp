@@ -12,8 +12,8 @@
 namespace echelon {
 namespace {
 
-// gpt-oss: for a parameter of an expert, the tensor with those of all experts, and how many parameters each
-// expert has in it.
+// For a parameter of an expert, the tensor with those of all experts, and how many parameters each expert has
+// in it.
 std::pair<std::string, std::int64_t> tensor_of_all_experts(const std::string& name) {
   const std::string before = ".experts.";
   const auto number = name.find(before) + before.size(), last = name.rfind('.');
@@ -22,13 +22,6 @@ std::pair<std::string, std::int64_t> tensor_of_all_experts(const std::string& na
   const bool down = what == "down_proj";
   return {name.substr(0, number) + (down ? what : "gate_up_proj") + (name.ends_with(".bias") ? "_bias" : ""),
           down ? 1 : 2};
-}
-
-// The same name for Granite.
-std::string stack_of_experts(const std::string& name) {
-  const bool down = name.ends_with(".down_proj.weight");
-  return name.substr(0, name.find("mlp.experts.")) + "block_sparse_moe." +
-         (down ? "output_linear.weight" : "input_linear.weight");
 }
 
 // The gated delta rule: parts of names, ours and those in files, which have the projections as two matrices
@@ -120,7 +113,8 @@ std::vector<FileTensor> file_tensors(const ModelSpec& model, const TransformersT
       continue;
     }
     if (type.stacked_experts && spec.expert >= 0) {
-      const auto [place, is_new] = of_experts.emplace(stack_of_experts(name), tensors.size());
+      const auto [place, is_new] =
+          of_experts.emplace(renamed(type, tensor_of_all_experts(name).first), tensors.size());
       if (is_new) tensors.push_back({place->first, {}});
       tensors[place->second].stacked = model.num_experts;
       tensors[place->second].parts.push_back(spec);

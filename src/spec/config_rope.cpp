@@ -133,4 +133,14 @@ void read_rope(const Config& config, double theta, std::optional<double> rotary_
         std::llround(std::min(std::floor(m.rope.factor * static_cast<double>(m.max_seq)), 0x1p31 - 1));
 }
 
+double read_query_growth(const Config& config, const ModelSpec& m) {
+  const char* const key = rope_key(config);
+  const std::string where = fmt::format("{}, {}", config.where(), key);
+  const Config rope(config.required(key), where);
+  rope.required("llama_4_scaling_beta");
+  const double growth = rope.real_or("llama_4_scaling_beta", 0);
+  if (growth != 0 && m.rope.scaling != RopeScaling::yarn) rope.only_text("rope_type", "default", {"yarn"});
+  return growth;
+}
+
 }  // namespace echelon

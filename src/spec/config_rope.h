@@ -16,4 +16,7 @@ const char* rope_key(const Config& config);
 void read_rope(const Config& config, double theta, std::optional<double> rotary_part, bool heeded,
                ModelSpec& m);
 
+// What Ministral 3 and Mistral 4 have beside YaRN's positions: RopeSpec::query_growth.
+double read_query_growth(const Config& config, const ModelSpec& m);
+
 }  // namespace echelon

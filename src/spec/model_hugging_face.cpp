@@ -86,6 +86,7 @@ constexpr TwoNames two_names[] = {
     {"hy_v3", "num_experts", "num_local_experts"},
     {"deepseek_v2", "n_routed_experts", "num_experts"},
     {"deepseek_v3", "n_routed_experts", "num_local_experts"},
+    {"mistral4", "n_routed_experts", "num_local_experts"},
     {"glm4_moe", "n_routed_experts", "num_local_experts"},
     {"glm4_moe_lite", "n_routed_experts", "num_local_experts"},
     {"solar_open", "n_routed_experts", "num_local_experts"},

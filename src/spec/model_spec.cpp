@@ -495,12 +495,12 @@ void check_rope(const ModelSpec& m) {
     check_positive(m, "rope_beta_slow", r.beta_slow);
     check_positive(m, "rope_beta_fast", r.beta_fast);
     if (r.query_growth != 0) check_positive(m, "rope_query_growth", r.query_growth);
-    if (r.query_growth != 0 &&
-        (m.latent_attention() || m.turned_width() < m.head_dim || r.unturned_every > 0))
+    if (r.query_growth != 0 && r.unturned_every > 0)
       refuse(
-          "model {}: rope_query_growth = {} is not legal with latent attention, unturned_every, or a "
-          "rotary_dim below head_dim = {}: queries grow where they are turned; give 0",
-          m.name, r.query_growth, m.head_dim);
+          "model {}: rope_query_growth = {} is not legal with unturned_every = {}: queries grow where they "
+          "are "
+          "turned; give 0",
+          m.name, r.query_growth, r.unturned_every);
     if (!(r.theta > 1))
       refuse("model {}: rope_theta = {} is not legal with yarn: give a number above 1", m.name, r.theta);
     return;

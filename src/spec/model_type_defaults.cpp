@@ -49,6 +49,16 @@ std::map<std::string, Json> all_defaults() {
                                {"mscale_all_dim", 1.0},
                                {"original_max_position_embeddings", 16384},
                                {"llama_4_scaling_beta", 0.1}}}};
+  const Json mistral4_rope{{"rope_parameters",
+                            {{"rope_type", "yarn"},
+                             {"rope_theta", 1e4},
+                             {"factor", 128.0},
+                             {"beta_fast", 32.0},
+                             {"beta_slow", 1.0},
+                             {"mscale", 1.0},
+                             {"mscale_all_dim", 1.0},
+                             {"original_max_position_embeddings", 8192},
+                             {"llama_4_scaling_beta", 0.1}}}};
   const Json gemma = with(with(heads(4, 256), window(4096)), {{"query_pre_attn_scalar", 256}}),
              qwen_window{{"sliding_window", 4096}, {"max_window_layers", 28}};
   return {
@@ -86,6 +96,7 @@ std::map<std::string, Json> all_defaults() {
       {"ministral", with(kv_heads(8), window(4096))},
       {"ministral3", with(heads(8, 128), ministral3_rope)},
       {"mistral", with(kv_heads(8), window(4096))},
+      {"mistral4", mistral4_rope},
       {"mixtral", kv_heads(8)},
       {"nemotron", init(0.0134)},
       {"nemotron_h", with(kv_heads(8), {{"n_groups", 8}, {"ssm_state_size", 128}})},

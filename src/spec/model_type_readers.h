@@ -41,7 +41,7 @@ void read_granite_moe(const Config& config, bool shared, ModelSpec& m);
 ModelReader read_glm4_moe, read_solar, read_dots1, read_minimax_m2, read_exaone_moe, read_hy_v3, read_afmoe;
 
 // model_types_latent.cpp
-ModelReader read_deepseek2, read_deepseek3, read_glm4_moe_lite, read_youtu;
+ModelReader read_deepseek2, read_deepseek3, read_mistral4, read_glm4_moe_lite, read_youtu;
 
 // model_types_state_space.cpp
 ModelReader read_bamba, read_falcon_h1, read_granite_hybrid, read_mamba2, read_nemotron_h;

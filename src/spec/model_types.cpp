@@ -91,12 +91,14 @@ std::vector<std::pair<const char*, const char*>> lfm2_names() {
 // Behind those that are special cases of theirs.
 const std::vector<ModelType>& model_types() {
   using M = const ModelSpec&;
-  // Of an MLP that all tokens have.
+  // Of an MLP that all tokens have, and of experts.
   const std::vector<std::pair<const char*, const char*>> granite_names{
       {"mlp.gate_up_proj.", "shared_mlp.input_linear."},
       {"mlp.down_proj.", "shared_mlp.output_linear."},
       {"mlp.shared_experts.gate_up_proj.", "shared_mlp.input_linear."},
       {"mlp.shared_experts.down_proj.", "shared_mlp.output_linear."},
+      {"mlp.experts.gate_up_proj", "block_sparse_moe.input_linear.weight"},
+      {"mlp.experts.down_proj", "block_sparse_moe.output_linear.weight"},
       {"mlp.gate.", "block_sparse_moe.router.layer."}};
   static const std::vector<ModelType> all{
       {{"gpt2", "GPT2LMHeadModel"}, read_gpt2, [](M m) { return m.family == Family::gpt2; }},
@@ -182,13 +184,7 @@ const std::vector<ModelType>& model_types() {
         {{"input_layernorm", "attention_layernorm"}, {"post_attention_layernorm", "feedforward_layernorm"}}},
        read_apertus,
        [](M m) { return m.activation == Activation::xielu; }},
-      {{"granitemoe",
-        "GraniteMoeForCausalLM",
-        {{"mlp.gate.", "block_sparse_moe.router.layer."}},
-        false,
-        false,
-        nullptr,
-        true},
+      {{"granitemoe", "GraniteMoeForCausalLM", granite_names, false, false, nullptr, true},
        [](const Config& config, ModelSpec& m) { read_granite_moe(config, false, m); },
        [](M m) { return m.fused_mlp && m.experts != Experts::none && m.num_shared_experts == 0; }},
       {{"granitemoeshared", "GraniteMoeSharedForCausalLM", granite_names, false, false, nullptr, true},
@@ -306,6 +302,12 @@ const std::vector<ModelType>& model_types() {
        [](M m) { return m.qk_norm_turned && m.experts == Experts::deepseek; }},
       {{"mixtral", "MixtralForCausalLM"}, read_mixtral, [](M m) { return m.experts == Experts::mixtral; }},
       {{"gpt_oss", "GptOssForCausalLM"}, read_gpt_oss, [](M m) { return m.experts == Experts::gpt_oss; }},
+      {{.name = "mistral4", .architecture = "Mistral4ForCausalLM", .stacked_experts = true},
+       read_mistral4,
+       [](M m) {
+         return m.latent_attention() && m.experts == Experts::deepseek &&
+                m.router.scores == RouterScores::softmax && m.rope.query_growth != 0;
+       }},
       {{"deepseek_v2", "DeepseekV2ForCausalLM"},
        read_deepseek2,
        [](M m) {

@@ -22,7 +22,7 @@ struct TransformersType {
   bool predicts_more = false;
   // A prefix of names in place of "model.", though files may use that too; nullptr: "model." only.
   const char* prefix = nullptr;
-  // A layer's experts are two tensors: gate and up of each expert, one after the other, and down.
+  // A layer's experts are two tensors, gate_up_proj and down_proj: gate and up of each, one after the other.
   bool stacked_experts = false;
   // If so, the two tensors are (experts, in, out).
   bool turned_experts = false;

@@ -69,6 +69,24 @@ void read_deepseek3(const Config& config, ModelSpec& m) {
   read_sigmoid_routing(config, true, 8, 4, m);
 }
 
+// Mistral 4: DeepSeek's layers with a softmax router, and queries that grow with their position.
+void read_mistral4(const Config& config, ModelSpec& m) {
+  const std::int64_t dense = read_dense_layers(config, 0), turned = config.integer("qk_rope_head_dim"),
+                     whole = turned + config.integer("qk_nope_head_dim");
+  read_latent(config, {.rotary_part = static_cast<double>(turned) / static_cast<double>(whole)}, m);
+  if (config.has("head_dim") && config.integer("head_dim") != whole)
+    config.wrong("head_dim", fmt::format("qk_nope_head_dim + qk_rope_head_dim = {}", whole));
+  if (m.turned_width() != turned)
+    config.wrong("partial_rotary_factor",
+                 fmt::format("what makes qk_rope_head_dim = {} of {}", turned, whole));
+  m.rotary_dim = turned;
+  m.rope.query_growth = read_query_growth(config, m);
+  if (dense >= m.num_layers) return;
+  read_deepseek_experts(config, dense, 1, m);
+  m.router.normalise = config.boolean_or("norm_topk_prob", true);
+  read_groups(config, 1, 1, 2, m);
+}
+
 // GLM-4.7-Flash: DeepSeek-V3's layers without groups of experts.
 void read_glm4_moe_lite(const Config& config, ModelSpec& m) {
   const std::int64_t dense = read_dense_kinds(config, 1);

@@ -25,7 +25,6 @@ constexpr OtherType other_types[] = {
     {"gpt_neox_japanese", "a bias of attention's output in the last layer alone"},
     {"kolibri1", "routers that choose by logits and biases together"},
     {"lfm3", "gates of whole heads"},
-    {"mistral4", "queries that grow with their position, beside latent attention"},
     {"mllama", "attention to images in some layers"},
     {"openai-gpt", "norms of the residual stream itself, behind attention and MLP"},
     {"xglm", "positions that are sines and cosines"},

@@ -11,21 +11,6 @@
 
 namespace echelon {
 
-namespace {
-
-// What YaRN's positions have beside them in these models.
-double read_query_growth(const Config& config, ModelSpec& m) {
-  const char* const key = rope_key(config);
-  const std::string where = fmt::format("{}, {}", config.where(), key);
-  const Config rope(config.required(key), where);
-  rope.required("llama_4_scaling_beta");
-  const double growth = rope.real_or("llama_4_scaling_beta", 0);
-  if (growth != 0 && m.rope.scaling != RopeScaling::yarn) rope.only_text("rope_type", "default", {"yarn"});
-  return growth;
-}
-
-}  // namespace
-
 // Llamas by other names, InternLM3 and IQuest-Coder.
 void read_llama_relative(const Config& config, ModelSpec& m) {
   config.only_boolean("use_sliding_window", false);

@@ -22,12 +22,12 @@ Json text_of_gemma3(const Config& config) {
   return whole;
 }
 
-// Of a Mistral that sees images (Small 3.1 and 3.2, Ministral 3).
+// Of a Mistral that sees images (Small 3.1, 3.2 and 4, Ministral 3).
 Json text_of_mistral3(const Config& config) {
   Json whole = config.required("text_config");
   if (!whole.is_object()) config.wrong("text_config", "an object");
   const Config text(whole, config.where());
-  text.only_text("model_type", "mistral", {"mistral", "ministral3"});
+  text.only_text("model_type", "mistral", {"mistral", "ministral3", "mistral4"});
   whole["model_type"] = text.text_or("model_type", "mistral");
   take_tie(config, whole);
   return whole;

@@ -40,7 +40,7 @@ struct RopeSpec {
   double beta_fast = 32, beta_slow = 1;  // yarn: the ends of the ramp
   bool whole_pairs = true;               // yarn: rounds the ends of the ramp outwards
   // yarn: multiplies queries by 1 + query_growth log(1 + floor(position / original_length)), so that scores
-  // stay sharp over more keys (Llama 4, Ministral 3).
+  // stay sharp over more keys (Llama 4, Ministral 3). What is not turned of a query grows alike.
   double query_growth = 0;
   // longrope: factors by pair, for sequences up to the original length and for longer ones.
   std::vector<double> short_factors, long_factors;

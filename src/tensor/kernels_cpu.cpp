@@ -647,6 +647,11 @@ class CpuKernels final : public HostBackend {
           for (T* head = x[i] + first_pair; head < x[i] + x.cols; head += head_dim)
             simd<T>().rotate(head, head + half, angles.cosine(), angles.sine(), inverse ? -1.0f : 1.0f,
                              pairs);
+          if (first_pair == 0 && turns.growth != 0)  // of what is not turned, too
+            for (T* rest = x[i] + 2 * half; rest < x[i] + x.cols; rest += head_dim)
+              simd<T>().scale(
+                  rest, static_cast<float>(grown_factor(1, turns.growth, turns.growth_length, positions[i])),
+                  rest, head_dim - 2 * half);
         }
       });
     });

@@ -41,9 +41,21 @@ struct Rope {
           }
       }
     }
+    if (growth != 0) grow_rest(team, r);
   }
 
  private:
+  // What is not turned of a head grows with its position alike.
+  template <class Team>
+  ECHELON_HOST_DEVICE void grow_rest(const Team& team, std::int64_t r) const {
+    const Wide<T> grown = Wide<T>(grown_factor(1, growth, growth_length, positions[r]));
+    const std::int64_t rest = head_dim - 2 * pairs, all = x.cols / head_dim * rest;
+    for (std::int64_t i = team.lane(); i < all; i += team.lanes()) {
+      T& at = x[r][i / rest * head_dim + 2 * pairs + i % rest];
+      at = T(grown * Wide<T>(at));
+    }
+  }
+
   struct Turn {
     double sine, cosine;
   };
