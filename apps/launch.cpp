@@ -5,6 +5,8 @@
 #include <algorithm>
 #include <chrono>
 #include <cmath>
+#include <csignal>
+#include <cstring>
 #include <filesystem>
 #include <limits>
 #include <memory>
@@ -271,11 +273,21 @@ class Launch {
     return {in_ms(flags_.grace), std::max<milliseconds>(timeout, std::chrono::seconds(10))};
   }
 
+  // What a status says of a signal.
+  static std::string signal_of(const Commands::Ended& ended) {
+    const int signal = ended.said ? 0 : ended.status - 128;
+    if (signal < 1 || signal >= NSIG) return "";
+    // What is not killed here the system has killed, most often.
+    if (signal == SIGKILL && ended.forced.empty()) return " (killed by signal 9, as when memory runs out)";
+    return fmt::format(" (signal {}, {})", signal, strsignal(signal));
+  }
+
   std::string description(const Commands::Ended& ended) const {
-    std::string text = fmt::format("ended with status {}", ended.said.value_or(ended.status));
+    const std::string status =
+        fmt::format("ended with status {}{}", ended.said.value_or(ended.status), signal_of(ended));
+    std::string text = status;
     if (starts_processes() && !ended.said)
-      text = fmt::format("mpirun ended with status {}, and no rank has {}", ended.status,
-                         ended.began ? "said why" : "begun");
+      text = fmt::format("mpirun {}, and no rank has {}", status, ended.began ? "said why" : "begun");
     return ended.forced.empty() ? text : fmt::format("{}; it was ended by force: {}", text, ended.forced);
   }
 

@@ -398,7 +398,10 @@ TEST_F(TrainingCommands, LaunchGoesOnWithWhatBeganFromOtherWeights) {  // long
   };
   const Result r = launched({"--from", "base", "--checkpoint", "ck", "--die", "0:3:forward"});
   EXPECT_EQ(r.status, 0) << r.err;
-  EXPECT_NE(r.err.find("ended with status 137; restart 1 of 3\n"), std::string::npos) << r.err;
+  EXPECT_NE(
+      r.err.find("ended with status 137 (killed by signal 9, as when memory runs out); restart 1 of 3\n"),
+      std::string::npos)
+      << r.err;
   EXPECT_NE(r.out.find("resume  after step 2 of ck/step-00000002"), std::string::npos) << r.out;
   EXPECT_EQ(run({"checkpoint", "diff", "whole", "ck"}).status, 0);
   const Result again = launched({"--checkpoint", "ck", "--from=base"});
@@ -475,7 +478,10 @@ TEST_F(TrainingCommands, LaunchGoesOnFromTheLastCheckpoint) {  // long
   };
   const Result r = launched({"--max-restarts", "2"}, {"--checkpoint", "ck", "--die", "0:5:forward"});
   EXPECT_EQ(r.status, 0) << r.err;
-  EXPECT_NE(r.err.find("ended with status 137; restart 1 of 2\n"), std::string::npos) << r.err;
+  EXPECT_NE(
+      r.err.find("ended with status 137 (killed by signal 9, as when memory runs out); restart 1 of 2\n"),
+      std::string::npos)
+      << r.err;
   EXPECT_NE(r.out.find("resume  after step 4 of ck/step-00000004"), std::string::npos) << r.out;
   EXPECT_EQ(run({"checkpoint", "diff", "whole", "ck"}).status, 0);
   // A job that is queued again goes on, or has nothing left to do.
