@@ -17,5 +17,5 @@ $pip download --quiet --no-deps --dest "$place" nanobind >/dev/null 2>&1 || cant
 # Kept between runs, so that what has not changed is not made again.
 $pip install --quiet --config-settings=build-dir="$build" "$source[test]"
 cd "$place"  # where no folder of the source is found instead of what was installed
-ECHELON_BINARY=$echelon "$place/venv/bin/python" -m pytest -q -p no:cacheprovider --import-mode=importlib \
+TMPDIR=$place ECHELON_BINARY=$echelon "$place/venv/bin/python" -m pytest -q -p no:cacheprovider --import-mode=importlib \
   --rootdir "$place" "$source/python/tests"
