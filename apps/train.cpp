@@ -333,8 +333,9 @@ std::int64_t TrainFlags::limit_of_memory() const {
 }
 
 bool is_of_dry_run(const std::string& flag) {
-  static const std::vector<std::string> own{"plan",   "dry-run",        "json",
-                                            "device", "check-replicas", "cuda-graphs"};
+  static const std::vector<std::string> own{
+      "plan",           "dry-run",     "json",        "device",
+      "check-replicas", "cuda-graphs", "memory-limit"};  // which it is asked about
   return find_field(flag) != nullptr || contains(own, flag);
 }
 
@@ -345,8 +346,7 @@ Plan TrainFlags::read_dry() const {
   std::vector<FlagNeed> needs;
   for (const CLI::Option* option : app->get_options()) {
     const std::string name = option->get_lnames().front();
-    // The limit changes nothing in a run, but asks about it.
-    needs.push_back({"--" + name, is_of_dry_run(name) || name == "memory-limit", "with --dry-run", {}});
+    needs.push_back({"--" + name, is_of_dry_run(name), "with --dry-run", {}});
   }
   refuse_idle(*app, needs);
   if (launched_processes() > 1)

@@ -245,6 +245,7 @@ struct DryAnswer {
   Plan plan;
   PipelineLayout pipeline;
   DryJob job;
+  std::int64_t memory_limit;  // of a rank, in bytes; 0: none is given
 };
 
 std::shared_ptr<DryAnswer> run_dry(const Words& words) {
@@ -257,12 +258,13 @@ std::shared_ptr<DryAnswer> run_dry(const Words& words) {
       if (!is_of_dry_run(name)) hidden.insert(name);
   read_words(app, words, hidden);
   const Plan plan = flags->read_dry();
+  const std::int64_t limit = flags->limit_of_memory();
   std::shared_ptr<DryAnswer> answer;
   run_apart([&](const Progress& progress) {
     const PipelineLayout pipeline(plan);
     const DryRunOptions options = flags->dry_options(plan, pipeline);
-    answer =
-        std::make_shared<DryAnswer>(DryAnswer{plan, pipeline, dry_job(plan, pipeline, progress, options)});
+    answer = std::make_shared<DryAnswer>(
+        DryAnswer{plan, pipeline, dry_job(plan, pipeline, progress, options), limit});
   });
   return answer;
 }
@@ -301,11 +303,22 @@ void bind_dry_run(nb::module_& m) {
       .def_prop_ro(
           "checkpoint_bytes", [](const DryAnswer& a) { return checkpoint_bytes(a.plan); },
           "Of a checkpoint's tensors on disk, written by all ranks.")
+      .def_prop_ro(
+          "fits",
+          [](const DryAnswer& a) {
+            return a.memory_limit > 0 ? std::optional(left_of(a.memory_limit, a.plan, a.job) >= 0)
+                                      : std::nullopt;
+          },
+          "Whether the rank with most memory fits in ``memory_limit``; None without it.")
       .def("__len__", [](const DryAnswer& a) { return a.job.class_of.size(); })
       .def(
-          "to_dict", [](const DryAnswer& a) { return from_json(dry_run_json(a.plan, a.pipeline, a.job)); },
+          "to_dict",
+          [](const DryAnswer& a) {
+            return from_json(dry_run_json(a.plan, a.pipeline, a.job, a.memory_limit));
+          },
           "As `echelon train --dry-run --json`.")
-      .def("__str__", [](const DryAnswer& a) { return dry_run_text(a.plan, a.pipeline, a.job); })
+      .def("__str__",
+           [](const DryAnswer& a) { return dry_run_text(a.plan, a.pipeline, a.job, a.memory_limit); })
       .def("__repr__", [](const DryAnswer& a) {
         return fmt::format("<DryRun of {}, {} of them: {}>",
                            counted(static_cast<std::int64_t>(a.job.class_of.size()), "rank"),

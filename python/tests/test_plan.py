@@ -2,7 +2,9 @@
 
 import copy
 import inspect
+import json
 import pickle
+import subprocess
 
 import numpy as np
 import pytest
@@ -180,6 +182,17 @@ def test_dry_run_takes_what_changes_its_memory(told, arguments):
     dry = echelon.dry_run(**request)
     assert dry.to_dict() == told("train", "--dry-run", *flags_of(request))
     assert dry.memory(0) != echelon.dry_run(model="llama-tiny", dp=1).memory(0)
+
+
+@pytest.mark.parametrize("limit, fits", [("1GiB", True), (1000, False)])
+def test_dry_run_says_whether_it_fits(binary, limit, fits):
+    dry = echelon.dry_run(model="llama-tiny", dp=1, memory_limit=limit)
+    command = [binary, "train", "--dry-run", "--model", "llama-tiny", "--dp", "1", "--memory-limit", str(limit)]
+    answer = subprocess.run([*command, "--json"], capture_output=True, text=True, check=False)
+    assert dry.fits is fits and answer.returncode == (0 if fits else 1)
+    assert dry.to_dict() == json.loads(answer.stdout)
+    assert ("fits in --memory-limit" if fits else "more than --memory-limit") in str(dry)
+    assert echelon.dry_run(model="llama-tiny", dp=1).fits is None
 
 
 def test_dry_run_refuses_what_the_command_line_refuses():

@@ -14,9 +14,9 @@ std::int64_t left_of(std::int64_t memory_limit, const Plan& plan, const DryJob& 
 
 // With a `memory_limit`, also whether a rank fits in it; 0: none is asked about.
 std::string dry_run_text(const Plan& plan, const PipelineLayout& pipeline, const DryJob& job,
-                         std::int64_t memory_limit = 0);
+                         std::int64_t memory_limit);
 // One JSON object: the whole job, and each class of ranks with one of its ranks.
 std::string dry_run_json(const Plan& plan, const PipelineLayout& pipeline, const DryJob& job,
-                         std::int64_t memory_limit = 0);
+                         std::int64_t memory_limit);
 
 }  // namespace echelon
