@@ -5,6 +5,7 @@
 #include <filesystem>
 #include <memory>
 #include <optional>
+#include <utility>
 
 #include "apps/file_kind.h"
 #include "apps/plan_flags.h"
@@ -73,152 +74,200 @@ std::optional<NearSize> fastest(SearchRequest request) {
   return found;
 }
 
-int run_plan(const PlanSearchFlags& f) {
-  f.colour.check();
-  SearchRequest request = f.request();
-  const std::optional<RunRequest> life = f.life(request);
-  for (const auto& [flag, path] :
-       {std::pair{"--out", f.out}, {"--sweep-out", f.sweep_out}, {"--html", f.html}})
-    if (!path.empty()) check_output(flag, path);
-  check_kind("--out", f.out, {"a plan for train and verify", ".toml", "--html", ".html"});
-  check_kind("--html", f.html, {"a page", ".html", "--out", ".toml"});
-  ProgressLine line("plan", f.json);
-  request.progress = line.progress();
-  // People read standard output; with --json it has only the object.
-  std::FILE* out = f.json ? stderr : stdout;
-  const Colours colours = f.colour.of(out);
-  const int columns = line_columns(out);
-  const bool is_against = !f.against_text.empty();
-  if (!f.sweep.empty()) {
-    if (!f.sweep_out.empty() && !f.sweep_out.ends_with(".svg") && !f.sweep_out.ends_with(".csv"))
-      refuse("--sweep-out {}: must end in .csv, a table, or in .svg, a chart", f.sweep_out);
-    const Sweep sweep = run_sweep(request, f.sweep, life);
-    line.clear();
-    if (f.sweep_out.ends_with(".svg"))
-      write_output("--sweep-out", f.sweep_out, sweep_svg(sweep));
-    else if (!f.sweep_out.empty())
-      write_output("--sweep-out", f.sweep_out, sweep_csv(sweep));
+// One command: what is asked, what is found, and how that is said.
+class PlanCommand {
+ public:
+  explicit PlanCommand(const PlanSearchFlags& f) : f_(f), line_("plan", f.json) {}
+
+  int run() {
+    f_.colour.check();
+    request_ = f_.request();
+    life_ = f_.life(request_);
+    check_outputs();
+    gpus_ = request_.gpus;
+    request_.progress = line_.progress();
+    if (!f_.sweep.empty()) return sweep();
+    request_.remembers = !f_.html.empty();
+    if (!find()) return reaches_no_target();
+    if (!f_.against_text.empty()) find_against();
+    find_near();
+    line_.clear();
+    const bool any = !result_.plans.empty();
+    std::vector<LaunchFile> launch;
+    if (any && !f_.launch_for.empty()) launch = launch_files(f_.launch_for, best(), request_.work);
+    show_plans();
+    if (any) {
+      show_life();
+      if (f_.explain) explain();
+      show_near();
+      if (!f_.against_text.empty()) show_against();
+      if (!f_.out.empty()) write_plan(f_.out, best(), request_.work);
+      if (!launch.empty()) write_launch(f_.launch_out, launch);
+    }
+    write_answer();
+    return any ? 0 : 1;
+  }
+
+ private:
+  const Estimate& best() const { return result_.plans.front(); }
+  template <class... Args>
+  void print(fmt::format_string<Args...> form, Args&&... args) const {
+    fmt::print(out_, form, std::forward<Args>(args)...);
+  }
+  std::string fit(const std::string& text) const { return fitted(text, columns_); }
+
+  void check_outputs() const {
+    for (const auto& [flag, path] :
+         {std::pair{"--out", f_.out}, {"--sweep-out", f_.sweep_out}, {"--html", f_.html}})
+      if (!path.empty()) check_output(flag, path);
+    check_kind("--out", f_.out, {"a plan for train and verify", ".toml", "--html", ".html"});
+    check_kind("--html", f_.html, {"a page", ".html", "--out", ".toml"});
+    if (!f_.sweep.empty() && !f_.sweep_out.empty() && !f_.sweep_out.ends_with(".svg") &&
+        !f_.sweep_out.ends_with(".csv"))
+      refuse("--sweep-out {}: must end in .csv, a table, or in .svg, a chart", f_.sweep_out);
+  }
+
+  int sweep() {
+    const Sweep sweep = run_sweep(request_, f_.sweep, life_);
+    line_.clear();
+    if (!f_.sweep_out.empty())
+      write_output("--sweep-out", f_.sweep_out,
+                   f_.sweep_out.ends_with(".svg") ? sweep_svg(sweep) : sweep_csv(sweep));
     const std::string table = sweep_table(sweep);
     const std::size_t head = table.find('\n') + 1;
-    fmt::print(out, "{}{}", colours(Tint::faint, fitted(table.substr(0, head), columns)),
-               fitted(table.substr(head), columns));
-    if (f.json) fmt::print("{}\n", sweep_json(sweep));
+    print("{}{}", colours_(Tint::faint, fit(table.substr(0, head))), fit(table.substr(head)));
+    if (f_.json) fmt::print("{}\n", sweep_json(sweep));
     return sweep.any_fits() ? 0 : 1;
   }
-  request.remembers = !f.html.empty();
-  SearchResult result, other;
-  std::string alone;  // the cost of each pin of --against by itself
-  int gpus = request.gpus;
-  if (f.target_seconds > 0) {
-    std::optional<LeastGpus> least = least_gpus(request, f.target_seconds);
-    line.clear();
-    if (!least) {
-      const std::optional<NearSize> best = fastest(request);
-      line.clear();
-      const std::string found =
-          best ? fmt::format("; the fastest that was found takes {:.4g} s, on {}: {}", best->best.seconds,
-                             counted(best->gpus, "GPU"), summary(best->best.plan))
-               : "";
-      fmt::print(
-          out, "{}",
-          colours(Tint::bad, fitted(fmt::format("no number of GPUs up to --gpus {} reaches {} s a step{}\n",
-                                                request.gpus, f.target_seconds, found),
-                                    columns)));
-      if (!f.html.empty())
-        fmt::print(stderr, "echelon: {} is not written: there is no plan to draw\n", f.html);
-      if (f.json) {
-        std::vector<NearSize> near;
-        if (best) near.push_back(*best);
-        fmt::print("{}\n", plans_json(result, request.work, {}, near));
-      }
-      return 1;
+
+  // Whether there is anything to show: with --objective gpus, a number of GPUs that reaches the target.
+  bool find() {
+    if (f_.target_seconds <= 0) {
+      result_ = search(request_);
+      return true;
     }
-    gpus = least->gpus;
-    result = std::move(least->result);
-  } else {
-    result = search(request);
+    std::optional<LeastGpus> least = least_gpus(request_, f_.target_seconds);
+    if (!least) return false;
+    gpus_ = least->gpus;
+    result_ = std::move(least->result);
+    return true;
   }
-  if (is_against) {
-    SearchRequest against = f.against(request);
-    against.gpus = gpus;
+
+  int reaches_no_target() {
+    const std::optional<NearSize> best = fastest(request_);
+    line_.clear();
+    const std::string found =
+        best ? fmt::format("; the fastest that was found takes {:.4g} s, on {}: {}", best->best.seconds,
+                           counted(best->gpus, "GPU"), summary(best->best.plan))
+             : "";
+    print("{}",
+          colours_(Tint::bad, fit(fmt::format("no number of GPUs up to --gpus {} reaches {} s a step{}\n",
+                                              request_.gpus, f_.target_seconds, found))));
+    if (!f_.html.empty())
+      fmt::print(stderr, "echelon: {} is not written: there is no plan to draw\n", f_.html);
+    if (best) near_.push_back(*best);
+    if (f_.json) fmt::print("{}\n", plans_json(result_, request_.work, {}, near_));
+    return 1;
+  }
+
+  void find_against() {
+    SearchRequest against = f_.against(request_);
+    against.gpus = gpus_;
     against.remembers = false;
-    other = search(against);
-    for (auto& [pin, one] : f.against_alone(request)) {
-      if (result.plans.empty() || other.plans.empty()) break;
-      one.gpus = gpus;
+    other_ = search(against);
+    for (auto& [pin, one] : f_.against_alone(request_)) {
+      if (result_.plans.empty() || other_.plans.empty()) break;
+      one.gpus = gpus_;
       try {
-        alone += explain_alone(pin, result.plans.front(), search(one));
+        alone_ += explain_alone(pin, best(), search(one));
       } catch (const RequestError& error) {  // it needs the other pins
-        alone += fmt::format("  {} alone: {}\n", pin, error.what());
+        alone_ += fmt::format("  {} alone: {}\n", pin, error.what());
       }
     }
   }
-  std::vector<NearSize> near;
-  if (result.plans.empty() && !result.nearest) {
-    near = near_sizes(request);
-  } else if (!result.plans.empty() && f.target_seconds <= 0 && request.objective == Objective::time) {
-    for (auto* look : {fewer_gpus, with_offload})
-      if (auto one = look(request, result.plans.front())) near.push_back(std::move(*one));
-  }
-  line.clear();
-  std::vector<LaunchFile> launch;
-  if (!f.launch_for.empty() && !result.plans.empty())
-    launch = launch_files(f.launch_for, result.plans.front(), request.work);
-  const Plan& asked = request.work.plan;
-  fmt::print(
-      out, "{}",
-      colours(Tint::strong,
-              fitted(fmt::format("{} on {} {} ({}), {} of {} a step, {}\n", asked.model.name, gpus,
-                                 request.work.machine.name, request.work.software.name,
-                                 counted(asked.global_batch, "sequence"), counted(asked.seq_len, "token"),
-                                 precision_name(request.work.precision)),
-                     columns)));
-  fmt::print(out, "{}", shown_table(colours, columns, plans_table(result, request.work, columns)));
-  if (result.plans.empty())
-    fmt::print(out, "{}\n", colours(Tint::bad, fitted(explain_nothing(result, request, near), columns)));
-  std::optional<RunCost> cost;
-  if (life && !result.plans.empty()) {
-    cost = run_cost(result.plans.front(), request.work, *life);
-    fmt::print(out, "{}", run_text(*cost, *life));
-  }
-  if (f.explain) fmt::print(out, "{}", colours.headed(fitted(explain_winner(result, request.work), columns)));
-  if (f.explain && !result.plans.empty() && !request.work.software.is_this_trainer) {
-    SearchRequest same = request;
-    same.gpus = gpus;
-    same.remembers = false;
-    const Estimate& best = result.plans.front();
-    const std::string others = explain_programs(other_programs(same, best), best, request.work);
-    fmt::print(out, "{}", colours.headed(fitted(others, columns)));
-  }
-  if (!result.plans.empty())
-    for (const NearSize& one : near) {
-      const bool is_smaller = one.gpus != gpus;
-      if (!is_smaller && f.explain) continue;  // said of what the program itself would gain
-      const std::string said = (is_smaller ? explain_fewer : explain_offload)(one, result.plans.front());
-      fmt::print(out, "{}", colours.headed(fitted(said, columns)));
+
+  void find_near() {
+    if (result_.plans.empty()) {
+      if (!result_.nearest) near_ = near_sizes(request_);
+      return;
     }
-  if (is_against && !result.plans.empty()) {
-    const std::string why = other.plans.empty() ? explain_nothing(other, gpus) + "\n"
-                                                : explain_loser(result.plans.front(), other.plans.front());
-    const std::string question = fmt::format("why not {}:", f.against_text);
-    const std::string text = fitted(question + " " + why + alone, columns);
-    fmt::print(out, "\n{}{}{}", colours(Tint::strong, text.substr(0, question.size())),
-               text.substr(question.size()), colours(Tint::caution, priced_beyond(other, request.work)));
+    if (f_.target_seconds > 0 || request_.objective != Objective::time) return;
+    for (auto* look : {fewer_gpus, with_offload})
+      if (auto one = look(request_, best())) near_.push_back(std::move(*one));
   }
-  if (!result.plans.empty()) {
-    if (!f.out.empty()) write_plan(f.out, result.plans.front(), request.work);
-    if (!launch.empty()) write_launch(f.launch_out, launch);
+
+  void show_plans() const {
+    const Plan& asked = request_.work.plan;
+    print("{}",
+          colours_(Tint::strong,
+                   fit(fmt::format("{} on {} {} ({}), {} of {} a step, {}\n", asked.model.name, gpus_,
+                                   request_.work.machine.name, request_.work.software.name,
+                                   counted(asked.global_batch, "sequence"), counted(asked.seq_len, "token"),
+                                   precision_name(request_.work.precision)))));
+    print("{}", shown_table(colours_, columns_, plans_table(result_, request_.work, columns_)));
+    if (!result_.plans.empty()) return;
+    print("{}\n", colours_(Tint::bad, fit(explain_nothing(result_, request_, near_))));
+    if (f_.explain) print("{}", colours_.headed(fit(explain_winner(result_, request_.work))));
   }
-  const std::string answer = plans_json(result, request.work, cost, near);
-  if (!f.html.empty()) {
-    request.gpus = gpus;
-    const std::string page = plan_page(result, request, near, answer, f.app());
-    line.clear();
-    write_output("--html", f.html, page);
+
+  void show_life() {
+    if (!life_) return;
+    cost_ = run_cost(best(), request_.work, *life_);
+    print("{}", run_text(*cost_, *life_));
   }
-  if (f.json) fmt::print("{}\n", answer);
-  return result.plans.empty() ? 1 : 0;
-}
+
+  void explain() const {
+    print("{}", colours_.headed(fit(explain_winner(result_, request_.work))));
+    if (request_.work.software.is_this_trainer) return;
+    SearchRequest same = request_;
+    same.gpus = gpus_;
+    same.remembers = false;
+    const std::string others = explain_programs(other_programs(same, best()), best(), request_.work);
+    print("{}", colours_.headed(fit(others)));
+  }
+
+  void show_near() const {
+    for (const NearSize& one : near_) {
+      const bool is_smaller = one.gpus != gpus_;
+      if (!is_smaller && f_.explain) continue;  // said of what the program itself would gain
+      print("{}", colours_.headed(fit((is_smaller ? explain_fewer : explain_offload)(one, best()))));
+    }
+  }
+
+  void show_against() const {
+    const std::string why = other_.plans.empty() ? explain_nothing(other_, gpus_) + "\n"
+                                                 : explain_loser(best(), other_.plans.front());
+    const std::string question = fmt::format("why not {}:", f_.against_text);
+    const std::string text = fit(question + " " + why + alone_);
+    print("\n{}{}{}", colours_(Tint::strong, text.substr(0, question.size())), text.substr(question.size()),
+          colours_(Tint::caution, priced_beyond(other_, request_.work)));
+  }
+
+  void write_answer() {
+    const std::string answer = plans_json(result_, request_.work, cost_, near_);
+    if (!f_.html.empty()) {
+      request_.gpus = gpus_;
+      const std::string page = plan_page(result_, request_, near_, answer, f_.app());
+      line_.clear();
+      write_output("--html", f_.html, page);
+    }
+    if (f_.json) fmt::print("{}\n", answer);
+  }
+
+  const PlanSearchFlags& f_;
+  ProgressLine line_;
+  // People read standard output; with --json it has only the object.
+  std::FILE* const out_ = f_.json ? stderr : stdout;
+  const Colours colours_ = f_.colour.of(out_);
+  const int columns_ = line_columns(out_);
+  SearchRequest request_;
+  std::optional<RunRequest> life_;
+  int gpus_ = 0;  // those asked for, or the fewest that reach the target
+  SearchResult result_, other_;
+  std::string alone_;  // the cost of each pin of --against by itself
+  std::vector<NearSize> near_;
+  std::optional<RunCost> cost_;
+};
 
 }  // namespace
 
@@ -226,7 +275,7 @@ void add_plan(CLI::App& program, int& status) {
   auto flags = std::make_shared<PlanSearchFlags>();
   CLI::App& app = *program.add_subcommand("plan", "Find the fastest configuration that fits, and say why");
   flags->add_to(app);
-  app.callback([flags, &status] { status = run_plan(*flags); });
+  app.callback([flags, &status] { status = PlanCommand(*flags).run(); });
 }
 
 }  // namespace echelon
