@@ -22,7 +22,15 @@ ModelSpec lively(ModelSpec model) {
   return model;
 }
 
-// Keys wider than values, of compressed forms.
+// Queries grow with their place.
+void grow(RopeSpec& rope) {
+  rope.scaling = RopeScaling::yarn;
+  rope.factor = 4;
+  rope.original_length = 3;
+  rope.query_growth = 0.7;
+}
+
+// Keys wider than values, of compressed forms; what is not turned of a query grows, too.
 ModelSpec latent_llama() {
   ModelSpec m = odd_llama(false, 2);
   m.name = "latent_llama";
@@ -31,19 +39,17 @@ ModelSpec latent_llama() {
   m.q_rank = 6;
   m.rotary_dim = 2;
   m.value_head_dim = m.head_dim - 1;
+  grow(m.rope);
   return m;
 }
 
-// A state goes on from token to token, and queries grow with their place.
+// A state goes on from token to token, and queries grow.
 ModelSpec delta_llama() {
   ModelSpec m = odd_llama();
   m.name = "delta_llama";
   m.state_space = {4, 3, 2, 5, 3, false, 4, {1}, StateRule::gated_delta};
   m.attention_gate = true;
-  m.rope.scaling = RopeScaling::yarn;
-  m.rope.factor = 4;
-  m.rope.original_length = 3;
-  m.rope.query_growth = 0.7;
+  grow(m.rope);
   return m;
 }
 
