@@ -512,6 +512,10 @@ TEST_F(TrainingCommands, LaunchGoesOnFromTheLastCheckpoint) {  // long
                 "--checkpoint", "none"},
                "rm -f starts && export PATH=.:$PATH");
   };
+  const Result killed = launched_by("kill -TERM $$\n");
+  EXPECT_NE(killed.err.find("mpirun ended with status 143 (signal 15, Terminated), and no rank has begun"),
+            std::string::npos)
+      << killed.err;
   const Result unstarted = launched_by("");
   EXPECT_EQ(unstarted.status, 3);
   EXPECT_NE(unstarted.err.find("mpirun ended with status 1, and no rank has begun; it is not restarted"),

@@ -497,9 +497,8 @@ void check_rope(const ModelSpec& m) {
     if (r.query_growth != 0) check_positive(m, "rope_query_growth", r.query_growth);
     if (r.query_growth != 0 && r.unturned_every > 0)
       refuse(
-          "model {}: rope_query_growth = {} is not legal with unturned_every = {}: queries grow where they "
-          "are "
-          "turned; give 0",
+          "model {}: rope_query_growth = {} is not legal with unturned_every = {}: queries grow "
+          "where they are turned; give 0",
           m.name, r.query_growth, r.unturned_every);
     if (!(r.theta > 1))
       refuse("model {}: rope_theta = {} is not legal with yarn: give a number above 1", m.name, r.theta);
