@@ -332,8 +332,8 @@ class Kernels {
                                     Out dweights, const SwigluClamp& clamp = {});
 
   // RoPE (Su 2021), the half-split form of Llama: x (N, heads*D), row stride allowed. With P pairs, element i
-  // of a head is paired with i + P, and elements after the pairs are unchanged, but for turns.growth, by which
-  // whole heads grow. positions (N, i32): of each row. inverse = the backward pass.
+  // of a head is paired with i + P, and elements after the pairs are unchanged, but for turns.growth, by
+  // which whole heads grow. positions (N, i32): of each row. inverse = the backward pass.
   void rope(InOut x, std::int64_t head_dim, const Tensor& positions, const RopeTurns& turns, bool inverse);
 
   // out (B*Tq, H*D); lse (B*H*Tq, wide): natural log of the sum of exponentials of each row. No T x T matrix
